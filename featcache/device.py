@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError
+from featcache.errors import MOST_THREADS, ConfigError, require_int
 
 MAX_CPU_THREADS = 8
 """The most threads that are used by default on a CPU: login nodes are shared, and with more the disk is the limit."""
@@ -50,11 +50,8 @@ def available_threads() -> int:
 
 
 def parse_device(name: str | torch.device) -> torch.device:
-    """A torch device of this machine by its name: `cpu`, `cuda`, `cuda:1`, or another that torch knows.
-
-    Raises:
-        ValueError: There is no such device; the message says why, without the name.
-    """
+    """A torch device of this machine by its name: `cpu`, `cuda`, `cuda:1`, or another that torch knows. A ValueError
+    says why there is none, without the name."""
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
@@ -130,6 +127,7 @@ class Device:
 
     Raises:
         ConfigError: There is no such device.
+        ArgumentError: That is no number of threads.
     """
 
     def __init__(self, name: str | None = None, threads: int | None = None) -> None:
@@ -142,6 +140,8 @@ class Device:
         self.torch_device = on_this_device(device)
         self.is_cuda = device.type == "cuda"
         self.batch_seconds = BATCH_SECONDS[device.type]
+        if threads is not None:
+            threads = require_int("threads", threads, 1, MOST_THREADS)
         self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
         self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
         self.slots = _CUDA_SLOTS if self.is_cuda else self.workers
@@ -234,10 +234,8 @@ class Device:
     def upload_rows(
         self, waveforms: Sequence[NDArray[np.float32]], rows: int, padded_length: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Waveforms `[n]` as float32 `[rows, padded_length]` on the device, and their lengths, int64 `[rows]`.
-
-        Rows are padded with zeros; missing rows are filled with copies of the first waveform.
-        """
+        """Waveforms `[n]` as float32 `[rows, padded_length]` on the device, padded with zeros and filled up with copies
+        of the first, and their lengths, int64 `[rows]`."""
         lengths = [len(waveform) for waveform in waveforms] + [len(waveforms[0])] * (rows - len(waveforms))
         if self.is_cuda:
             staging = self._pinned("up", rows * padded_length, torch.float32).view(rows, padded_length)
@@ -274,12 +272,8 @@ class Device:
 
 
 def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:
-    """The cores of the NUMA node that a PCI device is attached to, by `/sys`; empty if that is not known.
-
-    Args:
-        pci_address: Domain, bus, device and function of the device, as `0000:3b:00.0`.
-        system: Where `/sys` is.
-    """
+    """The cores of the NUMA node that a PCI device is attached to, by `/sys`; empty if that is not known. The address
+    is domain, bus, device and function, as `0000:3b:00.0`."""
     try:
         node = int((system / "bus/pci/devices" / pci_address / "numa_node").read_text())
         if node < 0:

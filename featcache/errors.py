@@ -1,4 +1,4 @@
-"""All errors that featcache raises deliberately.
+"""All errors that featcache raises deliberately, and the checks of arguments that raise one of them.
 
     FeatcacheError                 exit code 1
     ├── ConfigError                2   a config that cannot be read or is invalid
@@ -9,6 +9,7 @@
     ├── ExtractorError             1   an extractor that cannot be built or run
     └── StoreError                 1   a cache that cannot be opened or written
         ├── DamagedError           1   bytes that differ from what was written
+        ├── LockedError            1   a cache that another run is writing
         └── MissingItemError       1   an utterance that the cache does not hold; also a KeyError
 
     FeatcacheWarning                   something goes on in another way than was asked for; a UserWarning
@@ -20,15 +21,22 @@ by its form, whatever a parameter is called: presigned URLs have their signature
 
 from __future__ import annotations
 
+import math
+import operator
+import os
 import re
 import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
+from numbers import Real
 from shlex import quote
+from typing import Any
 from urllib.parse import unquote
 
 __all__ = [
+    "MOST_COUNTED",
+    "MOST_THREADS",
     "ArgumentError",
     "AudioError",
     "ConfigError",
@@ -36,6 +44,7 @@ __all__ = [
     "ExtractorError",
     "FeatcacheError",
     "FeatcacheWarning",
+    "LockedError",
     "ManifestError",
     "MissingDependencyError",
     "MissingItemError",
@@ -43,10 +52,17 @@ __all__ = [
     "StoreError",
     "counted",
     "ending",
+    "first_line",
     "hours",
+    "is_number",
     "listing",
     "megabytes",
     "percent",
+    "refuse_almost_url",
+    "refuse_secrets",
+    "refuse_url",
+    "require_int",
+    "require_number",
     "secret_in",
     "without_secrets",
 ]
@@ -145,18 +161,18 @@ class StoreError(FeatcacheError):
 
 
 class DamagedError(StoreError):
-    """Bytes in a cache that differ from what was written.
-
-    Args:
-        what: What is damaged, and where.
-        version: The place of the version if `featcache repair` can repair it: the message then says so.
-    """
+    """Bytes in a cache that differ from what was written: `what`, and where. The message says that `featcache repair`
+    can repair the version whose place is given."""
 
     def __init__(self, what: str, version: object = None) -> None:
         remedy = "" if version is None else f"; `featcache repair {quote(str(version))} --manifest MANIFEST` repairs it"
         super().__init__(what + remedy)
         self.what = what
         """The message without the remedy."""
+
+
+class LockedError(StoreError):
+    """Another run has what only one may have at a time; the message says which run, by its own words."""
 
 
 class MissingItemError(StoreError, KeyError):
@@ -175,6 +191,11 @@ def listing(names: Iterable[str], at_most: int = 10) -> str:
 def counted(count: int, singular: str, plural: str = "") -> str:
     """Count things for a message: `1 shard`, `2,500 shards`; pass `plural` where it takes more than an s."""
     return f"{count:,} {singular if count == 1 else plural or f'{singular}s'}"
+
+
+def first_line(error: object) -> str:
+    """The first line of another library's error, or its type if it has no text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def ending(return_code: int) -> str:
@@ -224,9 +245,7 @@ _OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
 
 def secret_in(text: str, *, allow_query: bool = False) -> str | None:
     """What may give access in a text that is a URL, or has one in it, as a message goes on; None if there is nothing.
-
-    `allow_query` is for who says that a query or a fragment gives access to nothing.
-    """
+    `allow_query` is for who says that a query or a fragment gives access to nothing."""
     if _MARK.search(text) is None:
         return None
     query = _QUERY
@@ -256,3 +275,85 @@ def _shown(word: re.Match[str]) -> str:
         return word[0]
     is_user = secret_in(word[0], allow_query=True) is not None
     return f"{word[0][: url.start('authority') if is_user else url.end()]}…"
+
+
+MOST_THREADS = 4096
+"""The largest budget of threads that makes sense."""
+
+MOST_COUNTED = 2**62
+"""The largest number of frames, rows or epochs: what computes with 64 bits cannot hold many more."""
+
+_URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""Matches a URL as text (`s3://bucket`) and as pathlib shortens it (`s3:/bucket`)."""
+
+_ALMOST_URL = re.compile(r"(s3|gs|az|memory|https?):(?!//)/?(?=.)", re.IGNORECASE)
+
+
+def require_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return the value of the argument of that name as an int: a whole number of Python, numpy or torch, and no bool.
+
+    Raises:
+        ArgumentError: The value is not a whole number, is less than `least` or greater than `most`.
+    """
+    try:
+        given = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        given = None
+    is_large = given is not None and most is not None and given > most
+    if given is None or is_large or (least is not None and given < least):
+        limits = ("" if least is None else f", {least} or more") + (f", at most {most}" if is_large else "")
+        raise ArgumentError(f"{name} is {value!r}: it must be a whole number{limits}")
+    return given
+
+
+def require_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
+    """Return the value of the argument of that name as a float: a number, whole or not, and no bool.
+
+    Raises:
+        ArgumentError: The value is not a number, is NaN, or is not within `low` and `high`.
+    """
+    if not (is_number(value) and low <= value <= high):
+        limits = "" if low == -math.inf else f", {low:g} or more" if high == math.inf else f" from {low:g} to {high:g}"
+        raise ArgumentError(f"{name} is {value!r}: it must be a number{limits}")
+    return float(value)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number of Python or numpy; a bool is not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def refuse_secrets(name: str, url: str) -> None:
+    """Refuse a URL that may give access to whoever reads it: with a user, a query or a fragment.
+
+    Raises:
+        ArgumentError: It is one; the message does not quote it.
+    """
+    if fault := secret_in(url):
+        raise ArgumentError(f"{name} {fault}: give the URL without it, and credentials by the environment")
+
+
+def refuse_almost_url(name: str, text: str) -> None:
+    """Refuse a URL that lacks a slash or two, which would name a folder called `s3:`.
+
+    Raises:
+        ArgumentError: The text is one: the message says what was probably meant.
+    """
+    if match := _ALMOST_URL.match(text):
+        meant = f"{match[1]}://{text[match.end() :]}"
+        refuse_secrets(name, meant)
+        raise ArgumentError(f"{name}: {text} is no URL: did you mean {meant}? A path of that name is ./{text}")
+
+
+def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuse a URL where a path is wanted: as a path it would name a folder called `s3:`.
+
+    Raises:
+        ArgumentError: The path is a URL, or is almost one.
+    """
+    given = os.fspath(path)
+    if isinstance(path, str):
+        refuse_almost_url(name, path)
+    if (match := _URL_START.match(given)) and (not isinstance(path, str) or given.startswith("/", match.end())):
+        what = "it" if secret_in(given) else given
+        raise ArgumentError(f"{name}: {what} is a URL: mount or copy what is there, and give a path on this machine")

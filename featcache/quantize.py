@@ -32,11 +32,8 @@ def is_quantized(made: str, stored: str) -> bool:
 
 
 def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
-    """The spec of a version that stores an extractor's features as `dtype`.
-
-    Raises:
-        ExtractorError: A side array of the extractor has the name that quantisation needs.
-    """
+    """The spec of a version that stores an extractor's features as `dtype`; an ExtractorError if one of its side arrays
+    has the name that quantisation needs."""
     if any(side.name == QUANTIZATION for side in spec.side):
         raise ExtractorError(
             f"side array {QUANTIZATION}: the name is reserved for the scale and offset of quantised features"
@@ -48,16 +45,12 @@ def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
 
 
 def quantize(features: torch.Tensor, num_frames: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise some items on the device where they are, each by itself.
+    """Quantise some items on the device where they are, each by itself: float `[frames, *item_shape]`, one after the
+    other, each of so many frames, at least 1.
 
-    Args:
-        features: The items' frames, one item after the other: float `[frames, *item_shape]`.
-        num_frames: The number of frames of each item, at least 1.
-
-    Returns:
-        The levels, uint8 `[frames, *item_shape]`; and the parameters, float32 `[items, 2, *item_shape]`: scale, offset.
-        If an item holds NaN or infinity, or its range exceeds float32, its parameters are not all finite and its levels
-        have no meaning.
+    Returns the levels, uint8 `[frames, *item_shape]`; and the parameters, float32 `[items, 2, *item_shape]`: scale,
+    offset. If an item holds NaN or infinity, or its range exceeds float32, its parameters are not all finite and its
+    levels have no meaning.
     """
     flat = features.float().reshape(len(features), math.prod(features.shape[1:]))
     items = torch.split(flat, list(num_frames))
@@ -68,9 +61,8 @@ def quantize(features: torch.Tensor, num_frames: Sequence[int]) -> tuple[torch.T
     offset = smallest + 0.0  # which of 0.0 and -0.0 is the smaller depends on their order: now it is 0.0
     most = flat.new_full((), LEVELS - 1.0)  # by a Python number a GPU would not divide, but multiply by 1/255
     scale = (largest - offset) / most + 0.0
-    scale = torch.where(
-        (offset + scale * most).isfinite(), scale, torch.inf
-    )  # so that the largest value read is finite too
+    is_finite = (offset + scale * most).isfinite()  # so that the largest value read is finite too
+    scale = torch.where(is_finite, scale, torch.inf)
     divisor = torch.where(scale == 0, 1.0, scale)
     levels = torch.empty_like(flat)
     for i, (item, level) in enumerate(zip(items, torch.split(levels, list(num_frames)), strict=True)):

@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 QUANTIZATION = "quantization"
 """The side array that every version of quantised features has, and no other version: see `featcache.quantize`."""
+
+DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
+"""What stored arrays may be of."""
+
+SIDE_NAME = r"[a-z][a-z0-9_]*"
+"""A regular expression for names of side arrays."""
+
+Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 22)], ...], msgspec.Meta(max_length=8)]
+Dtype = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
+"""The types of the fields say what documents of strangers may hold; see `featcache.version.info`."""
 
 _BLOCK = 1 << 20
 """The number of values that `all_finite` looks at in one step."""
@@ -21,13 +32,13 @@ _BLOCK = 1 << 20
 class SideSpec:
     """A side array: an output of an extractor besides the features, with some entries for each utterance."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(pattern=rf"^{SIDE_NAME}\Z", max_length=70)]
     """The name of the array."""
 
-    item_shape: tuple[int, ...]
+    item_shape: Shape
     """The shape of one entry; `()` for a number."""
 
-    dtype: str
+    dtype: Dtype
     """The numpy name of the dtype."""
 
     units: str
@@ -43,33 +54,43 @@ class SideSpec:
 class FeatureSpec:
     """A description of an extractor's features; it is stored with every version."""
 
-    item_shape: tuple[int, ...]
+    item_shape: Shape
     """The shape of one frame: `(80,)` for 80 mel bins, `(8,)` for 8 codebooks."""
 
-    dtype: str
+    dtype: Dtype
     """The numpy name of the dtype: what `extract` returns (in an extractor's spec) or what is read (in a version's)."""
 
-    frame_rate: float
+    frame_rate: Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
     """The number of frames per second."""
 
-    frame_length: int
+    frame_length: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
     """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
 
-    sample_rate: int
+    sample_rate: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
     """The sample rate in Hz of the waveforms that `extract` takes."""
 
     units: str
     """What a value means, for a reader: "log mel energy (natural log)"."""
 
-    codebook_sizes: tuple[int, ...] = ()
+    codebook_sizes: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 24)], ...], msgspec.Meta(max_length=4096)
+    ] = ()
     """The size of each codebook, for codes; empty for other features."""
 
-    side: tuple[SideSpec, ...] = ()
+    side: Annotated[tuple[SideSpec, ...], msgspec.Meta(max_length=64)] = ()
     """The arrays that are stored beside the features."""
 
-    padded_to: int = 0
+    padded_to: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
     """The number of samples to which the extractor pads shorter clips, so that all of these have equally many frames;
     0 if it does not."""
+
+    kind: Literal["frames"] = "frames"
+    """What an item is: frames along time."""
+
+    @property
+    def outputs(self) -> tuple[SideSpec, ...]:
+        """The side arrays that the extractor gives."""
+        return tuple(side for side in self.side if side.name != QUANTIZATION)
 
     @property
     def is_quantized(self) -> bool:

@@ -101,6 +101,15 @@ class Strings(Sequence[str]):
         starts = self.offsets[:-1][self.byte_lengths() > 0]
         return not bool((self.blob[starts] & 0xC0 == 0x80).any())  # none begins in the middle of a character
 
+    def equal_at(self, at: NDArray[Any], other: Strings, at_other: NDArray[Any]) -> NDArray[np.bool_]:
+        """Whether string `at[i]` is string `at_other[i]` of the other sequence, for each `i`; bool `[n]`."""
+        lengths = other.offsets[at_other + 1] - other.offsets[at_other]
+        equal: NDArray[np.bool_] = self.byte_lengths()[at] == lengths
+        mine, others = self.take(at[equal]), other.take(at_other[equal])
+        differs = np.flatnonzero(mine.blob != others.blob)
+        equal[np.flatnonzero(equal)[np.searchsorted(mine.offsets, differs, "right") - 1]] = False
+        return equal
+
     def byte_lengths(self) -> NDArray[np.int64]:
         """The length of each string in bytes, int64 `[n]`."""
         return np.diff(self.offsets).astype(np.int64, copy=False)
@@ -125,10 +134,8 @@ class Strings(Sequence[str]):
         return [str(data[start:end], "utf-8", "replace") for start, end in zip(starts, ends, strict=True)]
 
     def hashes(self) -> NDArray[np.uint64]:
-        """The 64-bit FNV-1a hash of each string's bytes, uint64 `[n]`.
-
-        Source: Fowler, Noll, Vo, draft-eastlake-fnv, section 2.
-        """
+        """The 64-bit FNV-1a hash of each string's bytes (Fowler, Noll, Vo, draft-eastlake-fnv, section 2), uint64
+        `[n]`."""
         lengths = self.byte_lengths()
         longest_first = np.argsort(-lengths, kind="stable")
         starts = self.offsets[:-1][longest_first].astype(np.int64, copy=False)
@@ -159,6 +166,12 @@ def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[n
     for column in little.view(np.uint8).reshape(len(values), little.itemsize).T:
         hashes = (hashes ^ column) * _FNV_PRIME
     return hashes
+
+
+def are_distinct(hashes: NDArray[np.uint64]) -> bool:
+    """Whether no hash is there twice. (Sorting takes a tenth of the time of `np.unique`.)"""
+    ordered = np.sort(hashes)
+    return not bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

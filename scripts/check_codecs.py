@@ -34,6 +34,7 @@ from torch.nn.functional import pad
 
 import featcache
 from featcache.audio.resample import to_waveform
+from featcache.care.compare import ROUNDING
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.engines.local import run_locally
@@ -42,7 +43,6 @@ from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.compare import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))

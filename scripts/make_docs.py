@@ -3,8 +3,6 @@
     docs/commands.md   whole: what `--help` says of every command
     docs/configs.md    the tables between its `<!-- keys: … -->` and `<!-- end -->`: the keys of every section,
                        from the models that validate them; of `A - B`, those of A that B has not, or otherwise
-    docs/format.md     the tables between its `<!-- arrays: … -->` and `<!-- end -->`: the arrays of a shard, from the
-                       descriptions by which shards are written and read
 
 With `--check` nothing is written: it says what is out of date, and exits with 1.
 """
@@ -15,7 +13,6 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -28,7 +25,6 @@ from featcache.config.schema import meanings
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import Chunk, ModelParams
-from featcache.store.columns import COLUMNS, FEATURES, SIDE_COLUMNS, Column
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 118  # of help texts, in characters
@@ -38,12 +34,6 @@ MANY = 3
 SHARED = (AudioPolicy, StorePolicy, AugmentPolicy, NoisePolicy, ModelParams, Chunk)
 MODELS = {model.__name__: model for model in (*SHARED, *(find(name).Params for name in _BUILT_IN))}
 TYPES = {"number": "number", "integer": "whole number", "boolean": "true, false", "string": "text", "object": "mapping"}
-DECIDED = {
-    "features": "the version's; uint8 if [quantised](#quantised-features)",
-    "side_<name>": "its `dtype`",
-}
-"""The dtypes of arrays that the version's spec decides."""
-
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
@@ -87,6 +77,7 @@ def _options(context: click.Context) -> list[tuple[click.Option, tuple[str, str]
 
 def _section(title: str, text: str) -> list[str]:
     lines = "\n".join(line.rstrip() for line in text.splitlines() if not line.startswith("  -h, --help "))
+    lines = lines.replace("\n\nOptions:\n\nAnd:", "\n\nOptions:").removesuffix("\n\nOptions:")
     return [f"## {title}", f"```text\n{lines}\n```"]
 
 
@@ -117,28 +108,6 @@ def _key_rows(model: type[BaseModel]) -> list[str]:
     return rows
 
 
-def format_page() -> str:
-    """docs/format.md, with its tables filled anew."""
-    page = (DOCS / "format.md").read_text(encoding="utf-8")
-    tables = {"shard": (FEATURES, *COLUMNS), "side": SIDE_COLUMNS}
-    return re.sub(
-        r"(<!-- arrays: (\w+) -->\n).*?(<!-- end -->)",
-        lambda found: f"{found[1]}\n{arrays_table(tables[found[2]])}\n\n{found[3]}",
-        page,
-        flags=re.DOTALL,
-    )
-
-
-def arrays_table(columns: Sequence[Column]) -> str:
-    """A Markdown table of arrays; what the version's spec decides is said in words."""
-    rows = ["| array | dtype | shape | what it holds |", "|---|---|---|---|"]
-    for column in columns:
-        entry_shape = map(str, column.entry_shape) if column.dtype else ["*item_shape"]
-        shape = ", ".join([column.length, *entry_shape])
-        rows.append(f"| `{column.name}` | {column.dtype or DECIDED[column.name]} | `[{shape}]` | {column.meaning} |")
-    return "\n".join(rows)
-
-
 def _values(schema: dict) -> str:
     """What a key may be: a type with its limits, or a list of words."""
     if "anyOf" in schema:
@@ -160,7 +129,7 @@ def _yaml(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-PAGES = {"commands.md": commands_page, "configs.md": configs_page, "format.md": format_page}
+PAGES = {"commands.md": commands_page, "configs.md": configs_page}
 
 
 def stale() -> list[str]:

@@ -1,7 +1,7 @@
 """What float16 and uint8 cost: bytes, differences from float32, and the time of an epoch's batches.
 
     pip install '.[extract]'
-    python scripts/measure_quantization.py MANIFEST [-c fbank80]
+    python scripts/measure_quantization.py MANIFEST [--config fbank80]
 
 The manifest is extracted three times, into a folder of its own, which goes afterwards. `bytes` are those of features
 on disk, for uint8 with their scales and offsets. Differences are in the features' units; `noise` is the root of the
@@ -19,13 +19,16 @@ Seen on 2 shared cores, Python 3.11, torch 2.11, fbank80 (natural log; 1 is 4.3 
 
 from __future__ import annotations
 
-import argparse
+import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parent / "bench"))
+from harness import columns, options, quick_turns
 
 import featcache
 from featcache.config import load_config
@@ -53,36 +56,32 @@ def differences(cache: Cache, reference: Cache) -> tuple[float, float, float]:
     return np.abs(apart).max(), np.abs(apart).mean(), np.sqrt(np.square(apart).mean()) / values.std()
 
 
-def seconds_of_a_pass(cache: Cache, raw: bool) -> float:
+def read_all(cache: Cache, raw: bool) -> None:
     order = np.random.default_rng(0).permutation(len(cache))
-    seconds = []
-    for _ in range(PASSES):
-        started = perf_counter()
-        for first in range(0, len(order), 64):
-            cache.batch(order[first : first + 64], raw=raw)
-        seconds.append(perf_counter() - started)
-    return min(seconds)
+    for first in range(0, len(order), 64):
+        cache.batch(order[first : first + 64], raw=raw)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("manifest")
-    parser.add_argument("-c", "--config", default="fbank80", help="whose features; its stored dtype does not matter")
-    options = parser.parse_args()
-    config = load_config(options.config)
-    configs = [replace(config, name=dtype, dtype=dtype) for dtype in DTYPES]
+    asked = options(__doc__, "manifest", config=("fbank80", "whose features; its stored dtype does not matter"))
+    configs = [replace(load_config(asked.config), name=dtype, dtype=dtype) for dtype in DTYPES]
     with tempfile.TemporaryDirectory() as folder:
-        run_extraction(plan_extraction(read_manifest(options.manifest), configs, Path(folder), Options()), run_locally)
+        run_extraction(plan_extraction(read_manifest(asked.manifest), configs, Path(folder), Options()), run_locally)
         caches = {dtype: featcache.open(folder, dtype) for dtype in DTYPES}
         reference = caches["float32"]
-        frames = reference.lengths.sum()
-        print(f"{len(reference):,} utterances of {frames / reference.spec.frame_rate / len(reference):.2f} s")
-        print("            bytes   largest      mean    noise     values     levels")
+        runs = {
+            f"{dtype}, {raw}": partial(read_all, cache, raw) for dtype, cache in caches.items() for raw in (False, True)
+        }
+        turns = quick_turns(runs, PASSES, 1)
+        rows = []
         for dtype, cache in caches.items():
             largest, mean, noise = differences(cache, reference)
+            times = (f"{1e6 * turns.best(f'{dtype}, {raw}') / len(cache):.1f} µs" for raw in (False, True))
             share = bytes_of(cache) / bytes_of(reference)
-            times = " ".join(f"{1e6 * seconds_of_a_pass(cache, raw) / len(cache):7.1f} µs" for raw in (False, True))
-            print(f"{dtype:8} {share:7.1%} {largest:9.4f} {mean:9.5f} {noise:8.3%} {times}")
+            rows.append((dtype, f"{share:.1%}", f"{largest:.4f}", f"{mean:.5f}", f"{noise:.3%}", *times))
+        seconds = reference.lengths.sum() / reference.spec.frame_rate / len(reference)
+        about = f"{len(reference):,} utterances of {seconds:.2f} s"
+        print(columns([about, "bytes", "largest", "mean", "noise", "values", "levels"], *rows))
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, settings
 from object_stores import s3, s3_of_module, s3_of_session  # noqa: F401
 from processes import commands
 from scratch import scratch_folder
-from small_shards import INFO
+from small_shards import create as create_version
 
 from featcache import trust
-from featcache.store.version import Version
+from featcache.version.version import Version
 
 # How long an example takes says something about the machine, and nothing about the code. Examples are others each time,
 # but where many changes are tested: there, one that fails is the fault of the change.
@@ -140,7 +140,7 @@ def scratch():
 @pytest.fixture
 def version(scratch: Path) -> Version:
     """An empty version."""
-    return Version.create(scratch, INFO)
+    return create_version(scratch)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,9 @@ import re
 from functools import cache
 from pathlib import Path
 
+from make_cache import make_features, make_version
+from processes import run_python
+
 import featcache
 
 PACKAGE = Path(featcache.__file__).parent
@@ -13,34 +16,38 @@ PACKAGE = Path(featcache.__file__).parent
 # own folder.
 LAYERS = {
     "ground": {"errors", "spec", "strings", "trust"},
-    "values": {"arguments", "quantize", "device", "masks", "sections"},
+    "values": {"quantize", "device", "masks", "sections"},
     "inputs": {"manifest", "storage", "weights"},
-    "features": {"store", "audio", "extractors", "augment"},
-    "configs": {"config"},
+    "features": {"format", "audio", "extractors", "augment"},
+    "configs": {"config", "version"},
     "readers": {"loader"},
     "of versions": {"stats", "adapters", "extraction"},
     "runs": {"cmvn", "engines"},
-    "health": {"health"},
+    "care": {"care"},
     "commands": {"cli", "testing"},
     "process": {"__main__"},
 }
 LAYER_OF = {unit: number for number, units in enumerate(LAYERS.values()) for unit in units}
-FLAT = {"arguments", "errors", "spec", "strings", "manifest", "storage"}
+FLAT = {"errors", "spec", "strings", "manifest", "storage"}
 """What knows no audio, no extractor and no config."""
 
 ONLY = {
-    "manifest": {"arguments", "errors", "strings", "trust"},
-    "storage": {"arguments", "errors"},
-    "store": FLAT,
+    "manifest": {"errors", "strings", "trust"},
+    "storage": {"errors"},
+    "format": FLAT,
+    "version": FLAT | {"format"},
     "extractors": {"device", "errors", "quantize", "sections", "spec", "strings", "trust", "weights"},
-    "loader": FLAT | {"device", "quantize", "store"},
+    "loader": FLAT | {"device", "quantize", "format", "version"},
     "masks": {"errors"},
-    "augment": {"arguments", "errors", "masks", "strings"},
+    "augment": {"errors", "masks", "strings"},
     "cmvn": {"errors", "masks", "stats"},
     "adapters": {"errors", "loader", "manifest", "strings"},
 }
 EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio", "transformers", "safetensors"}
 """Packages of the extras `extract` and `models`, which a training environment does not have."""
+
+MOST_LINES_LOADED = 5000
+"""Lines of the package that opening a folder and reading a batch loads at most: what training has to trust."""
 
 TOOLKITS = {"speechbrain": {"speechbrain"}, "lhotse": {"lhotse"}, "huggingface": {"datasets"}}
 """What each adapter imports that nothing else of the package does."""
@@ -52,7 +59,7 @@ def modules():
 
 
 def unit_of(path):
-    """`store/index.py` is of `store`, `plan.py` is `plan`; the package's own `__init__.py` is None."""
+    """`version/index.py` is of `version`, `plan.py` is `plan`; the package's own `__init__.py` is None."""
     return path.parts[0] if len(path.parts) > 1 else None if path.stem == "__init__" else path.stem
 
 
@@ -73,6 +80,10 @@ def imported(tree, needed_only=False):
         elif isinstance(node, ast.ImportFrom):
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_import(node):
+    return isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def without_types(tree):
@@ -109,18 +120,42 @@ def test_imports_run_one_way():
     assert not wrong
 
 
-def test_store_knows_no_audio_and_no_extractor_and_the_loader_stands_on_the_store_alone():
+def test_a_version_knows_no_audio_and_no_extractor_and_the_loader_stands_on_versions_alone():
     found = imports_by_unit(needed_only=True)
     assert {unit: found[unit] - allowed for unit, allowed in ONLY.items() if found.get(unit, set()) - allowed} == {}
 
 
-def test_what_pads_a_batch_knows_nothing_of_what_keeps_utterances_elsewhere_or_of_the_manifest():
-    core = {"shards", "object_shards", "cache", "buffers", "crop", "display"}
+def test_what_opens_a_cache_and_pads_a_batch_imports_nothing_of_the_loader_around_it_before_it_is_needed():
+    core = {"opening", "cache", "shards", "buffers", "spans"}
     for name in core:
-        at_work = without_types(modules()[Path("loader", f"{name}.py")])
-        parts = [dotted.split(".") for dotted in imported(at_work) if dotted.startswith("featcache.")]
+        at_once = ast.Module([node for node in modules()[Path("loader", f"{name}.py")].body if is_import(node)], [])
+        parts = [dotted.split(".") for dotted in imported(at_once) if dotted.startswith("featcache.")]
         assert {part[2] for part in parts if part[1] == "loader"} <= core
         assert not [part for part in parts if part[1] in {"manifest", "device"}]
+
+
+def test_opening_a_folder_and_reading_a_batch_loads_little_of_the_package(tmp_path):
+    make_version(tmp_path, make_features(3))
+    featcache.open(tmp_path)  # which builds the index
+    script = """
+import sys
+from pathlib import Path
+import featcache
+featcache.open(sys.argv[1]).batch([0, 1])
+files = {name: module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "featcache"}
+print(sum(len(Path(file).read_text(encoding="utf-8").splitlines()) for file in files.values()), *files)
+"""
+    loaded = run_python(script, tmp_path).split()
+    assert int(loaded[0]) <= MOST_LINES_LOADED
+    seldom = (
+        "manifest.read",
+        "storage.bucket",
+        "version.corpus",
+        "version.tags",
+        "loader.local_copies",
+        "format.writing",
+    )
+    assert not {f"featcache.{name}" for name in seldom} & {*loaded}
 
 
 def test_training_needs_no_package_of_the_extra_extract():
@@ -128,7 +163,7 @@ def test_training_needs_no_package_of_the_extra_extract():
         ".".join(("featcache", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in modules()
     }
     units = {"loader", "masks", "augment", "cmvn", "adapters"}
-    pending = [name for name, path in modules_of.items() if unit_of(path) in units] + ["featcache.health.verify"]
+    pending = [name for name, path in modules_of.items() if unit_of(path) in units] + ["featcache.care.verify"]
     reached = set()
     while pending:
         if (name := pending.pop()) not in reached:
@@ -153,7 +188,7 @@ def test_a_command_imports_nothing_heavy_before_it_runs():
     for path, tree in modules().items():
         if unit_of(path) != "cli":
             continue
-        at_once = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+        at_once = ast.Module([node for node in tree.body if is_import(node)], [])
         heavy = {"torch", "numpy", "zarr", *EXTRACT_ONLY} & {name.split(".")[0] for name in imported(at_once)}
         assert not heavy, path
 

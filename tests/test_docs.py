@@ -11,6 +11,8 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from damage import flip
+from make_cache import add_shard, make_features, make_version
 from pages import ROOT, blocks, text_of
 
 import featcache
@@ -20,10 +22,11 @@ from featcache.errors import Reason
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import ModelParams
+from featcache.format import shard as shards
 from featcache.manifest import SPELLINGS
-from featcache.store.index import open_index
-from featcache.store.selection import select_version
-from featcache.store.shard_items import ShardItems, find_duplicates
+from featcache.spec import SideSpec
+from featcache.version import index as indexes
+from featcache.version.selection import select_version
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
@@ -106,8 +109,8 @@ def test_the_training_loop_of_the_readme_is_that_of_the_examples(clone, monkeypa
 def test_the_readme_names_the_files_of_a_cache(clone):
     (version,) = (clone / "features").iterdir()
     assert version.name in text_of("README.md"), "the fingerprint of fbank80, in the output shown"
-    for entry in version.iterdir():
-        assert f"{entry.name}" in text_of("README.md")
+    for entry in version.glob("*/"):
+        assert entry.name in text_of("README.md")
 
 
 def test_examples_are_small_and_are_what_their_names_say():
@@ -129,81 +132,64 @@ def reader():
     (code,) = blocks(text_of("docs/format.md"), "python")
     namespace = {}
     exec(compile(code, "docs/format.md", "exec"), namespace)
-    return namespace
-
-
-def test_the_format_pages_reader_reads_a_version(reader, clone):
-    check_reader(reader, clone / "features")
-
-
-@pytest.mark.parametrize("first", [1, 3])
-def test_the_format_pages_reader_knows_which_item_counts(reader, clone, tmp_path, first):
-    rows = MANIFEST.read_text(encoding="utf-8").splitlines()
-    swapped = [row.replace("both.flac,0", "both.flac,1") for row in rows]
-    manifest = tmp_path / "manifest.csv"
-    options = ("--root", clone / "examples", "--device", "cpu")
-
-    # another run extracts some of the utterances, anna-4 from another channel, and knows nothing of the first
-    manifest.write_text("\n".join(swapped[:1] + swapped[first:]), encoding="utf-8")
-    run_cli("extract", manifest, "-o", tmp_path / "other", *options)
-    other = select_version(tmp_path / "other")
-    shutil.copytree(clone / "features", tmp_path / "features")
-    version = select_version(tmp_path / "features")
-    for name in other.shard_names():
-        shutil.copytree(other.path / "shards" / name, version.path / "shards" / name)
-    assert len(find_duplicates(map(ShardItems.read, map(version.shard, version.shard_names())))) == len(rows) - first
-    items = check_reader(reader, tmp_path / "features")
-    assert items["anna-4"] == items["ben-4"], "the later run's"
-
-    # and a third one changes it back, and knows
-    manifest.write_text("\n".join(rows), encoding="utf-8")
-    run_cli("extract", manifest, "-o", tmp_path / "features", *options)
-    assert any(version.shard(name).info.supersedes for name in version.shard_names())
-    items = check_reader(reader, tmp_path / "features")
-    assert items == reader["read_version"](select_version(clone / "features").path)
+    return namespace["read_version"]
 
 
 def check_reader(reader, cache):
-    version = select_version(cache)
-    items = reader["read_version"](version.path)
-    index = open_index(version)
-    assert list(items) == list(index.ids)
-    for position, id_ in enumerate(index.ids):
-        first, count = int(index.first_frame[position]), int(index.num_frames[position])
-        features = version.shard(index.shards[int(index.shard[position])]).features[first : first + count]
-        np.testing.assert_array_equal(np.array(items[id_], features.dtype), features)
+    """The page's reader gives what the package gives, in the same order."""
+    opened = featcache.open(cache)
+    items = reader(opened.version.path)
+    assert list(items) == list(opened.ids)
+    for id_, features in items.items():  # of what is quantised, in float64
+        np.testing.assert_allclose(np.array(features), opened[id_], rtol=1e-6, atol=1e-5 if opened.spec.side else 0)
     return items
 
 
-def test_the_format_pages_reader_reads_quantised_features(reader, clone, tmp_path):
-    run_cli("extract", MANIFEST, "-c", "fbank80-uint8", "-o", tmp_path, "--root", clone / "examples", "--device", "cpu")
-    cache = featcache.open(tmp_path)
-    items = reader["read_version"](cache.version.path)
-    assert list(items) == list(cache.ids)
-    for id_, features in items.items():  # in float64
-        np.testing.assert_allclose(np.array(features), cache[id_], rtol=1e-6, atol=1e-5)
+def test_the_format_pages_reader_reads_a_version(reader, clone):
+    assert len(check_reader(reader, clone / "features")) == len(MANIFEST.read_text(encoding="utf-8").splitlines()) - 1
 
 
-@pytest.mark.parametrize("name", ["zarr.json", "features/c/0/0", "ids/c/0"])
+@pytest.mark.parametrize("kind", ["float16", "uint16", "uint8", "float64", "side arrays", "quantised"])
+def test_the_format_pages_reader_knows_which_item_counts(reader, tmp_path, kind):
+    dtype = kind if hasattr(np, kind) else "float32"
+    side = (SideSpec("marks", (2,), "uint16", ""),) if kind == "side arrays" else ()
+    first, second, third = (make_features(8, (4,), dtype, max_frames=5, seed=seed) for seed in range(3))
+    version = make_version(tmp_path, first, side=side, quantized=kind == "quantised")
+    add_shard(version, {"new": second["utt-0"], "utt-5": second["utt-5"]}, row=3)  # of one generation: it comes later
+    add_shard(version, {id_: second[id_] for id_ in ("utt-1", "utt-2")}, row=0, generation={"utt-1": 2, "utt-2": 3})
+    add_shard(version, {"utt-2": third["utt-2"]}, row=1, generation=2)
+    items = check_reader(reader, tmp_path)
+    counting = {**first, "new": second["utt-0"], "utt-1": second["utt-1"], "utt-2": second["utt-2"]}
+    assert {id_: len(features) for id_, features in items.items()} == {id_: len(x) for id_, x in counting.items()}
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "features/c/0/0", "items/c/0/0", "text/c/0"])
 def test_the_format_pages_reader_notices_a_flipped_bit(reader, clone, tmp_path, name):
     cache = tmp_path / "features"
     shutil.copytree(clone / "features", cache)
     version = select_version(cache)
     path = version.path / "shards" / version.shard_names()[0] / name
-    data = bytearray(path.read_bytes())
-    at = data.index(b'"row": 0') + 7 if name == "zarr.json" else 3
-    data[at] ^= 1
-    path.write_bytes(data)
+    data = path.read_bytes()
+    flip(path, data.index(b'"row": 0') + 7 if name == "zarr.json" else 3)
     with pytest.raises(ValueError, match="damaged"):
-        reader["read_version"](version.path)
+        reader(version.path)
 
 
-def test_the_format_pages_bytes_are_those_of_the_examples(clone):
-    version = select_version(clone / "features")
-    (name,) = version.shard_names()
-    (shown,) = blocks(text_of("docs/format.md"), "hexdump")
-    data = bytes.fromhex("".join(line.partition(":")[2] for line in shown.splitlines()))
-    assert (version.path / "shards" / name / "offsets" / "c" / "0").read_bytes() == data
+def test_the_format_page_has_every_column():
+    """Of a shard and of an index, with their dtypes."""
+    page = text_of("docs/format.md")
+    of_shards, of_index = (dict(rows_of(page, title)) for title in ("A shard", "What is derived, and what is not"))
+    assert of_shards == {**shards.COLUMNS, "side_<name>_offset": "uint64"}
+    assert {*of_index} == {*indexes.COLUMNS}
+
+
+def rows_of(page, title):
+    """The columns that a section's first table names, and the cell behind them."""
+    section = page.partition(f"\n## {title}\n")[2]
+    (table, *_) = re.findall(r"\| column \|.*?\n\n", section, re.DOTALL)
+    for row in table.strip().splitlines()[2:]:
+        names, dtype, *_ = (cell.strip() for cell in row.strip("|").split("|"))
+        yield from ((name, dtype) for name in re.findall(r"`(.*?)`", names))
 
 
 # What is listed

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from make_cache import in_three_shards, make_features, make_version
+from make_cache import MANIFEST, in_three_shards, make_features, make_version
 
 import featcache
+from featcache.care.check import examine_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
+from featcache.format.dequantize import dequantize_array
+from featcache.format.shard import Item
+from featcache.format.writing import ShardBuilder
+from featcache.loader import places
 from featcache.loader.transfers import dequantized
 from featcache.quantize import dequantize, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
-from featcache.store.check import check_shard
-from featcache.store.dequantize import dequantize_array
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
 
 EPS = float(np.finfo(np.float32).eps)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -342,7 +343,8 @@ class TestCache:
             found = dequantized(levels, ranges, dtype, lambda tensor: tensor)
             assert torch.equal(found, ranges.gather().to(dtype or torch.float32))
 
-    def test_memory_and_copies_hold_levels(self, folder, tmp_path, cache):
+    def test_memory_and_copies_hold_levels(self, folder, tmp_path, cache, monkeypatch):
+        monkeypatch.setattr(places, "_SHARED", tmp_path)  # which no other process fills
         for options in ({"ram": 1 << 20}, {"copy_to": tmp_path / "near"}):
             nearer = featcache.open(folder, **options)
             for _ in range(2):
@@ -362,7 +364,7 @@ class TestDamage:
 
     def problems(self, cache, shard):
         version = featcache.open(cache).version
-        return [(one.kind, one.id) for one in check_shard(version.shard(shard.name), version.info.spec)]
+        return [(one.kind, one.id) for one in examine_shard(version, shard.name, data=True)[1]]
 
     def test_whole_shards_have_none(self, own):
         assert self.problems(*own) == []
@@ -385,36 +387,33 @@ class TestDamage:
         cache = featcache.open(folder)
         values = cache["utt-5"]  # not looked at so far
         for again, check in ((featcache.open(folder, check=True), None), (cache, True)):
-            with pytest.raises(DamagedError, match="side_quantization: damaged: its checksum does not match"):
+            with pytest.raises(DamagedError, match="side_quantization/c/0/0/0: damaged: its checksum does not match"):
                 again.item("utt-5", check=check)
-            with pytest.raises(DamagedError, match="side_quantization: damaged: its checksum does not match"):
+            with pytest.raises(DamagedError, match="side_quantization/c/0/0/0: damaged: its checksum does not match"):
                 again.batch(["utt-5"], check=check)
         assert values.shape == (len(values), 80)
 
     def test_two_entries_of_one_item_and_none_of_another_are_found(self, tmp_path, features):
         version = make_version(tmp_path, quantized=True)
-        items = dict(list(features.items())[:3])
-        levels, parameters = quantized(*items.values())
-        lengths = [len(item) for item in items.values()]
-        writer = ShardWriter(version.work_folder("made-up"), version.info.spec)
-        made = [
-            Item(id=id_, path="a.wav", num_samples=160 * n + 240, size=1, mtime_ns=1, sample_rate=16000)
-            for id_, n in zip(items, lengths, strict=True)
+        values = dict(list(features.items())[:3])
+        levels, parameters = quantized(*values.values())
+        items = [
+            Item(id=id_, path="a.wav", num_samples=160 * len(value) + 240, size=1, mtime_ns=1, sample_rate=16000)
+            for id_, value in values.items()
         ]
-        writer.append(made, levels, lengths, {QUANTIZATION: (parameters, [1, 2, 0])})
-        name = writer.commit(version.path / "shards", sample_rate=16000, row=0, supersedes={}, made_by={})
-        assert [one.kind for one in check_shard(version.shard(name), version.info.spec)] == ["offsets"]
-        cache = featcache.open(tmp_path)
-        assert cache["utt-0"].shape == (lengths[0], 80)
-        for id_ in ("utt-1", "utt-2"):
-            with pytest.raises(DamagedError, match="not one scale and offset for each item; `featcache repair"):
-                cache.batch([id_])
+        builder, lengths = ShardBuilder(version.info.spec), [len(value) for value in values.values()]
+        builder.append(items, levels, lengths, {QUANTIZATION: (parameters, [1, 2, 0])})
+        name, files = builder.files(
+            fingerprint=version.info.fingerprint, row=0, manifest=MANIFEST, made_by={}, where=version.path
+        )
+        version.store.publish(files, f"shards/{name}")
+        assert [one.kind for one in examine_shard(version, name, data=True)[1]] == ["structure"]
+        with pytest.raises(DamagedError, match="offsets of side_quantization do not rise to their ends"):
+            featcache.open(tmp_path)
 
     def test_parameters_that_are_not_finite_are_found(self, tmp_path, features):
         spoilt = dict(features)
         spoilt["utt-3"] = np.full((4, 80), np.inf, np.float32)
         version = make_version(tmp_path, spoilt, quantized=True)
         (name,) = version.shard_names()
-        assert [(one.kind, one.id) for one in check_shard(version.shard(name), version.info.spec)] == [
-            ("non_finite", "utt-3")
-        ]
+        assert [(one.kind, one.id) for one in examine_shard(version, name, data=True)[1]] == [("non_finite", "utt-3")]

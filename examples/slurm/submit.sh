@@ -1,8 +1,7 @@
 #!/bin/bash
 # Extracts a manifest with an array of jobs, then builds the index and verifies it:
 #
-#   featcache durations train.csv -o train-durations.csv
-#   examples/slurm/submit.sh train-durations.csv /lustre/me/features 8 --partition=gpu --gres=gpu:1
+#   examples/slurm/submit.sh train.csv /lustre/me/features 8 --partition=gpu --gres=gpu:1
 #
 # What follows the number of jobs are options of sbatch, for the array and for the job after it, which needs no GPU:
 # INDEX_OPTIONS='--partition=cpu --gres=none' come after them for that one. OPTIONS='-c hubert-base-l6' are featcache's.

@@ -26,15 +26,8 @@ def dataset_of(given: Cache | FeatureDataset) -> FeatureDataset:
 
 
 def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset:
-    """As `dataset_of`, for adapters whose manifests name utterances, which are later read whole from the cache.
-
-    Args:
-        given: A cache or a dataset.
-        instead: How to get a part of the features, for the message.
-
-    Raises:
-        ArgumentError: The dataset reads only parts of its utterances, which such a manifest cannot express.
-    """
+    """As `dataset_of`, for adapters whose manifests name utterances, which are later read whole from the cache. An
+    ArgumentError refuses a dataset that reads only parts of them; `instead` says how to get these."""
     dataset = dataset_of(given)
     first = dataset.versions[0].cache
     if not np.array_equal(dataset.lengths, first.lengths[first.find(dataset.ids)]):
@@ -45,11 +38,8 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
 
 
 def position_of(cache: Cache, id: str) -> int:  # noqa: A002
-    """The position of one utterance: `cache.find` without the cost of arrays.
-
-    Raises:
-        MissingItemError: The cache does not have the utterance.
-    """
+    """The position of one utterance: `cache.find` without the cost of arrays; a MissingItemError if the cache does not
+    have it."""
     position = cache.index.find_one(id)
     if position < 0:
         raise cache.missing_error([id], 1)
@@ -64,14 +54,8 @@ def remember(cache: Cache) -> str:
 
 
 def cache_of(folder: str | Path) -> Cache:
-    """The cache of a version's folder, which is all that other toolkits' manifests can name.
-
-    It is the cache that was last remembered for this folder; if there is none, one is opened, and kept open.
-
-    Raises:
-        StoreError: The folder holds no version.
-        DamagedError: The version's metadata is damaged.
-    """
+    """The cache of a version's folder, which is all that other toolkits' manifests can name: the one that was last
+    remembered for this folder; if there is none, one is opened, and kept open."""
     cache = _open_caches.get(str(folder))
     if cache is None:
         cache = _open_caches[str(folder)] = open(folder)

@@ -56,32 +56,21 @@ class CachedFeatures:
         return self.pa_type
 
     def encode_example(self, value: str) -> str:
-        """Return what is stored for a value: an id.
-
-        Raises:
-            ArgumentError: The value is not an id.
-        """
+        """What is stored for a value: an id. An ArgumentError refuses anything else."""
         if not isinstance(value, str):
             raise _no_id(type(value).__name__)
         return value
 
     def cast_storage(self, storage: Any) -> Any:
-        """Return the Arrow array that is stored for an Arrow array of values.
-
-        Raises:
-            ArgumentError: It does not hold ids. `map` writes what its function accessed, and would write features.
-        """
+        """The Arrow array that is stored for an Arrow array of values: ids. `map` writes what its function accessed,
+        and would write features, which an ArgumentError refuses."""
         if not (pa.types.is_string(storage.type) or pa.types.is_null(storage.type)):
             raise _no_id(str(storage.type))
         return storage.cast(self.pa_type)
 
     def decode_example(self, value: str, token_per_repo_id: Any = None) -> NDArray[Any]:
-        """The features of an utterance.
-
-        Raises:
-            MissingItemError: The cache does not have the utterance.
-            DamagedError: Its shard is damaged.
-        """
+        """The features of an utterance; a MissingItemError or a DamagedError if the cache does not have it, or it is
+        damaged."""
         features = cache_of(self.path)[value]
         return features if features.flags.writeable else features.copy()
 

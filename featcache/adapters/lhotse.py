@@ -51,19 +51,10 @@ class Reader(FeaturesReader):  # type: ignore[misc]
         self._cache = cache_of(storage_path)
 
     def read(self, key: str, left_offset_frames: int = 0, right_offset_frames: int | None = None) -> NDArray[Any]:
-        """Frames of an utterance; no others are read.
+        """The frames of the utterance `key` from the left offset to the right one, or to the end; no others are read.
 
-        Args:
-            key: The utterance's id.
-            left_offset_frames: The first frame.
-            right_offset_frames: The frame after the last; by default, frames up to the end are read.
-
-        Returns:
-            A new array `[frames, *item_shape]`: float32 if floats are stored, and otherwise the stored dtype.
-
-        Raises:
-            MissingItemError: There is no such utterance.
-            DamagedError: The shard is damaged.
+        Returns a new array `[frames, *item_shape]`: float32 if floats are stored, and otherwise the stored dtype.
+        Raises MissingItemError if there is no such utterance, DamagedError if its shard is damaged.
         """
         position = position_of(self._cache, key)
         first, end, _ = slice(left_offset_frames, right_offset_frames).indices(int(self._cache.lengths[position]))
@@ -133,29 +124,12 @@ class _Cuts:
         duration = num_frames * self._hop / self._cache.spec.sample_rate
         columns = {name: value for name, value in place.columns.items() if value == value}  # NaN is no value
         known = {name: str(columns.pop(name)) for name in _OF_A_SUPERVISION if name in columns}
+        segment = {"id": id_, "duration": duration, "channel": place.channel}
         supervision = SupervisionSegment(
-            id=id_,
-            recording_id=place.recording,
-            start=0.0,
-            duration=duration,
-            channel=place.channel,
-            **known,
-            custom=columns or None,
+            recording_id=place.recording, start=0.0, **segment, **known, custom=columns or None
         )
-        arrays = {name: _array(cache, id_, counts[name], place.start) for name, cache in self._others.items()}
-        return MonoCut(
-            id=id_,
-            start=place.start,
-            duration=duration,
-            channel=place.channel,
-            supervisions=[supervision],
-            features=self._features(id_, num_frames, duration, place),
-            custom=arrays or None,
-        )
-
-    def _features(self, id_: str, num_frames: int, duration: float, place: _Place) -> Features:
         spec = self._cache.spec
-        return Features(
+        features = Features(
             type=self._cache.config.get("extractor", self._cache.version.info.name),
             num_frames=num_frames,
             num_features=spec.item_shape[0],
@@ -163,11 +137,13 @@ class _Cuts:
             sampling_rate=spec.sample_rate,
             start=place.start,
             duration=duration,
-            storage_type=Reader.name,
-            storage_path=str(self._cache.version.path),
-            storage_key=id_,
             recording_id=place.recording,
             channels=place.channel,
+            **_storage(self._cache, id_),
+        )
+        arrays = {name: _array(cache, id_, counts[name], place.start) for name, cache in self._others.items()}
+        return MonoCut(
+            start=place.start, **segment, supervisions=[supervision], features=features, custom=arrays or None
         )
 
 
@@ -194,13 +170,13 @@ class _Place:
 
 def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArray:
     """The utterance in another version, as an array of the cut."""
-    array = Array(
-        storage_type=Reader.name,
-        storage_path=str(cache.version.path),
-        storage_key=id_,
-        shape=[num_frames, *cache.spec.item_shape],
-    )
+    array = Array(shape=[num_frames, *cache.spec.item_shape], **_storage(cache, id_))
     return TemporalArray(array=array, temporal_dim=0, frame_shift=1 / cache.spec.frame_rate, start=start)
+
+
+def _storage(cache: Cache, id_: str) -> dict[str, str]:
+    """Where Lhotse finds an utterance's array."""
+    return {"storage_type": Reader.name, "storage_path": str(cache.version.path), "storage_key": id_}
 
 
 def _hop_of(cache: Cache) -> int:

@@ -150,9 +150,8 @@ class _Reader:
             raise ArgumentError(f"provides is {provides!r}, but the dataset's versions have names: leave it out")
         self.keys = self.dataset.names if has_names else [provides or "feats"]
         self._cache = self.dataset.versions[0].cache
-        self._rows: NDArray[np.int64] | None = (
-            None  # the dataset's row of each position in the cache; None if they are equal
-        )
+        # The dataset's row of each position in the cache; None if they are equal.
+        self._rows: NDArray[np.int64] | None = None
         if self.dataset.ids is not self._cache.ids:
             self._rows = np.full(len(self._cache), -1)
             self._rows[self._cache.find(self.dataset.ids)] = np.arange(len(self.dataset))

@@ -59,11 +59,9 @@ def opened_copy(
     container: Path | Url, wait: Callable[[float], object]
 ) -> Iterator[tuple[io.FileIO, tuple[Hashable, ...], int]]:
     """A copy of a container, open, and unpacked; what tells whether the container has changed; the mtime of members.
+    Raises AudioError if there is none, or no copy can be made.
 
     `wait` is called with seconds to wait, also with none while it is unpacked, and may raise to give up.
-
-    Raises:
-        AudioError: There is no such container, or no copy can be made.
     """
     if not isinstance(container, Url):
         with opened_file(container) as file:
@@ -90,11 +88,7 @@ def opened_copy(
 
 
 def fetch_ahead(container: Url, wait: Callable[[float], object]) -> None:
-    """Fetch a container that will be needed soon, if there is room for it beside those in use.
-
-    Raises:
-        AudioError: It cannot be fetched.
-    """
+    """Fetch a container that will be needed soon, if there is room for it beside those in use."""
     stamp = _asked(container, wait)
     if stamp.size <= _LARGEST_AHEAD and _has_room(stamp.size):
         _COPIES.get((container, *stamp), lambda: _fetched(container, stamp, wait))
@@ -102,20 +96,14 @@ def fetch_ahead(container: Url, wait: Callable[[float], object]) -> None:
 
 def member_mtime(container: Url) -> int:
     """What stands for the mtime of the members of a container at a URL: it follows from the container's size and ETag.
-
-    Raises:
-        AudioError: There is no such container, or the server does not answer.
-    """
+    Raises AudioError if there is no such container, or the server does not answer."""
     return _mtime(_asked(container))
 
 
 @contextmanager
 def opened_file(path: Path) -> Iterator[io.FileIO]:
-    """A container of this machine, open, as it is.
-
-    Raises:
-        AudioError: There is none, or it cannot be read, also within the `with` block.
-    """
+    """A container of this machine, open, as it is. Raises AudioError if there is none, or it cannot be read, also
+    within the block."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
@@ -216,11 +204,8 @@ def _unpacked_pieces(stream: Any, limit: int, wait: Callable[[float], object]) -
 
 
 def _make_room(count: int, why: str) -> None:
-    """See to it that so many bytes may be written to the disk of `TMPDIR`, and others have room left.
-
-    Raises:
-        AudioError: There is not enough room, even without the copies that are kept.
-    """
+    """See to it that so many bytes may be written to the disk of `TMPDIR`, and others have room left, if need be by
+    forgetting the copies that are kept."""
     if not _has_room(count):
         _COPIES.forget()
     if not _has_room(count):
@@ -236,12 +221,8 @@ def _has_room(count: int) -> bool:
 
 
 def _next_piece(stream: Any) -> bytes:
-    """What a stream gives next; nothing at its end, also if it was cut short.
-
-    Raises:
-        AudioError: It is damaged, or compressed in a way that is not read. Nothing of it is used then: checksums stand
-            at the end.
-    """
+    """What a stream gives next; nothing at its end, also if it was cut short. Raises AudioError if it is damaged, or
+    compressed in a way that is not read: nothing of it is used then, since checksums stand at the end."""
     try:
         data: bytes = stream.read1(_UNPACKED_PIECE)
         return data

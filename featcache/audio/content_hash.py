@@ -23,11 +23,7 @@ _MOST_FILES = 1024
 
 
 def hash_of_content(descriptor: int) -> int:
-    """XXH3-64 of all bytes of an open file; its position stays.
-
-    Raises:
-        OSError: It cannot be read to its end.
-    """
+    """XXH3-64 of all bytes of an open file; its position stays."""
     hashed = xxhash.xxh3_64()
     offset = 0
     while piece := os.pread(descriptor, _PIECE_BYTES, offset):
@@ -43,11 +39,7 @@ class ContentHashes:
         self._hashes: Kept[int] = Kept(_MOST_FILES)
 
     def of(self, descriptor: int) -> int:
-        """The hash of an open file as it is now.
-
-        Raises:
-            OSError: It cannot be read to its end.
-        """
+        """The hash of an open file as it is now; an OSError if it cannot be read to its end."""
         status = os.fstat(descriptor)
         key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
         return self._hashes.get(key, lambda: hash_of_content(descriptor))

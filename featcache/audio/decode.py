@@ -78,9 +78,8 @@ def decode(
         hashes: Hashes the file before it is decoded, so that the decoder finds it in memory; None to leave that out.
         fetched: Gives a copy of what is not a file of this machine.
 
-    Yields:
-        For each segment, in the order given: its samples, float32 `[num_samples, channels]` at the file's rate, with
-        the identity of the file; or what is wrong. A fault of the whole file is yielded for each segment.
+    Yields, for each segment, in the order given, its samples, float32 `[num_samples, channels]` at the file's rate,
+    with the identity of the file; or what is wrong, for each segment if it is a fault of the whole file.
     """
     try:
         recording = Recording(location, fetched)
@@ -117,11 +116,8 @@ def decode(
 
 
 def probe_seconds(location: AudioSource | str) -> float | None:
-    """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say.
-
-    Of a file at a URL, only the header is fetched. If that is not enough (MP3, Ogg), the length is unknown. No
-    command is run for it.
-    """
+    """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say. Of a
+    file at a URL, only the header is fetched, so that of MP3 and Ogg the length is unknown. No command is run."""
     if isinstance(location, Command):
         return None
     try:

@@ -48,27 +48,15 @@ def format_of(beginning: bytes) -> str | None:
 class FFmpegDecoder:
     """Decodes a file from its beginning on. It has what `Recording` needs of a soundfile.SoundFile.
 
-    Args:
-        descriptor: The file. Its position stays.
-        format_name: What `format_of` says of it.
-        unknown: What stands for a number of samples that is not known.
-
-    Raises:
-        AudioError: The file cannot be read, there is no sound in it, or PyAV is not installed.
+    `format_name` is what `format_of` says of the file, and `unknown` what stands for a number of samples that is not
+    known. The descriptor's position stays. Raises AudioError if the file cannot be read, has no sound, or PyAV is not
+    installed.
     """
 
-    format: str
-    """FFmpeg's name of the format."""
     subtype = "FLOAT"
     """Samples may be NaN or infinite."""
     extra_info = ""
     """What libsndfile logs."""
-    frames: int
-    """The number of samples: it is not known."""
-    samplerate: int
-    """The sample rate, in Hz."""
-    channels: int
-    """The number of channels."""
 
     def __init__(self, descriptor: int, format_name: str, unknown: int) -> None:
         try:
@@ -101,10 +89,7 @@ class FFmpegDecoder:
 
     def read(self, *, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """Decode the next samples into `out`, `[num_samples, channels]`. Returns what was filled of it, from its start.
-
-        Raises:
-            AudioError: What follows is damaged or missing.
-        """
+        Raises AudioError if what follows is damaged or missing."""
         filled = 0
         while filled < len(out) and (len(self._block) or self._next_block()):
             count = min(len(out) - filled, len(self._block))

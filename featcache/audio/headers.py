@@ -49,13 +49,8 @@ class EndlessFile(io.FileIO):
 
 
 def shortfall(file: Any, fd: int, size: int) -> str | None:
-    """What a file lacks of what its header promises; None if it seems to be whole.
-
-    Args:
-        file: The file as a soundfile.SoundFile that was just opened.
-        fd: A descriptor of the same file. Its position does not change.
-        size: The size of the file, in bytes.
-    """
+    """What a file, a soundfile.SoundFile that was just opened, lacks of what its header promises; None if it seems to
+    be whole. The position of `fd`, the same file of `size` bytes, does not change."""
     match file.format:
         case "FLAC":
             return None
@@ -70,10 +65,8 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
 
 
 def cut_in_header(fd: int, size: int) -> str | None:
-    """That a file which libsndfile refuses begins as audio, and ends before its samples; None if nothing says so.
-
-    Sources: RFC 9639, section 8.1, and RFC 3533.
-    """
+    """That a file which libsndfile refuses begins as audio, and ends before its samples; None if nothing says so (RFC
+    9639, section 8.1, and RFC 3533)."""
     head = os.pread(fd, 12, 0)
     if head.startswith(b"OggS\0\x02"):
         return _ogg_shortfall(fd, size)
@@ -99,10 +92,8 @@ def is_shorten(fd: int) -> bool:
 
 
 def mp3_end(fd: int) -> int | None:
-    """Where an MP3 ends by its header frame, in bytes from the start of the file; None without such a frame.
-
-    Source: http://gabriel.mp3-tech.org/mp3infotag.html, and https://id3.org/id3v2.3.0 for the tag before the frame.
-    """
+    """Where an MP3 ends by its header frame, in bytes from the start of the file; None without such a frame
+    (http://gabriel.mp3-tech.org/mp3infotag.html; https://id3.org/id3v2.3.0 for the tag before the frame)."""
     head = os.pread(fd, 10, 0)
     start = 0
     if head.startswith(b"ID3") and len(head) == 10:

@@ -24,13 +24,8 @@ _lock = threading.Lock()
 
 
 class Kept(Generic[_Result]):
-    """The results that were used last.
-
-    Args:
-        limit: What all results may weigh together. The last one is kept in any case.
-        weigh: Gives a result's weight: by default, each weighs 1.
-        seconds: How long a result is kept at most.
-    """
+    """The results that were used last, for at most so many `seconds`. The weights that `weigh` gives them add up to at
+    most `limit`; by default each weighs 1, and the last one is kept in any case."""
 
     def __init__(self, limit: int, weigh: Callable[[_Result], int] = lambda _: 1, seconds: float = math.inf) -> None:
         self._limit = limit
@@ -43,10 +38,8 @@ class Kept(Generic[_Result]):
         _all_kept.add(self)
 
     def get(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
-        """The result for a key, which `make` makes if it is not kept.
-
-        An AudioError that `make` raises is kept for a minute, and anything else it raises is not.
-        """
+        """The result for a key, which `make` makes if it is not kept. An AudioError that `make` raises is kept for a
+        minute, and anything else it raises is not."""
         with _lock:
             if time.monotonic() > self._ends.get(key, math.inf):
                 self._drop(key)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from featcache.audio.commands import run_command
 from featcache.audio.container_copies import member_mtime, opened_copy, opened_file, state_of
-from featcache.audio.kaldi_archive import ArchiveIndex
 from featcache.audio.kept import Kept
 from featcache.audio.remote import IN_MEMORY, Fetched, FileStamp, fetch, fetch_beginning, kept_on_disk, stamp_of
 from featcache.audio.tables import ArrowIndex, ParquetIndex
@@ -45,28 +44,30 @@ _MOST_LARGE = 2
 
 _PIECE = 4 << 20
 
-_Index = TarIndex | ArrowIndex | ParquetIndex | ArchiveIndex
+_Index = TarIndex | ArrowIndex | ParquetIndex
 
-_KINDS: dict[str, type[_Index]] = {
+_KINDS: dict[str, type[_Index] | None] = {
     ".tar": TarIndex,
     ".arrow": ArrowIndex,
     ".parquet": ParquetIndex,
-    ".ark": ArchiveIndex,
+    ".ark": None,
 }
+"""What finds the members of a container, by its suffix; an entry of Kaldi's archives says itself how long it is."""
+
+_ENTRY_HEADER = 5 + 1 + 8
+_UNFINISHED = 0x7F000000
+"""A program that writes a WAV to a pipe leaves the largest size, or one near it."""
 
 _INDEXES: Kept[_Index] = Kept(_INDEX_BYTES, lambda index: index.num_bytes)
 _LARGE: Kept[Fetched] = Kept(_MOST_LARGE)
 
 
 def copy_of(source: CopiedSource, wait: Callable[[float], object] = time.sleep) -> Fetched:
-    """A copy of a file at a URL, of a member of a container, or of what a command prints.
+    """A copy of a file at a URL, of a member of a container, or of what a command prints. Raises AudioError if there is
+    none, it cannot be fetched or read, or the command fails.
 
     `wait` is called with seconds to wait, also with none while a container is copied or a command runs, and may raise
     to give up.
-
-    Raises:
-        AudioError: There is no such file, container or member, or it cannot be fetched or read; or the command fails.
-        MissingDependencyError: pyarrow is needed, and not installed.
     """
     return fetch(source, wait) if isinstance(source, Url) else _made_here(source, wait)
 
@@ -81,12 +82,8 @@ def _made_here(source: Member | Command, wait: Callable[[float], object]) -> Fet
 
 
 def read_member(member: Member, wait: Callable[[float], object] = time.sleep) -> Fetched:
-    """A copy of a member; `wait` as for `copy_of`.
-
-    Raises:
-        AudioError: There is no such container or member, or it cannot be read.
-        MissingDependencyError: pyarrow is needed, and not installed.
-    """
+    """A copy of a member; `wait` as for `copy_of`. Raises AudioError if there is no such container or member, or it
+    cannot be read."""
     with _opened(member.container, wait) as container:
         found = _find(member, container)
         stamp = FileStamp(found.size, container.mtime_ns)
@@ -101,12 +98,10 @@ def read_member(member: Member, wait: Callable[[float], object] = time.sleep) ->
 
 def stamp_now(source: Url | Member) -> tuple[int | None, int]:
     """What tells whether a file at a URL, or a member, has changed: its size in bytes, and the mtime, see `FileStamp`.
+    Raises AudioError if there is none, or it cannot be read.
 
     Of a container at a URL nothing is fetched, and the size is None: the other number tells. For a row of Parquet, its
     row group is read.
-
-    Raises:
-        AudioError: There is no such file, container or member, or it cannot be read.
     """
     if isinstance(source, Url):
         return stamp_of(source)
@@ -117,12 +112,7 @@ def stamp_now(source: Url | Member) -> tuple[int | None, int]:
 
 
 def check_container(container: Path | Url) -> None:
-    """Check that a container is there, and of a kind that is read.
-
-    Raises:
-        AudioError: It is not.
-        MissingDependencyError: pyarrow is needed, and not installed.
-    """
+    """Raise AudioError if a container is not there, or is of no kind that is read."""
     if isinstance(container, Url):
         member_mtime(container)
         return
@@ -131,12 +121,11 @@ def check_container(container: Path | Url) -> None:
 
 
 class _Container(NamedTuple):
-    """A container that is open."""
+    """A container that is open, or what a compressed tar holds."""
 
     file: io.FileIO
-    """The container, or what a compressed tar holds."""
-    kind: type[_Index]
-    """What finds its members."""
+    kind: type[_Index] | None
+    """What finds its members; None for an archive of Kaldi's."""
     state: tuple[Hashable, ...]
     """What tells whether the container has changed."""
     mtime_ns: int
@@ -160,11 +149,38 @@ def _opened(path: Path | Url, wait: Callable[[float], object] = time.sleep) -> I
 def _find(member: Member, container: _Container) -> Any:
     """Where a member's bytes are in its container, or if they are compressed there, the bytes."""
     descriptor, kind = container.file.fileno(), container.kind
-    key = (kind, *container.state)
-    index = _INDEXES.get(key, lambda: kind(descriptor, os.fstat(descriptor).st_size))
-    if isinstance(index, ParquetIndex | ArchiveIndex):
-        return index.find(member.name, descriptor)
-    return index.find(member.name)
+    size = os.fstat(descriptor).st_size
+    if kind is None:
+        return _entry(descriptor, int(member.name), size)
+    index = _INDEXES.get((kind, *container.state), lambda: kind(descriptor, size))
+    return index.find(member.name, descriptor) if isinstance(index, ParquetIndex) else index.find(member.name)
+
+
+def _entry(descriptor: int, offset: int, archive_size: int) -> ByteRange:
+    """Where the bytes of the audio lie whose entry begins at some byte of an archive of Kaldi's.
+
+    `wav-copy` of Kaldi writes an entry as a WAV file; `kaldiio`, with which ESPnet dumps audio, as `AUDIO`, how many
+    bytes tell the length, the length (little-endian), and a file of any format, mostly FLAC. See `read_kaldi` and
+    `_read_length_header` in https://github.com/nttcslab-sp/kaldiio/blob/master/kaldiio/matio.py.
+    """
+    header = os.pread(descriptor, _ENTRY_HEADER, offset) if offset < archive_size else b""
+    if header[:4] == b"RIFF":
+        size = 8 + int.from_bytes(header[4:8], "little")
+        if not 8 < size < _UNFINISHED:
+            raise AudioError(Reason.NOT_AUDIO, "the WAV in the archive does not say its size: wav-copy corrects it")
+    elif header[:5] == b"AUDIO" and len(header) == _ENTRY_HEADER and header[5] <= 8:
+        width = header[5]
+        size = int.from_bytes(header[6 : 6 + width], "little")
+        offset += 6 + width
+    elif not header:
+        held = f"the archive was cut short: it holds {archive_size:,} bytes, and the entry begins after {offset:,}"
+        raise AudioError(Reason.TRUNCATED, held)
+    else:
+        raise AudioError(Reason.NOT_AUDIO, f"at byte {offset:,} of the archive is no audio: features, perhaps")
+    if offset + size > archive_size:
+        there = f"{max(0, archive_size - offset):,} of the entry's {size:,} bytes are there"
+        raise AudioError(Reason.TRUNCATED, f"the archive was cut short: {there}")
+    return ByteRange(offset, size)
 
 
 def _pieces(container: _Container, found: ByteRange) -> Iterator[bytes]:

@@ -51,20 +51,16 @@ _file_hashes: dict[tuple[object, ...], str] = {}
 
 @dataclass(frozen=True, slots=True)
 class NoiseClip:
-    """One row of a noise manifest."""
+    """One row of a noise manifest. Samples are counted at the file's rate."""
 
     path: Path
-    """The audio file."""
     first: int
-    """The first sample, at the file's rate."""
     num_samples: int
-    """The number of samples, at the file's rate."""
     sample_rate: int
-    """The sample rate of the file, in Hz."""
     channel: int | None
     """The channel of the file, from 0; None for the config's."""
     num_channels: int
-    """The number of channels of the file."""
+    """Those of the file."""
     has_16_bits: bool
     """Whether the file's samples are 16-bit integers."""
 
@@ -72,12 +68,8 @@ class NoiseClip:
 class Noise:
     """The noise of a config. Its methods may be called from several threads.
 
-    Args:
-        policy: The config's choice of noise.
-        audio: The config's `audio` section, by which noises become waveforms as utterances do.
-
-    Raises:
-        ConfigError: The noise is not what it was when the config was read.
+    `audio` is the config's section, by which noises become waveforms as utterances do. Raises ConfigError if the noise
+    is not what it was when the config was read.
     """
 
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
@@ -94,20 +86,11 @@ class Noise:
         self._kept = {clip for clip, count in zip(self._clips, num_pieces, strict=True) if count <= _MOST_PIECES}
 
     def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
-        """Add noise to a clip, scaled so that the ratio of the mean powers of both, over the clip, is `snr`.
+        """Add noise to a clip, float32 `[num_samples]` at the config's rate, scaled so that the ratio of the mean
+        powers of both, over the clip, is `snr` dB. `id_` is the copy's.
 
-        The sum is not clipped. A silent clip stays silent, and a clip whose cut of noise is silent stays clean.
-
-        Args:
-            waveform: The clip, float32 `[num_samples]`, at the config's rate.
-            id_: The id of the copy.
-            snr: The signal-to-noise ratio, in dB.
-
-        Returns:
-            Float32 `[num_samples]`: a new array, or `waveform` itself if nothing is added.
-
-        Raises:
-            ConfigError: The noise cannot be decoded.
+        The sum is a new array, and is not clipped. A silent clip stays silent, and a clip whose cut of noise is silent
+        stays clean: then it is returned itself. Raises ConfigError if the noise cannot be decoded.
         """
         noise = self.cut(len(waveform), id_)
         speech_power, noise_power = _power(waveform), _power(noise)
@@ -118,10 +101,8 @@ class Noise:
         return mixed
 
     def cut(self, num_samples: int, id_: str) -> NDArray[np.float32]:
-        """The noise of a copy before it is scaled, float32 `[num_samples]` at the config's rate.
-
-        If a noise is long enough, the cut lies anywhere within it. A shorter noise begins anywhere, and is repeated.
-        """
+        """The noise of a copy before it is scaled, float32 `[num_samples]` at the config's rate. If a noise is long
+        enough, the cut lies anywhere within it. A shorter noise begins anywhere, and is repeated."""
         digest = hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
         draw, place = (int.from_bytes(digest[first : first + 8], "little") for first in (0, 8))
         clip = self._clips[draw % len(self._clips)]
@@ -173,14 +154,8 @@ class Noise:
 
 
 def read_noise(manifest: str | Path) -> list[NoiseClip]:
-    """Read a manifest of noises, and the headers of their files.
-
-    Returns:
-        The noises, in the manifest's order.
-
-    Raises:
-        ValueError: The manifest or some of its rows cannot be used. The message names all of them, in one line.
-    """
+    """The noises of a manifest, in its order, by the headers of their files. Raises a ValueError of one line that names
+    all faults."""
     if not Path(manifest).is_file():  # a config may be a stranger's: a pipe would wait, and a device never end
         raise ValueError(f"{manifest}: cannot be read: not a file")
     try:
@@ -195,16 +170,11 @@ def read_noise(manifest: str | Path) -> list[NoiseClip]:
 
 
 def noise_content(clips: Sequence[NoiseClip]) -> str:
-    """Hash what decides the values of noise: which samples of which bytes, in this order.
+    """Hash what decides the values of noise: which samples of which bytes, in this order; SHA-256, in hex. Raises
+    ValueError if a file cannot be read.
 
     This is in the fingerprint of a config; ids, and where the files are, are not. The files are read whole, once per
     process while they do not change: MUSAN's noise, 0.7 GB, takes about a second.
-
-    Returns:
-        SHA-256, in hex.
-
-    Raises:
-        ValueError: A file cannot be read.
     """
     paths = list(dict.fromkeys(clip.path for clip in clips))
     try:
@@ -236,15 +206,8 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
             stop = held if row.duration is None else first + nearest_sample(row.duration, rate)
             if stop > held + round(END_TOLERANCE_SECONDS * rate) or min(stop, held) <= first:
                 raise AudioError(Reason.SEGMENT_OUTSIDE, f"no such segment: the file holds {held / rate:.3f} s")
-            return NoiseClip(
-                path=path,
-                first=first,
-                num_samples=min(stop, held) - first,
-                sample_rate=rate,
-                channel=row.channel,
-                num_channels=recording.num_channels,
-                has_16_bits=recording.has_16_bits,
-            )
+            size, of_file = min(stop, held) - first, (recording.num_channels, recording.has_16_bits)
+            return NoiseClip(path, first, size, rate, row.channel, *of_file)
     except AudioError as error:
         return f"{row.id}: {row.path}: {error}"
 

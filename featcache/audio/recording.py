@@ -59,15 +59,8 @@ Span = tuple[int, int]
 
 
 class Recording:
-    """A file that is being decoded, by one thread at a time.
-
-    Args:
-        location: The audio.
-        fetched: Gives a copy of what is not a file of this machine.
-
-    Raises:
-        AudioError: The file cannot be opened, or is not audio.
-    """
+    """A file that is being decoded, by one thread at a time; what is not a file of this machine, from the copy that
+    `fetched` gives. Raises AudioError if it cannot be opened, or is not audio."""
 
     size: int
     """The size of the file, in bytes, before it was opened."""
@@ -75,9 +68,8 @@ class Recording:
     """When the file was last modified, in nanoseconds since the epoch, before it was opened; for a file at a URL, see
     `FileStamp`."""
     sample_rate: int
-    """The sample rate, in Hz."""
+    """In Hz."""
     num_channels: int
-    """The number of channels."""
     num_samples: int
     """The number of samples by the header, but no more than the file has room for, if that can be told; `UNKNOWN` if
     the header does not say."""
@@ -125,10 +117,8 @@ class Recording:
         self._file.close()
 
     def content_hash(self, hashes: ContentHashes) -> int:
-        """The hash of the file's bytes; `UNKNOWN_HASH` if it cannot be read to its end.
-
-        It is that of what is decoded, unless the file `has_changed`.
-        """
+        """The hash of the file's bytes, which are those that are decoded unless it `has_changed`; `UNKNOWN_HASH` if it
+        cannot be read to its end."""
         try:
             if self._opened_as is None:  # a copy of this recording alone
                 return hash_of_content(self._file.fileno())
@@ -147,11 +137,8 @@ class Recording:
         return self._can_seek
 
     def count_samples(self) -> int:
-        """The samples of each channel, by decoding them: where the header does not say it.
-
-        Raises:
-            AudioError: It is damaged.
-        """
+        """The samples of each channel, by decoding them: where the header does not say it. Raises AudioError if it is
+        damaged."""
         while len(self._read(_BLOCK)):
             pass
         if self.damage:
@@ -159,11 +146,9 @@ class Recording:
         return self.position
 
     def cut(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
-        """Yield the samples of each span, float32 `[num_samples, channels]`, in the order given.
-
-        They are fewer than asked for if the recording ends before, or is damaged. A file that cannot be seeked is
-        decoded once, in its own order; spans that are due later wait in memory.
-        """
+        """Yield the samples of each span, float32 `[num_samples, channels]`, in the order given: fewer than asked for
+        if the recording ends before, or is damaged. A file that cannot be seeked is decoded once, in its own order;
+        spans that are due later wait in memory."""
         return self._cut_seeking(spans) if self._can_seek else self._cut_forwards(spans)
 
     def _cut_seeking(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
@@ -298,10 +283,8 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, bool]:
 
 
 def _decode_flac(data: bytes) -> NDArray[np.float32] | None:
-    """Decode the bytes of a FLAC file: float32 `[num_samples, channels]` in [-1, 1), or None if that is not possible.
-
-    There are fewer samples than the file states if some of its frames are damaged.
-    """
+    """The samples of a FLAC file, float32 `[num_samples, channels]` in [-1, 1), or None if that is not possible; fewer
+    than it states if some of its frames are damaged."""
     try:
         decoded = miniaudio.flac_read_f32(data)
     except miniaudio.MiniaudioError:

@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -30,8 +29,7 @@ import xxhash
 
 from featcache.errors import AudioError, ManifestError, Reason, StoreError
 from featcache.manifest.audio_locations import Url
-from featcache.storage.clients import client, library
-from featcache.storage.faults import has_no_credentials, in_words, status_of
+from featcache.storage.clients import client, has_no_credentials, in_words, library, status_of
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -82,13 +80,8 @@ class FileStamp(NamedTuple):
 
 
 class Fetched:
-    """A file that was fetched, or the beginning of one.
-
-    Args:
-        stamp: What tells whether the file has changed.
-        data: The file's bytes, or as many as were fetched; None if they are in `file`.
-        file: A file without a name that holds the bytes.
-    """
+    """A file that was fetched, or the beginning of one: `data` has its bytes, or as many as were fetched, or a `file`
+    without a name."""
 
     def __init__(self, stamp: FileStamp, data: Any = None, file: io.FileIO | None = None) -> None:
         self.stamp = stamp
@@ -98,11 +91,8 @@ class Fetched:
             weakref.finalize(self, file.close)
 
     def open(self) -> io.FileIO:
-        """The file, as one of this machine, with a position of its own. Bytes that were not fetched are zeros.
-
-        Raises:
-            OSError: There is not enough memory.
-        """
+        """The file, as one of this machine, with a position of its own; an OSError if memory is short. Bytes that were
+        not fetched are zeros."""
         if self._file is not None:
             return io.FileIO(f"/proc/self/fd/{self._file.fileno()}")
         file = io.FileIO(os.memfd_create("featcache-audio"), "r+")
@@ -117,12 +107,8 @@ class Fetched:
 
 
 def require(url: Url) -> None:
-    """Check that URLs like this one can be fetched, before anything begins.
-
-    Raises:
-        MissingDependencyError: The package is missing.
-        ManifestError: No store can be made of it.
-    """
+    """Check that URLs like this one can be fetched, before anything begins. Raises MissingDependencyError, or
+    ManifestError if no store can be made of it."""
     try:
         _address(url)
     except AudioError as error:
@@ -131,24 +117,18 @@ def require(url: Url) -> None:
 
 
 def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
-    """Fetch a file. What may pass (a server that is busy, a connection that breaks off) is tried again.
+    """Fetch a file. What may pass (a server that is busy, a connection that breaks off) is tried again. Raises
+    AudioError if it cannot be fetched, or is empty.
 
     `wait` is called with the seconds to wait before the next try, and may raise to give up.
-
-    Raises:
-        AudioError: It cannot be fetched, or is empty.
     """
-    return _try(url, TRIES, lambda store, key: _get(store, key), wait)
+    return _try(url, TRIES, _get, wait)
 
 
 def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = time.sleep) -> Fetched:
-    """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried again as those of `fetch`.
-
-    `wait` is called with no seconds before each, too.
-
-    Raises:
-        AudioError: It cannot be fetched, is not what `stamp_of` said, or the disk is full.
-    """
+    """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried again as those of `fetch`;
+    `wait` is called with no seconds before each, too. Raises AudioError also if it is not what `stamp_of` said, or the
+    disk is full."""
 
     def get(first: int) -> None:
         wait(0.0)
@@ -185,11 +165,7 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = 
 
 
 def fetch_beginning(url: Url) -> Fetched:
-    """Fetch the bytes in which the file's header is.
-
-    Raises:
-        AudioError: It cannot be fetched, or the server gives only whole files.
-    """
+    """Fetch the bytes in which the file's header is. Raises AudioError also if the server gives only whole files."""
 
     def get(store: ObjectStore, key: str) -> Fetched:
         result = store.get(key, options={"range": (0, _BEGINNING)})
@@ -199,11 +175,8 @@ def fetch_beginning(url: Url) -> Fetched:
 
 
 def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Callable[[float], object] = time.sleep) -> FileStamp:
-    """What tells whether the file has changed, without fetching it.
-
-    Raises:
-        AudioError: There is no such file, or the server does not answer.
-    """
+    """What tells whether the file has changed, without fetching it. Raises AudioError if there is none, or the server
+    does not answer."""
 
     def head(store: ObjectStore, key: str) -> FileStamp:
         try:
@@ -267,10 +240,7 @@ class _NoRangesError(Exception):
 
 def kept_on_disk(pieces: Iterable[Any], size: int | None = None) -> io.FileIO:
     """A file without a name, on the disk of `TMPDIR`, that holds the pieces; they are `size` bytes, if that is known.
-
-    Raises:
-        AudioError: There is no such disk, or it is full.
-    """
+    Raises AudioError if there is no such disk, or it is full."""
     with _disk_may_fail():
         file: io.FileIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (the caller closes it)
     try:
@@ -338,23 +308,13 @@ def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
 
 
 def _stamp(meta: ObjectMeta) -> FileStamp:
-    etag, modified = meta["e_tag"], meta["last_modified"]
-    if etag:
+    if etag := meta["e_tag"]:
         return FileStamp(meta["size"], -(xxhash.xxh3_64_intdigest(etag.encode()) >> 1) - 1)
-    return FileStamp(meta["size"], _nanoseconds(modified))
-
-
-def _nanoseconds(moment: datetime) -> int:
-    return round(moment.timestamp()) * 10**9  # HTTP tells seconds
+    return FileStamp(meta["size"], round(meta["last_modified"].timestamp()) * 10**9)  # HTTP tells seconds
 
 
 def _address(url: Url) -> tuple[ObjectStore, str]:
-    """The store of a URL, and the file's key in it.
-
-    Raises:
-        MissingDependencyError: The package is missing.
-        AudioError: There is no store like that.
-    """
+    """The store of a URL, and the file's key in it. Raises AudioError if there is no store like that."""
     scheme, _, rest = url.partition("://")
     host, _, key = rest.partition("/")
     scheme = scheme.lower()

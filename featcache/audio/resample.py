@@ -33,28 +33,18 @@ def to_waveform(
     *,
     speed: float = 1.0,
 ) -> NDArray[np.float32]:
-    """Turn decoded samples into a waveform at the config's rate.
+    """Turn samples, float32 `[num_samples, channels]`, C-contiguous, into a waveform at the config's rate, float32
+    `[num_samples]`, contiguous, which may share their memory. `channel` is the utterance's own, from 0; None for the
+    policy's.
 
-    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr resamples it to
-    floor(num_samples * rate / source_rate + 0.5) samples, and gives the same bits in any thread.
+    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr resamples it to floor(num_samples *
+    rate / source_rate + 0.5) samples, and gives the same bits in any thread.
 
-    Another speed takes no further step: the recording is resampled as if its rate were source_rate * speed Hz. So it
-    lasts 1 / speed as long, and pitch and formants change with it, as with sox's `speed` (Ko et al., Audio augmentation
-    for speech recognition, Interspeech 2015).
+    Another speed, a number of at most six digits, takes no further step: the recording is resampled as if its rate were
+    source_rate * speed Hz. So it lasts 1 / speed as long, and pitch and formants change with it, as with sox's `speed`
+    (Ko et al., Audio augmentation for speech recognition, Interspeech 2015).
 
-    Args:
-        samples: Float32 `[num_samples, channels]`, C-contiguous.
-        source_rate: The sample rate of `samples`, in Hz.
-        policy: The config's `audio` section.
-        channel: The utterance's own channel, from 0; None for the policy's.
-        speed: How many times as fast the waveform becomes, a number of at most six digits.
-
-    Returns:
-        Float32 `[num_samples]` at `policy.sample_rate`, contiguous. It may share the memory of `samples`.
-
-    Raises:
-        AudioError: RATE_REFUSED, TOO_LONG or NO_SUCH_CHANNEL.
-        MissingDependencyError: The rates differ, or the speed is not 1, and soxr is not installed.
+    Raises AudioError (RATE_REFUSED, TOO_LONG or NO_SUCH_CHANNEL), or MissingDependencyError if it takes soxr.
     """
     if source_rate < policy.min_source_rate:
         raise AudioError(
@@ -82,10 +72,8 @@ def to_waveform(
 
 
 def why_silent(samples: NDArray[np.float32], waveform: NDArray[np.float32]) -> str:
-    """Why a waveform is as good as silent; empty if it is not. Of one that is not, few samples are looked at.
-
-    `samples` are what it was made of, float32 `[num_samples, channels]`.
-    """
+    """Why a waveform, made of `samples` `[num_samples, channels]`, is as good as silent; empty if it is not. Of one
+    that is not, few samples are looked at."""
     if _peak(waveform[::_FEW]) >= max(_SILENT, _CANCELLED * _peak(samples[::_FEW])):
         return ""
     loudest = _peak(samples)
@@ -109,11 +97,8 @@ def error_if_too_long(num_samples: int, rate: float, max_seconds: float | None) 
 
 
 def to_mono(samples: NDArray[np.float32], channel: Channel) -> NDArray[np.float32]:
-    """Mix the channels of `[num_samples, channels]`, or take one of them: float32 `[num_samples]`, contiguous.
-
-    Raises:
-        AudioError: NO_SUCH_CHANNEL.
-    """
+    """Mix the channels of `[num_samples, channels]`, or take one (NO_SUCH_CHANNEL): float32 `[num_samples]`,
+    contiguous."""
     num_channels = samples.shape[1]
     if channel == "mix" and num_channels > 1:
         mixed = samples[:, 0] + samples[:, 1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from featcache.audio.kept import Kept
 from featcache.audio.tar import ByteRange
-from featcache.errors import AudioError, MissingDependencyError, Reason
-from featcache.manifest.formats.parquet import mapped_batches
+from featcache.errors import AudioError, Reason, first_line
+from featcache.manifest.formats import parquet as manifests
 
 _KEPT_BYTES = 512 << 20
 """Row groups that are kept in memory, unless a single one takes more."""
@@ -30,31 +31,13 @@ _ROWS_AT_ONCE = 16
 """Rows that are unpacked before it is seen how many bytes they take."""
 
 
-def pyarrow() -> Any:
-    """The package that reads tables, and what Zstandard has compressed.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingDependencyError("pyarrow", "audio in Parquet, Arrow or .tar.zst", "parquet") from error
-    return pyarrow
+pyarrow = partial(manifests.pyarrow, "audio in Parquet, Arrow or .tar.zst")
+"""The package that reads tables, and what Zstandard has compressed; a MissingDependencyError if it is not installed."""
 
 
 class ArrowIndex:
-    """The places of the values in an Arrow file's columns of bytes.
-
-    Args:
-        descriptor: The file, in either of Arrow's formats. Its position stays.
-        size: Its size in bytes.
-
-    Raises:
-        AudioError: It is not an Arrow file.
-        OSError: It cannot be read.
-    """
+    """The places of the values in the columns of bytes of a file, in either of Arrow's formats. Raises AudioError if it
+    is none."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         arrow = pyarrow()
@@ -66,14 +49,14 @@ class ArrowIndex:
             stream = arrow.ipc.open_stream(whole.slice(start))
             fields = _fields_with_bytes(stream.schema)
             places = {name: [np.empty((2, 0), np.int64)] for name in fields}
-            for batch in mapped_batches(stream, descriptor):
+            for batch in manifests.mapped_batches(stream, descriptor):
                 for name in fields:
                     places[name].append(_places(batch.column(name), whole))
         except (arrow.ArrowException, OSError, ValueError) as error:
             if not places:
-                message = f"the container is no Arrow file: {_first_line(error)}"
+                message = f"the container is no Arrow file: {first_line(error)}"
                 raise AudioError(Reason.NOT_AUDIO, message) from None
-            self._fault = f"was cut short, or is damaged: {_first_line(error)}"
+            self._fault = f"was cut short, or is damaged: {first_line(error)}"
         self._columns = {name: np.concatenate(parts, axis=1) for name, parts in places.items()}
 
     @property
@@ -82,33 +65,23 @@ class ArrowIndex:
         return sum(places.nbytes for places in self._columns.values())
 
     def find(self, name: str) -> ByteRange:
-        """Where the bytes of a column's row lie.
-
-        Raises:
-            AudioError: There is no such column or row, or it has no bytes.
-        """
+        """Where the bytes of a column's row lie. Raises AudioError if there is no such column or row, or it has no
+        bytes."""
         column, row = _column_and_row(name, self._columns)
         offsets, sizes = self._columns[column]
         if row >= len(sizes) and self._fault:
             raise AudioError(Reason.TRUNCATED, f"the table {self._fault}; it has {len(sizes):,} rows left")
         _check_row(row, len(sizes))
-        return ByteRange(int(offsets[row]), _checked_size(int(sizes[row])))
+        _check_size(int(sizes[row]))
+        return ByteRange(int(offsets[row]), int(sizes[row]))
 
 
 class ParquetIndex:
-    """The row groups of a Parquet file.
-
-    Args:
-        descriptor: The file. It need not stay open.
-        size: Its size in bytes.
-
-    Raises:
-        AudioError: It is not a Parquet file.
-    """
+    """The row groups of a Parquet file, which need not stay open. Raises AudioError if it is none."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._arrow = pyarrow()
-        file = self._checked(lambda: self._arrow.parquet.ParquetFile(_path(descriptor)))
+        file = self._checked(lambda: self._arrow.parquet.ParquetFile(f"/proc/self/fd/{descriptor}"))
         self._metadata = file.metadata
         self._fields = _fields_with_bytes(file.schema_arrow)
         counts = [self._metadata.row_group(number).num_rows for number in range(self._metadata.num_row_groups)]
@@ -122,21 +95,14 @@ class ParquetIndex:
         return 10 * int(self._metadata.serialized_size)
 
     def find(self, name: str, descriptor: int) -> Any:
-        """The bytes of a column's row, as a buffer.
-
-        Args:
-            name: The column and the row.
-            descriptor: The file, as it was.
-
-        Raises:
-            AudioError: There is no such column or row, it has no bytes, or its row group cannot be read.
-        """
+        """The bytes of a column's row, as a buffer, from the file as it was. Raises AudioError if there is no such
+        column or row, it has no bytes, or its row group cannot be read."""
         column, row = _column_and_row(name, self._fields)
         _check_row(row, self._starts[-1])
         group = bisect_right(self._starts, row) - 1
         values = _ROW_GROUPS.get((self, column, group), lambda: self._unpacked(descriptor, column, group))
         value = values[row - self._starts[group]]
-        _checked_size(0 if value is None else value.size)
+        _check_size(0 if value is None else value.size)
         return value
 
     def _unpacked(self, descriptor: int, column: str, group: int) -> Sequence[Any]:
@@ -144,7 +110,7 @@ class ParquetIndex:
         leaf = self._fields[column]
 
         def unpack() -> list[Any]:
-            file = self._arrow.parquet.ParquetFile(_path(descriptor), metadata=self._metadata)
+            file = self._arrow.parquet.ParquetFile(f"/proc/self/fd/{descriptor}", metadata=self._metadata)
             values: list[Any] = []
             num_bytes = 0
             for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[leaf], use_threads=False):
@@ -165,7 +131,7 @@ class ParquetIndex:
         try:
             return read()
         except (self._arrow.ArrowException, OSError, ValueError) as error:
-            message = f"the table is no Parquet file, was cut short, or is damaged: {_first_line(error)}"
+            message = f"the table is no Parquet file, was cut short, or is damaged: {first_line(error)}"
             raise AudioError(Reason.TRUNCATED, message) from None
 
 
@@ -189,11 +155,8 @@ def _fields_with_bytes(schema: Any) -> dict[str, str]:
 
 
 def _places(column: Any, whole: Any) -> NDArray[np.int64]:
-    """Where a column's values begin in the file, and their sizes; int64 `[2, rows]`.
-
-    Raises:
-        ValueError: They are not in the file as they are.
-    """
+    """Where a column's values begin in the file, and their sizes, int64 `[2, rows]`; a ValueError if they are not in it
+    as they are."""
     values = column.field("bytes") if pyarrow().types.is_struct(column.type) else column
     count = len(values)
     _, ends, data = values.buffers()
@@ -224,15 +187,6 @@ def _check_row(row: int, count: int) -> None:
         raise AudioError(Reason.FILE_MISSING, f"the table has {count:,} rows, counted from 0")
 
 
-def _checked_size(size: int) -> int:
+def _check_size(size: int) -> None:
     if size == 0:
         raise AudioError(Reason.EMPTY, "the row holds no bytes")
-    return size
-
-
-def _path(descriptor: int) -> str:
-    return f"/proc/self/fd/{descriptor}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -40,23 +40,13 @@ class ByteRange(NamedTuple):
     """Where some bytes lie in a file."""
 
     offset: int
-    """Bytes from the file's beginning."""
     size: int
-    """The number of bytes."""
 
 
 class TarIndex:
-    """The places of a tar's members.
+    """The places of a tar's members. Raises AudioError if it is no tar.
 
     Of members of the same name, the last one counts, as for tar. Hard links lead to the member that they name.
-
-    Args:
-        descriptor: The tar. Its position stays.
-        size: Its size in bytes.
-
-    Raises:
-        AudioError: It is not a tar.
-        OSError: It cannot be read.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -93,11 +83,8 @@ class TarIndex:
         return self._hashes.nbytes + self._offsets.nbytes + self._sizes.nbytes
 
     def find(self, name: str) -> ByteRange:
-        """Where the bytes of a member lie.
-
-        Raises:
-            AudioError: There is no such member, it is no file, or the tar was cut short before its end.
-        """
+        """Where the bytes of a member lie. Raises AudioError if there is none, it is no file, or the tar was cut short
+        before its end."""
         place = self._find(_hash(name.encode()))
         if place is None:
             if self._fault:
@@ -133,11 +120,7 @@ class _DamagedError(Exception):
 
 
 def _headers(descriptor: int) -> Iterator[_Header]:
-    """The headers of a tar's members, in their order.
-
-    Raises:
-        _DamagedError: The tar is not whole, said as the end of a sentence.
-    """
+    """The headers of a tar's members, in their order. What is not whole raises _DamagedError, the end of a sentence."""
     at = 0
     of_all: dict[bytes, bytes] = {}
     of_next: dict[bytes, bytes] = {}

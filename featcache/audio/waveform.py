@@ -46,28 +46,14 @@ class WaveformMaker:
     def at_speed(
         self, samples: NDArray[np.float32], source_rate: int, id_: str, channel: int | None
     ) -> NDArray[np.float32]:
-        """A copy's waveform without its noise.
-
-        Args:
-            samples: The samples of the recording, float32 `[num_samples, channels]`.
-            source_rate: The sample rate of `samples`, in Hz.
-            id_: The id of the copy.
-            channel: The utterance's own channel, from 0; None for the policy's.
-
-        Returns:
-            Float32 `[num_samples]` at the config's rate, as `to_waveform` gives it.
-
-        Raises:
-            AudioError: RATE_REFUSED or NO_SUCH_CHANNEL.
-        """
+        """A copy's waveform without its noise, float32 `[num_samples]` at the config's rate: `to_waveform` of the
+        recording's samples, `[num_samples, channels]`, at the speed of the copy `id_`. `channel` is the utterance's
+        own; None for the policy's."""
         return to_waveform(samples, source_rate, self.audio, channel, speed=self.speed(id_))
 
     def with_noise(self, waveform: NDArray[np.float32], id_: str) -> NDArray[np.float32]:
-        """Add a copy's noise to its waveform; a clean copy's waveform is returned as it is.
-
-        Raises:
-            ConfigError: The noise cannot be decoded, or has changed.
-        """
+        """Add a copy's noise to its waveform; that of a clean copy is returned as it is. Raises ConfigError if the
+        noise cannot be decoded, or has changed."""
         copy = self.copies.copy_of(id_)
         return waveform if copy.is_clean or self._noise is None else self._noise.add_to(waveform, id_, copy.snr)
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcache.arguments import is_number, require_int, require_number
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, is_number, require_int, require_number
 from featcache.masks import padding_mask
 from featcache.strings import hash_of
 
@@ -18,14 +17,8 @@ _LARGE = 1 << 62
 
 
 class Draws:
-    """The random numbers of one call, drawn on the device in the order of the requests.
-
-    Args:
-        kind: The augmentation's name: two kinds draw different numbers from the same seed.
-        seed: The augmentation's seed.
-        step: The step of the training.
-        device: The device on which numbers are drawn, and stay.
-    """
+    """The random numbers of one call, drawn on the device in the order of the requests. Two kinds of augmentation draw
+    different numbers from the same seed."""
 
     def __init__(self, kind: str, seed: int, step: int, device: torch.device) -> None:
         self.device = device
@@ -43,10 +36,8 @@ class Draws:
         return torch.randn(like.shape, generator=self.generator, device=self.device, dtype=dtype)
 
     def up_to(self, most: Tensor) -> Tensor:
-        """For each integer in `most` a whole number from 0 to it, inclusive, int64.
-
-        The probabilities of any two numbers up to 10^6 differ by less than one part in 10^12.
-        """
+        """For each integer in `most` a whole number from 0 to it, inclusive, int64. The probabilities of any two
+        numbers up to 10^6 differ by less than one part in 10^12."""
         drawn = torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device)
         return drawn % (most + 1)
 
@@ -64,12 +55,13 @@ class Draws:
 class Augmentation(nn.Module):
     """The base of augmentations.
 
-    Args:
-        seed: The seed, which together with the step and the shapes determines all random numbers.
-        probability: The probability that a row is augmented, independently for each row.
+    They are called with features, floats `[batch, frames, ...]`; with `lengths` in frames, integers `[batch]` on the
+    features' device, or without if no row has padding; and with the `step` of the training. Raises ArgumentError if
+    shapes, dtypes or devices do not fit.
 
-    Raises:
-        ArgumentError: `probability` is not from 0 to 1, or `seed` is not a whole number.
+    Args:
+        seed: The seed, a whole number, which together with the step and the shapes determines all random numbers.
+        probability: The probability, 0 to 1, that a row is augmented, independently for each row.
     """
 
     def __init__(self, *, seed: int = 0, probability: float = 1.0) -> None:
@@ -78,11 +70,7 @@ class Augmentation(nn.Module):
         self.probability = require_number("probability", probability, 0, 1)
 
     def draws(self, step: Any, device: torch.device) -> Draws:
-        """The random numbers of one call.
-
-        Raises:
-            ArgumentError: `step` is not a whole number.
-        """
+        """The random numbers of one call; an ArgumentError if `step` is not a whole number."""
         if isinstance(step, Tensor):  # reading a tensor would wait for the GPU
             raise ArgumentError("step is a tensor: give the step of the training, an int")
         return Draws(type(self).__name__, self.seed, require_int("step", step), device)
@@ -97,15 +85,11 @@ class Augmentation(nn.Module):
 
 
 def frame_mask(features: Tensor, lengths: Tensor | None, *, dimensions: int | None = None) -> Tensor:
-    """Check a batch, and mark what are frames and not padding: bool `[batch, frames]`.
+    """Check a batch, and mark what are frames and not padding: bool `[batch, frames]`. Raises ArgumentError if shapes,
+    dtypes or devices do not fit.
 
-    Args:
-        features: Floats `[batch, frames, ...]`.
-        lengths: The lengths in frames, integers `[batch]` on the features' device; None if there is no padding.
-        dimensions: The number of dimensions that the features must have; None for any.
-
-    Raises:
-        ArgumentError: Shapes, dtypes or devices do not fit.
+    Features are floats `[batch, frames, ...]`, of so many `dimensions` if they are given; without lengths, there is no
+    padding.
     """
     check_floats(features)
     if features.ndim < 2 or dimensions not in (None, features.ndim):
@@ -137,11 +121,8 @@ def expand(values: Tensor, like: Tensor) -> Tensor:
 
 
 def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
-    """Return a range (low, high) as it is, and a number as the range from it to itself.
-
-    Raises:
-        ArgumentError: The value is neither, or its end is below its beginning.
-    """
+    """Return a range (low, high) as it is, and a number as the range from it to itself; an ArgumentError if it is
+    neither."""
     low, high = value if isinstance(value, tuple) else (value, value)
     if not (is_number(low) and is_number(high) and low <= high):
         raise ArgumentError(f"{name} is {value!r}: give a number, or a range (low, high)")

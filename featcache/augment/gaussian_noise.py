@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from featcache.arguments import require_number
 from featcache.augment.base import Augmentation, check_floats, expand, frame_mask, require_range
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, require_number
 
 __all__ = ["GaussianNoise"]
 
@@ -47,19 +46,8 @@ class GaussianNoise(Augmentation):
             require_number("std", self.std[0], 0)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
-        """Add noise.
-
-        Args:
-            features: Floats `[batch, ...]`; with `lengths`, `[batch, frames, ...]`.
-            lengths: The lengths in frames, integers `[batch]` on the features' device. Without it, there is no padding.
-            step: The step of the training.
-
-        Returns:
-            A tensor of the features' shape and dtype.
-
-        Raises:
-            ArgumentError: Shapes, dtypes or devices do not fit.
-        """
+        """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`: a tensor of their shape and
+        dtype. See `Augmentation` for the arguments."""
         if not self.training:
             return features
         check_floats(features)

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featcache.arguments import require_number
 from featcache.augment.base import Augmentation, expand, frame_mask, require_range
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, require_number
 
 __all__ = ["MixEnergies", "Mixed", "Mixup"]
 
@@ -55,17 +54,7 @@ class Mixup(Augmentation):
         self.alpha = require_number("alpha", alpha, 0.01)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
-        """Mix a batch.
-
-        Args:
-            features: Floats `[batch, frames, ...]`.
-            lengths: The lengths in frames, integers `[batch]` on the features' device. Without it, all rows have full
-                length.
-            step: The step of the training.
-
-        Raises:
-            ArgumentError: Shapes, dtypes or devices do not fit.
-        """
+        """Mix a batch. See `Augmentation` for the arguments."""
         if not self.training:
             return _unmixed(features)
         is_frame = frame_mask(features, lengths)
@@ -111,17 +100,8 @@ class MixEnergies(Augmentation):
         self.snr_db, self.log = require_range("snr_db", snr_db), log
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
-        """Mix a batch. Computed in float32; a row's weight is its share of the power.
-
-        Args:
-            features: Logarithms, floats `[batch, frames, dims]`.
-            lengths: The lengths in frames, integers `[batch]` on the features' device. Without it, all rows have full
-                length.
-            step: The step of the training.
-
-        Raises:
-            ArgumentError: Shapes, dtypes or devices do not fit.
-        """
+        """Mix a batch of logarithms `[batch, frames, dims]`, in float32; a row's weight is its share of the power. See
+        `Augmentation` for the arguments."""
         if not self.training:
             return _unmixed(features)
         is_frame = frame_mask(features, lengths)

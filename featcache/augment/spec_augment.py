@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from featcache.arguments import is_number, require_int, require_number
 from featcache.augment.base import Augmentation, Draws, expand, frame_mask
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, is_number, require_int, require_number
 
 __all__ = ["SpecAugment"]
 
@@ -63,20 +62,8 @@ class SpecAugment(Augmentation):
         self.value = value
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
-        """Mask a batch.
-
-        Args:
-            features: Floats `[batch, frames, dims]`.
-            lengths: The lengths in frames, integers `[batch]` on the features' device; time masks stay within them.
-                Without it, all rows have full length.
-            step: The step of the training.
-
-        Returns:
-            A tensor of the features' shape and dtype.
-
-        Raises:
-            ArgumentError: Shapes, dtypes or devices do not fit.
-        """
+        """Mask a batch `[batch, frames, dims]`: a tensor of its shape and dtype. Time masks stay within `lengths`. See
+        `Augmentation` for the arguments."""
         if not self.training:
             return features
         is_frame = frame_mask(features, lengths, dimensions=3)
@@ -122,17 +109,7 @@ def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws, chos
     As in SpecAugment (Park et al. 2019, section 2), the point is drawn from the frames that are further than `window`
     from both ends, and its shift uniformly from -window to window; values between frames are interpolated linearly.
     First and last frames stay in place. Rows of up to 2 * window + 2 frames have no such point and are not changed, nor
-    is padding.
-
-    Args:
-        features: Floats `[batch, frames, ...]`.
-        lengths: The lengths in frames, int64 `[batch]`.
-        window: The largest shift in frames, at least 1.
-        draws: The random numbers of this call.
-        chosen: Which rows are warped, bool `[batch]`; None for all.
-
-    Returns:
-        A tensor of the features' shape and dtype.
+    is padding. Features are `[batch, frames, ...]`, lengths int64 `[batch]`; of `chosen` rows, bool `[batch]`, or all.
     """
     room = lengths - 2 * window - 2
     drawn = draws.up_to(room.clamp(min=1) - 1), draws.up_to(torch.full_like(lengths, 2 * window))

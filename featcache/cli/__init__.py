@@ -1,4 +1,4 @@
-"""The command line: one file for each command, which parses, calls the library, and prints.
+"""The command line: one file for each command, which parses, calls the library, prints, and returns the exit code.
 
 Results go to stdout, progress and messages to stderr. The library imports nothing from here. Nothing heavy is imported
 before a command runs, so `featcache --help` answers at once.
@@ -10,19 +10,19 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from contextlib import suppress
 from traceback import walk_tb
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from featcache import __version__
 from featcache.cli.common import complain, note, print_error, print_errors_as_json
-from featcache.cli.completion import completion
 from featcache.cli.configs import configs
 from featcache.cli.copy import copy
 from featcache.cli.diff import diff
-from featcache.cli.durations import durations
 from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.index import index
@@ -51,6 +51,8 @@ _NOBODY_READS = 128 + signal.SIGPIPE
 _NO_THREAD = "can't start new thread"
 """What a RuntimeError says if there is no room for another thread."""
 
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+
 
 class _Commands(click.Group):
     """Turns errors into one clear line and their exit code; lists commands in the order in which they were added."""
@@ -67,7 +69,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with stdout_for_results(), signals_interrupt():
-                return super().invoke(ctx)
+                code = super().invoke(ctx)
         except click.ClickException as error:
             message = without_secrets(error.format_message())
             _print_error("UsageError", message, error.exit_code)
@@ -94,10 +96,12 @@ class _Commands(click.Group):
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and _NO_THREAD not in str(error):
                 raise
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # what zarr had begun
             reason = str(error) or "out of memory"
             _fail(ctx, "MemoryError", f"{reason}: give the process more (ulimit -v, ulimit -u), or --threads 1", 1)
         except KeyboardInterrupt:
             _fail(ctx, "Interrupted", "interrupted", INTERRUPTED)
+        ctx.exit(code or 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -137,9 +141,23 @@ def _is_from_printing(error: BaseException) -> bool:
     return frame.f_globals.get("__name__") == click.echo.__module__
 
 
+def _print_completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
+    if shell is None or context.resilient_parsing:  # the latter: the shell is being told what may follow
+        return
+    click.echo(_SHELLS[shell](context.command, {}, "featcache", "_FEATCACHE_COMPLETE").source())
+    context.exit()
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="featcache")
-@completion
+@click.option(
+    "--completion",
+    type=click.Choice([*_SHELLS]),
+    is_eager=True,
+    expose_value=False,
+    callback=_print_completion,
+    help='Print the script by which a shell completes commands. In ~/.bashrc: eval "$(featcache --completion bash)"',
+)
 def main() -> None:
     """Extract speech features once, into Zarr shards that training can trust.
 
@@ -160,24 +178,7 @@ def main() -> None:
 
 
 for command in (
-    extract,
-    verify,
-    repair,
-    index,
-    ls,
-    info,
-    diff,
-    tag,
-    rm,
-    prune,
-    show,
-    why,
-    stats,
-    copy,
-    manifest,
-    durations,
-    probe,
-    configs,
-    fit_kmeans,
+    *(extract, verify, repair, index, ls, info, diff, tag, rm),
+    *(prune, show, why, stats, copy, manifest, probe, configs, fit_kmeans),
 ):
     main.add_command(command)

@@ -11,22 +11,23 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import click
+from tqdm import tqdm
 
 from featcache import __version__
-from featcache.errors import ArgumentError, StoreError, listing
+from featcache.errors import ArgumentError, FeatcacheError, StoreError, listing
 
 if TYPE_CHECKING:
     from featcache.manifest import Manifest
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -65,6 +66,12 @@ def terminal_columns() -> int:
         return 0
 
 
+def progress_bar(total: int | None, unit: str, **settings: Any) -> tqdm[Never]:
+    """A bar on a terminal, which is gone in the end; elsewhere, it shows nothing."""
+    columns = terminal_columns()
+    return tqdm(total=total, unit=f" {unit}", leave=False, file=sys.stderr, disable=not columns, **settings)
+
+
 def printable(text: str) -> str:
     """Text without what a terminal would obey, or show as something else: control characters, also line ends, marks
     that turn the direction of writing, and halves of characters are written as Python's escapes.
@@ -80,6 +87,15 @@ def say(*columns: object) -> None:
     log(line)
     if not _quiet.is_set():
         click.echo(line)
+
+
+def say_table(rows: Sequence[Sequence[str]], to_the_right: Container[int]) -> None:
+    """Print rows of cells on stdout, each column as wide as it must be; the columns of these numbers end in line."""
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        cells = enumerate(zip(row, widths, strict=True))
+        say("  ".join(cell.rjust(w) if at in to_the_right else cell.ljust(w) for at, (cell, w) in cells).rstrip())
 
 
 def note(message: str) -> None:
@@ -143,11 +159,11 @@ class _LogFile(logging.FileHandler):
 
 def note_unfinished(version: Version) -> None:
     """Warn on stderr if runs have not extracted everything that they were to extract."""
-    from featcache.store.index import open_index
-    from featcache.store.unfinished import find_unfinished
+    from featcache.version.index import open_index
+    from featcache.version.wanted import find_lacking
 
-    for run in find_unfinished(version, open_index(version)):
-        note(f"{version.path}: {run}")
+    for finding in find_lacking(version, open_index(version)):
+        note(f"{version.path}: {finding}")
 
 
 def read_manifest(
@@ -255,15 +271,19 @@ def print_errors_as_json(context: click.Context) -> None:
     context.meta[_ERRORS] = True
 
 
-def error_document(kind: str, message: str, exit_code: int) -> dict[str, Any]:
-    """An error as JSON: the name of its class in `featcache.errors`, or of another kind."""
+def error_document(error: FeatcacheError) -> dict[str, Any]:
+    """An error as JSON."""
+    return _error_document(type(error).__name__, str(error), error.exit_code)
+
+
+def _error_document(kind: str, message: str, exit_code: int) -> dict[str, Any]:
     return {"error": {"type": kind, "message": message, "exit_code": exit_code}}
 
 
 def print_error(kind: str, message: str, exit_code: int) -> None:
-    """Print an error as the one document of `--json`."""
+    """Print an error as the one document of `--json`; its kind is a class of `featcache.errors`, or another word."""
     if click.get_current_context().meta.get(_ERRORS):
-        print_json(error_document(kind, message, exit_code))
+        print_json(_error_document(kind, message, exit_code))
 
 
 def as_document(result: Any) -> dict[str, Any]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from featcache.cli import options
 from featcache.cli.common import print_json, say
 from featcache.errors import ArgumentError, ConfigError
-
-if TYPE_CHECKING:
-    from featcache.storage.location import Location
+from featcache.storage.location import Location
 
 
 @click.command(short_help="List the packaged configs; print one, or a version's.")
@@ -61,7 +57,7 @@ def _print_packaged(name: str | None) -> None:
 def _print_recorded(path: Location) -> None:
     from featcache.config.config import ConfigFile
     from featcache.config.strict_yaml import dump_yaml
-    from featcache.store.selection import select_version
+    from featcache.version.selection import select_version
 
     info = select_version(path).info
     say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")

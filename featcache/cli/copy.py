@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TYPE_CHECKING
 
 import click
-from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import as_document, default_threads, note, print_json, say, terminal_columns
+from featcache.cli.common import as_document, default_threads, note, print_json, progress_bar, say
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.errors import counted, megabytes
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from featcache.storage.location import Location
-    from featcache.store.copying import Copied
+    from featcache.care.copying import Copied
 
 
 @click.command(short_help="Copy a cache to another folder or object store.")
 @options.version_location
-@options.copy_location
+@click.argument("to", metavar="TO", type=options.LOCATION)
 @options.threads("How many shards are copied at once.  [default: every core, at most 8]")
-@options.as_json("Print the result as one JSON document.")
-@click.pass_context
-@for_each_part()
-def copy(ctx: click.Context, path: Location, to: Location, threads: int | None, as_json: bool) -> None:
-    """Copy a cache, or one of its versions, into the cache TO: shards, records of runs, failure ledgers, probes,
-    tags and index. Both may be folders or URLs: s3://bucket/features, gs://…, az://….
+@options.as_json()
+@for_each_part
+def copy(path: Location, to: Location, threads: int | None, as_json: bool) -> int:
+    """Copy a cache, or one of its versions, into the cache TO: shards, index, tags, what manifests want, failure
+    ledgers, and records of runs and probes. Both may be folders or URLs: s3://bucket/features, gs://…, az://….
 
     Every byte is checked while it is copied: a damaged shard is named, and not copied. What is there already stays: run
     the same command again to continue a copy that was interrupted, or to add what has been extracted since. Nothing is
-    removed. A shard is there as a whole or not at all, and after those that replace utterances of it: half a copy has
-    no older features.
+    removed. A shard is there as a whole or not at all, and a new version once all of it is there.
 
     Exits with 1 if a shard is damaged.
 
@@ -43,22 +39,18 @@ def copy(ctx: click.Context, path: Location, to: Location, threads: int | None, 
       featcache copy features s3://bucket/features
       featcache copy s3://bucket/features/fbank80 /local/features
     """
-    from featcache.store.copying import copy_version
-    from featcache.store.selection import version_folders
-    from featcache.store.version import Version
+    from featcache.care.copying import copy_version
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
 
     versions = [Version.open(folder) for folder in version_folders(path)]
     total = sum(len(version.shard_names()) for version in versions)
+    threads = threads or default_threads()
     results = []
-    with (
-        stoppable() as stop,
-        tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar,
-    ):
+    with stoppable() as stop, progress_bar(total, "shards") as bar:
         for version in versions:
             if not stop.is_set():
-                results.append(
-                    copy_version(version, to, threads=threads or default_threads(), report=bar.update, stop=stop)
-                )
+                results.append(copy_version(version, to, threads=threads, report=bar.update, stop=stop))
     damaged = any(result.problems for result in results)
     interrupted = any(result.interrupted for result in results)
     if as_json:
@@ -66,7 +58,7 @@ def copy(ctx: click.Context, path: Location, to: Location, threads: int | None, 
     else:
         for result in results:
             _print(result)
-    ctx.exit(INTERRUPTED if interrupted else 1 if damaged else 0)
+    return INTERRUPTED if interrupted else 1 if damaged else 0
 
 
 def _print(result: Copied) -> None:

@@ -10,18 +10,19 @@ import click
 from featcache.cli import options
 from featcache.cli.common import print_json, say
 from featcache.errors import counted, listing
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from featcache.health.diff import ValuesDiff
-    from featcache.storage.location import Location
-    from featcache.strings import Strings
+    from collections.abc import Sequence
+
+    from featcache.care.diff import ValuesDiff
 
 _SHOWN = 5
 
 
 @click.command(short_help="Compare two versions: configs, utterances, values.")
-@options.version_to_compare("first")
-@options.version_to_compare("second")
+@click.argument("first", metavar="CACHE/VERSION", type=options.LOCATION)
+@click.argument("second", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.option(
     "--values",
     type=click.IntRange(min=0),
@@ -40,9 +41,9 @@ def diff(first: Location, second: Location, values: int, as_json: bool) -> None:
       featcache diff features/fbank80-2a8b3903b266 features/fbank80-6f0612afda6c
       featcache diff features/fbank80 /backup/features/fbank80 --values 1000
     """
-    from featcache.health.diff import diff as compare
+    from featcache.care.diff import diff as compare
     from featcache.loader.cache import Cache
-    from featcache.store.selection import select_version
+    from featcache.version.selection import select_version
 
     found = compare(Cache(select_version(first)), Cache(select_version(second)), values)
     if as_json:
@@ -65,7 +66,7 @@ def diff(first: Location, second: Location, values: int, as_json: bool) -> None:
         say(f"values: {_describe(found.values)}")
 
 
-def _say_ids(ids: Strings, where: str) -> None:
+def _say_ids(ids: Sequence[str], where: str) -> None:
     if len(ids):
         more = " …" if len(ids) > _SHOWN else ""
         say(f"{len(ids):,} {where}: {listing(ids[at] for at in range(min(len(ids), _SHOWN)))}{more}")

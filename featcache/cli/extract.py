@@ -7,47 +7,36 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from dataclasses import replace as with_values
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
 from featcache.cli import options
-from featcache.cli.common import (
-    FAILURES_LEFT,
-    error_document,
-    note,
-    print_json,
-    read_manifest,
-    say,
-)
+from featcache.cli.common import FAILURES_LEFT, error_document, note, print_json, read_manifest, say
 from featcache.cli.corpora import worst
 from featcache.cli.progress import Display, progress_options
 from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.cli.summary import (
-    complain_of_failures,
-    plan_document,
-    print_summary,
-    summary_document,
-    trial_document,
-)
+from featcache.cli.summary import complain_of_failures, plan_document, print_summary, summary_document, trial_document
 from featcache.errors import ArgumentError, counted, megabytes
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from featcache.config import Config
     from featcache.extraction.corpus import CorpusSummary
     from featcache.extraction.jobs import Engine
+    from featcache.extraction.partition import Partition
     from featcache.extraction.plan import Options
     from featcache.extraction.summary import Summary
     from featcache.extraction.version_plan import BuiltConfig
     from featcache.manifest.audio_locations import AudioLocation
-    from featcache.storage.location import Location
 
 
 @click.command(short_help="Extract the features of a manifest's utterances.")
-@options.manifests_argument
+@click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
 @click.option(
     "-c",
     "--config",
@@ -119,10 +108,15 @@ if TYPE_CHECKING:
 @click.option(
     "--partition",
     metavar="I/N|auto",
-    help="Extract only partition I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which need no locks and do "
-    "not wait for each other. Of one manifest, it is a range of rows: the manifest needs durations, and `featcache "
+    help="Extract only partition I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which work side by side, "
+    "without locks. Of one manifest, it is a range of rows, equally long where all have durations; `featcache "
     "index` builds the index after them. Of several manifests, it is every N-th of them. With auto, the variables of "
     "SLURM, Kubernetes or SkyPilot say which.",
+)
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait while another command is at work in the version.  [default: say which, and exit with 1]",
 )
 @options.trust_remote_code
 @click.option("--dry-run", is_flag=True, help="Only say what would be done: utterances, hours, bytes.")
@@ -134,10 +128,7 @@ if TYPE_CHECKING:
 )
 @progress_options
 @options.as_json("Print the summary as one JSON document.")
-@click.pass_context
 def extract(
-    ctx: click.Context,
-    /,
     manifests: tuple[str, ...],
     configs: tuple[str, ...],
     cache: Location,
@@ -150,7 +141,7 @@ def extract(
     reading: dict[str, Any],
     keys: dict[str, Any],
     **chosen: Any,
-) -> None:
+) -> int:
     """Extract the features of the MANIFEST's utterances into a cache.
 
     MANIFEST is a CSV, TSV, JSONL or Parquet file with the columns id and path, and optionally start and duration
@@ -194,7 +185,8 @@ def extract(
     _limit_libraries(chosen["threads"])
     from featcache.config import load_config
     from featcache.engines.main_job import choose_engine, parse_options
-    from featcache.store.corpus import by_part_name, is_corpus, manifests_of_parts
+    from featcache.version.corpus import by_part_name, manifests_of_parts
+    from featcache.version.selection import is_corpus
 
     run, parsed = choose_engine(engine, parse_options(**chosen))
     loaded = [load_config(config, keys) for config in configs]
@@ -207,19 +199,20 @@ def extract(
     known = list(dict.fromkeys(key for config in loaded for key in config.keys))
     job = _Job(run, parsed, {**reading, "root": root}, known, dry_run, trial, progress, as_json)
     parts = manifests_of_parts(manifests)
-    if parts is not None or is_corpus(cache):
-        if trial:
-            raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
-        is_one = parts is None
-        ctx.exit(_extract_parts(job, loaded, cache, parts or by_part_name(map(Path, manifests)), is_one=is_one))
-    outcome = job.extract(manifests[0], loaded, cache)
-    if as_json:
-        print_json(outcome.document)
-    ctx.exit(outcome.code)
+    if parts is None and not is_corpus(cache):
+        outcome = job.extract(manifests[0], loaded, cache)
+        if as_json:
+            print_json(outcome.document)
+        return outcome.code
+    if trial:
+        raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
+    if parts is None:  # a partition is one of its rows
+        return _extract_parts(job, loaded, cache, by_part_name(map(Path, manifests)), None)
+    job = with_values(job, options=with_values(parsed, partition=None))
+    return _extract_parts(job, loaded, cache, parts, parsed.partition)
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """What became of a run."""
 
     document: dict[str, Any]
@@ -227,7 +220,7 @@ class _Outcome:
     code: int
     """The exit code."""
     summary: Summary | None
-    """The summary; None if nothing was to be done but to say what would be."""
+    """None if nothing was to be done but to say what would be."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +246,7 @@ class _Job:
         """Extract a manifest, and print the summary for people."""
         from featcache.audio.commands import kill_commands
         from featcache.engines.ray import RAY
-        from featcache.extraction.extraction import run_extraction
+        from featcache.extraction.extraction import exclusively, run_extraction
         from featcache.extraction.plan import plan_extraction
         from featcache.extraction.trial import run_trial
 
@@ -270,7 +263,12 @@ class _Job:
                 document["trial"] = trial_document(trials, prints=not self.as_json)
             return _Outcome(document, 0, None)
         # Ray prints to standard output, which is for the result.
-        with Display(plan, self.progress) as display, stoppable(kill_commands) as stop, redirect_stdout(sys.stderr):
+        with (
+            stoppable(kill_commands) as stop,
+            exclusively(plan, stop) as plan,
+            Display(plan, self.progress) as display,
+            redirect_stdout(sys.stderr),
+        ):
             summary = run_extraction(plan, self.engine, display.update, stop)
         document = summary_document(summary)
         if not self.as_json:
@@ -283,16 +281,11 @@ class _Job:
 
 
 def _extract_parts(
-    job: _Job, configs: Sequence[Config], corpus: Location, manifests: Mapping[str, Path], *, is_one: bool = False
+    job: _Job, configs: Sequence[Config], corpus: Location, manifests: Mapping[str, Path], partition: Partition | None
 ) -> int:
-    """Extract the parts of a corpus, one after the other, and return the exit code of the worst.
-
-    `is_one` if a single manifest was given: then a partition is one of its rows, and not of the parts.
-    """
+    """Extract the parts of a corpus, or a partition of them, in turn. Returns the exit code of the worst."""
     from featcache.extraction.corpus import extract_parts, plan_corpus
 
-    partition = None if is_one else job.options.partition
-    job = job if partition is None else with_values(job, options=with_values(job.options, partition=None))
     plan = plan_corpus(corpus, manifests, partition, job.reading, writes=not job.dry_run)
     outcomes: dict[str, _Outcome] = {}
 
@@ -303,20 +296,17 @@ def _extract_parts(
     result = extract_parts(plan, configs, job.options, job.reading["root"], extract_part, note)
     codes = {name: error.exit_code for name, error in result.errors.items()}
     codes |= {name: outcome.code for name, outcome in outcomes.items()}
-    codes |= {
-        name: FAILURES_LEFT if any(version.failed for version in known) else 0
-        for name, known in result.unchanged.items()
-    }
-    code = worst(codes.values())
+    for name, known in result.unchanged.items():
+        codes[name] = FAILURES_LEFT if any(version.failed for version in known) else 0
+    code, unchanged = worst(codes.values()), len(result.unchanged)
     if job.as_json:
         documents = [{"part": name, **_part_document(name, result, outcomes)} for name in sorted(codes)]
-        unchanged = len(result.unchanged)
         print_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
         return code
     done = len(outcomes.keys() - result.errors.keys())
     say(
         f"{corpus}: {counted(len(plan.manifests), 'part')}: {done:,} {'to extract' if job.dry_run else 'extracted'}, "
-        f"{len(result.unchanged):,} unchanged since"
+        f"{unchanged:,} unchanged since"
         + (f", {len(result.errors):,} not extracted" if result.errors else "")
         + (f", {len(result.left):,} not begun: run the same command again" if result.left else "")
     )
@@ -325,10 +315,9 @@ def _extract_parts(
 
 def _part_document(name: str, result: CorpusSummary, outcomes: Mapping[str, _Outcome]) -> dict[str, Any]:
     if name in result.errors:
-        error = result.errors[name]
-        return error_document(type(error).__name__, str(error), error.exit_code)
+        return error_document(result.errors[name])
     if name in result.unchanged:
-        return {"unchanged": True, "versions": [asdict(version) for version in result.unchanged[name]]}
+        return {"unchanged": True, "versions": msgspec.to_builtins(result.unchanged[name])}
     return {"unchanged": False, **outcomes[name].document}
 
 
@@ -345,12 +334,7 @@ def _existing(folder: Path) -> Path:
 
 
 def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
-    """That the disk has no room for what is to be written.
-
-    Args:
-        cache: The cache, which may not exist yet.
-        num_bytes: Bytes to be written, approximately.
-    """
+    """That the disk has no room for so many bytes, approximately. The cache may not exist yet."""
     if not isinstance(cache, Path):
         return []
     free = shutil.disk_usage(_existing(cache)).free

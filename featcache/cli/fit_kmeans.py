@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from featcache.cli import options
 from featcache.cli.common import note, note_unfinished, print_json, refuse_output, say
-
-if TYPE_CHECKING:
-    from featcache.storage.location import Location
+from featcache.storage.location import Location
 
 
 @click.command("fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`.")
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 )
 @options.device()
 @options.threads("[default: every core, at most 8]")
-@options.as_json("Print the result as one JSON document.")
+@options.as_json()
 def fit_kmeans(
     path: Location,
     k: int,
@@ -55,8 +52,8 @@ def fit_kmeans(
 
     from featcache.device import Device
     from featcache.stats.kmeans import fit_version
-    from featcache.store.files import write_file
-    from featcache.store.selection import select_version
+    from featcache.storage.files import write_file
+    from featcache.version.selection import select_version
 
     refuse_output(output, force)
     version = select_version(path)

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
-
 import click
 
 from featcache.cli import options
 from featcache.cli.common import note, print_json, say
 from featcache.cli.corpora import for_each_part
 from featcache.errors import counted
-
-if TYPE_CHECKING:
-    from featcache.storage.location import Location
-
-
-@dataclass(frozen=True)
-class _Indexed:
-    """The index of a version."""
-
-    path: str
-    """The folder of the version."""
-    shards: int
-    """The number of its shards."""
-    utterances: int
-    """The number of utterances in them."""
-    built: bool
-    """Whether the index was built now; else it was there."""
+from featcache.storage.location import Location
 
 
 @click.command(short_help="Build the index, after the jobs of an array.")
 @options.version_location
-@options.as_json("Print the result as one JSON document.")
-@for_each_part()
+@options.as_json()
+@for_each_part
 def index(path: Location, as_json: bool) -> None:
     """Build the index of all versions of a cache, or of one, unless it is there.
 
@@ -45,28 +26,26 @@ def index(path: Location, as_json: bool) -> None:
       featcache index features
       featcache index features/fbank80
     """
-    from featcache.store.corpus import PartVersion, record_version
-    from featcache.store.in_flight import forget_suspects
-    from featcache.store.index import keep_index
-    from featcache.store.ledger import standing_failures
-    from featcache.store.selection import version_folders
-    from featcache.store.unfinished import find_unfinished
-    from featcache.store.version import Version
+    from featcache.version.corpus import PartVersion, record_version
+    from featcache.version.index import keep_index
+    from featcache.version.ledger import standing_failures
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
+    from featcache.version.wanted import find_lacking
 
-    found = []
+    documents = []
     for folder in version_folders(path):
         version = Version.open(folder)
         opened, is_built = keep_index(version)
-        forget_suspects(version, opened)
-        if not (unfinished := find_unfinished(version, opened)):
+        if not (findings := find_lacking(version, opened)):
             failed = len(standing_failures(version, opened))
             record_version(version, PartVersion.of(version, opened, failed))
-        found.append(_Indexed(str(folder), len(opened.shards), len(opened), is_built))
-        for finding in unfinished:
+        for finding in findings:
             note(f"{folder}: {finding}")
+        shards, utterances = len(opened.shards), len(opened)
+        documents.append({"path": str(folder), "shards": shards, "utterances": utterances, "built": is_built})
+        if not as_json:
+            what = "built" if is_built else "already there"
+            say(f"{folder}: {counted(utterances, 'utterance')} in {counted(shards, 'shard')}: index {what}")
     if as_json:
-        print_json({"versions": [asdict(one) for one in found]})
-        return
-    for one in found:
-        what = "built" if one.built else "already there"
-        say(f"{one.path}: {counted(one.utterances, 'utterance')} in {counted(one.shards, 'shard')}: index {what}")
+        print_json({"versions": documents})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
 from os.path import isabs
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,11 +14,13 @@ from featcache.cli import options
 from featcache.cli.common import complain, describe_fastest, note, print_json, say
 from featcache.cli.corpora import for_each_part
 from featcache.errors import ArgumentError, DamagedError, counted, hours, listing, megabytes, percent
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from featcache.storage.location import Location
-    from featcache.store.index import Index
-    from featcache.store.version import Version
+    from collections.abc import Iterator, Sequence
+
+    from featcache.version.index import Index
+    from featcache.version.version import Version
 
 
 @click.command(short_help="Show what a cache holds.")
@@ -30,10 +32,9 @@ if TYPE_CHECKING:
     is_flag=True,
     help="With --failures, of one version: print the ledger as a manifest, with the columns reason and message.",
 )
-@options.as_json("Print the result as one JSON document.")
-@click.pass_context
-@for_each_part()
-def info(ctx: click.Context, path: Location, failures: bool, as_csv: bool, as_json: bool) -> None:
+@options.as_json()
+@for_each_part
+def info(path: Location, failures: bool, as_csv: bool, as_json: bool) -> int:
     """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
 
     Bytes of features, here and in the other commands, count the features as stored and all side arrays,
@@ -50,22 +51,22 @@ def info(ctx: click.Context, path: Location, failures: bool, as_csv: bool, as_js
         if as_json or not failures:
             raise ArgumentError("--csv goes with --failures, and without --json")
         _print_csv(path)
-        return
+        return 0
     documents, is_damaged = describe_versions(path)
     if as_json:
         print_json({"versions": documents})
     else:
         for document in documents:
             _print(document, failures)
-    ctx.exit(DamagedError.exit_code if is_damaged else 0)
+    return DamagedError.exit_code if is_damaged else 0
 
 
 def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dict[str, Any]], bool]:
     """What each version of a cache holds, and what tells it from others of its name; and whether one is damaged, which
     is said, and left out. With `on_disk`, the sizes of all files are added up, of which there are many.
     """
-    from featcache.store.selection import distinctions, version_folders
-    from featcache.store.version import Version
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
 
     documents, is_damaged = [], False
     for folder in version_folders(path):
@@ -77,65 +78,79 @@ def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dic
             is_damaged = True
     for document in documents:
         namesakes = [other for other in documents if other["name"] == document["name"]]
-        found = distinctions([other["config"] for other in namesakes])[namesakes.index(document)]
+        found = _distinctions([other["config"] for other in namesakes])[namesakes.index(document)]
         document["distinction"] = found or (["weights or revision"] if len(namesakes) > 1 else [])
     return documents, is_damaged
+
+
+def _distinctions(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """What tells resolved configs of one name from each other: for each of them, the keys in which not all agree, by
+    their dotted paths, with its values: `params.low_freq=20.0`. Keys that it has not are left out.
+    """
+    flat = [dict(_leaves(config)) for config in configs]
+    keys = {key for values in flat for key in values if any(other.get(key) != values[key] for other in flat)}
+    return [[f"{key}={json.dumps(values[key])}" for key in sorted(keys & values.keys())] for values in flat]
+
+
+def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from featcache.store.index import open_index
-    from featcache.store.index_shards import describe_shards
-    from featcache.store.ledger import standing_failures
-    from featcache.store.run_records import began, run_names
-    from featcache.store.tags import tags_to_show
-    from featcache.store.unfinished import find_unfinished
+    import msgspec
+
+    from featcache.version.index import open_index
+    from featcache.version.ledger import standing_failures
+    from featcache.version.records import began, read_probes, run_names
+    from featcache.version.tags import tags_to_show
+    from featcache.version.wanted import find_lacking
 
     index = open_index(version)
     failures = [failure.document() for failure in standing_failures(version, index).values()]
-    shards = describe_shards(index, version)
-    times = [time.isoformat(timespec="seconds") for run in run_names(version) if (time := began(run)) is not None]
-    newest = {probe["device"]: probe for probe in version.probes() if {"device", "date", "fastest"} <= probe.keys()}
+    runs = run_names(version.store)
+    times = [time.isoformat(timespec="seconds") for run in runs if (time := began(run)) is not None]
+    newest = {probe["device"]: probe for probe in read_probes(version) if {"device", "date", "fastest"} <= probe.keys()}
     return {
         "path": str(version.path),
         "original_name": version.original_name,
-        **asdict(version.info),
+        **msgspec.to_builtins(version.info),
         "first_run": times[0] if times else None,
         "last_run": times[-1] if times else None,
         "utterances": len(index),
-        "replaced": sum(shards["items"]) - len(index),
+        "replaced": sum(shard.items for shard in index.summaries) - len(index),
         "frames": int(index.num_frames.sum()),
-        "audio_seconds": round(sum(shards["seconds"]), 3),
-        "bytes": _num_bytes(version, index, shards),
+        "audio_seconds": round(sum(shard.seconds for shard in index.summaries), 3),
+        "bytes": _num_bytes(version, index),
         "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
         "shards": len(index.shards),
         "batching": [
             {"policy": policy, "mismatch": mismatch}
-            for policy, mismatch in sorted({*zip(shards["batching"], shards["mismatch"], strict=True)}, key=str)
+            for policy, mismatch in sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
             if policy
         ],
         "probes": list(newest.values()),
         "tags": tags_to_show(version),
-        "unfinished": [{**asdict(run), "message": str(run)} for run in find_unfinished(version, index)],
+        "unfinished": [{**asdict(finding), "message": str(finding)} for finding in find_lacking(version, index)],
         "failed": len(failures),
         "failures": failures,
     }
 
 
-def _num_bytes(version: Version, index: Index, shards: dict[str, list[Any]]) -> int:
+def _num_bytes(version: Version, index: Index) -> int:
     """The stored bytes of features and of side arrays' entries, as `Shard.num_bytes` counts them."""
-    from featcache.spec import QUANTIZATION
-
     spec = version.info.spec
-    if {side.name for side in spec.side} - {QUANTIZATION}:
-        return sum(version.shard(name).num_bytes(spec) for name in index.shards)
-    return int(sum(shards["frames"])) * spec.bytes_per_frame + int(sum(shards["items"])) * spec.bytes_per_item
+    if spec.outputs:
+        return sum(version.shard(name).num_bytes for name in index.shards)
+    return sum(shard.frames * spec.bytes_per_frame + shard.items * spec.bytes_per_item for shard in index.summaries)
 
 
 def _print(document: dict[str, Any], failures: bool) -> None:
-    from featcache.spec import QUANTIZATION
-
     spec, config = document["spec"], document["config"]
     shape = ", ".join(["frames", *map(str, spec["item_shape"])])
     say(document["path"])
@@ -162,7 +177,7 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         say(f"  {run['message']}")
     side_arrays = {side["name"]: side for side in spec["side"]}
     quantized = ", quantised to uint8 with a scale and an offset for each utterance and dimension"
-    stored = quantized if side_arrays.pop(QUANTIZATION, None) else ""
+    stored = quantized if side_arrays.pop("quantization", None) else ""
     say(f"  {spec['dtype']} [{shape}], {spec['frame_rate']:g} frames/s: {spec['units']}{stored}")
     for side in side_arrays.values():
         entry = ", ".join(["entries", *map(str, side["item_shape"])])
@@ -182,36 +197,19 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         say(f"  probed on {probe['device']}, {probe['date']}: {describe_fastest(probe['fastest'])}")
     if failures:
         for failure in document["failures"]:
-            older = "" if failure["replaces"] is None else "; an older item of this id is there, and stays"
+            older = "" if failure["generation"] == 1 else "; an older item of this id is there, and stays"
             say(f"  {failure['id']}", failure["reason"], failure["path"], f"{failure['message']}{older}")
 
 
 def _print_csv(path: Location) -> None:
     """Print the failure ledger as a manifest: what failed of copies is a row of their utterance."""
-    from featcache.manifest import Manifest
     from featcache.manifest.audio_locations import is_audio_url, is_command
-    from featcache.manifest.copies import copies_of
-    from featcache.manifest.utterances import SegmentColumns
     from featcache.manifest.write import to_csv
-    from featcache.store.index import open_index
-    from featcache.store.ledger import standing_failures
-    from featcache.store.run_records import manifest_roots
-    from featcache.store.selection import select_version
-    from featcache.strings import Strings
+    from featcache.version.records import failures_as_manifest, manifest_roots
+    from featcache.version.selection import select_version
 
     version = select_version(path)
-    copies = copies_of(version.info.config)
-    rows = {
-        failure.id.removesuffix(copies.copy_of(failure.id).suffix): failure
-        for failure in standing_failures(version, open_index(version)).values()
-    }
-    manifest = Manifest(
-        source=str(version.path),
-        root=Path.cwd(),
-        ids=Strings.of(rows),
-        **SegmentColumns.of(rows.values())._asdict(),
-        columns={name: Strings.of(getattr(row, name) for row in rows.values()) for name in ("reason", "message")},
-    )
+    manifest = failures_as_manifest(version)
     text = to_csv(manifest)
     if sys.stdout.isatty():
         for line in text.decode().splitlines():

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import print_json, printable
+from featcache.cli.common import print_json, say_table
 from featcache.cli.corpora import for_each_part
 from featcache.cli.info import describe_versions
 from featcache.errors import DamagedError, hours, megabytes
-
-if TYPE_CHECKING:
-    from featcache.storage.location import Location
+from featcache.storage.location import Location
 
 _COLUMNS = (
-    "version",
-    "utterances",
-    "audio",
-    "features",
-    "failed",
-    "first run",
-    "last run",
-    "tags",
-    "what sets it apart",
+    *("version", "utterances", "audio", "features", "failed"),
+    *("first run", "last run", "tags", "what sets it apart"),
 )
-_TO_THE_RIGHT = {"utterances", "audio", "features", "failed"}
+_TO_THE_RIGHT = range(1, 5)
 _FIELDS = (
     *("path", "name", "fingerprint", "distinction"),
     *("utterances", "audio_seconds", "bytes", "failed", "first_run", "last_run", "tags"),
@@ -35,10 +26,9 @@ _FIELDS = (
 
 @click.command(short_help="List the versions of a cache, a line each.")
 @options.version_location
-@options.as_json("Print the result as one JSON document.")
-@click.pass_context
-@for_each_part()
-def ls(ctx: click.Context, path: Location, as_json: bool) -> None:
+@options.as_json()
+@for_each_part
+def ls(path: Location, as_json: bool) -> int:
     """List the versions of a cache: how much each holds, when it was extracted, and the keys of its config in which it
     is unlike others of its name. Days are those of the first and the latest run, in UTC. `featcache info` says more.
 
@@ -52,8 +42,8 @@ def ls(ctx: click.Context, path: Location, as_json: bool) -> None:
         versions = [{name: one[name] for name in _FIELDS} for one in documents]
         print_json({"versions": versions})
     elif documents:
-        _print_table([_COLUMNS, *map(_row, documents)])
-    ctx.exit(DamagedError.exit_code if is_damaged else 0)
+        say_table([_COLUMNS, *map(_row, documents)], _TO_THE_RIGHT)
+    return DamagedError.exit_code if is_damaged else 0
 
 
 def _row(document: dict[str, Any]) -> tuple[str, ...]:
@@ -68,14 +58,3 @@ def _row(document: dict[str, Any]) -> tuple[str, ...]:
         ", ".join(tag["name"] for tag in document["tags"]) or "-",
         ", ".join(document["distinction"]),
     )
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    shown = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for row in shown:
-        cells = (
-            f"{cell:>{width}}" if name in _TO_THE_RIGHT else f"{cell:{width}}"
-            for cell, width, name in zip(row, widths, _COLUMNS, strict=True)
-        )
-        click.echo("  ".join(cells).rstrip())

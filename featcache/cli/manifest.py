@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, note, print_json, read_manifest, refuse_output, say
-from featcache.cli.durations import look, note_failures, note_root
+from featcache.cli.common import FAILURES_LEFT, note, print_json, progress_bar, read_manifest, refuse_output, say
 from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
+    from featcache.extraction.file_headers import FileHeaders
+    from featcache.manifest import Manifest
     from featcache.manifest.audio_locations import AudioLocation
+
+_SHOWN = 5
+_LOOKING_THREADS = 4
+"""Threads for each core: they mostly wait for the disk."""
 
 
 @click.command(short_help="Convert a manifest from any format to CSV, JSONL, Parquet, NeMo's or Lhotse's.")
@@ -23,10 +29,14 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Its format: csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix: csv, jsonl or parquet]",
 )
-@options.new_manifest("The new manifest; - is standard output.", required=True)
-@click.pass_context
+@options.manifest_argument
+@options.output_file("The new manifest; - is standard output.", required=True)
+@options.root()
+@options.manifest_format
+@options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
+@options.force
+@options.as_json()
 def manifest(
-    ctx: click.Context,
     manifest: str,
     output: Path,
     to: str | None,
@@ -35,7 +45,7 @@ def manifest(
     force: bool,
     as_json: bool,
     reading: dict[str, Any],
-) -> None:
+) -> int:
     """Write the MANIFEST, whatever its format, as another one: the same ids, segments and columns.
 
     As CSV, JSONL or Parquet, paths stay as they are, so that features that were extracted with either are those of the
@@ -53,7 +63,7 @@ def manifest(
     import numpy as np
 
     from featcache.manifest.write import WRITTEN, format_to_write, packed, require_names
-    from featcache.store.files import write_file
+    from featcache.storage.files import write_file
 
     is_printed = str(output) == "-"
     if is_printed and as_json:
@@ -64,19 +74,19 @@ def manifest(
     read = read_manifest(manifest, reading, root=root)
     if kind not in ("nemo", "lhotse"):
         data, failures = WRITTEN[kind](read), {}
-        note_root(output, read)
+        _note_root(output, read)
     else:
         from featcache.extraction.audio_files import missing_file_notes
 
         require_names(read, kind)
         missing_file_notes(read, np.ones(len(read), bool))  # raises if none is there
-        found = look(read, threads, every=kind == "lhotse")
+        found = _look(read, threads, every=kind == "lhotse")
         failures = found.failures
         rows = np.array([row for row in range(len(read)) if row not in failures], np.int64)
         seconds = np.where(np.isnan(found.seconds), read.duration, found.seconds)
         files = {number: found.headers[row] for number, row in enumerate(rows.tolist()) if row in found.headers}
         data = WRITTEN[kind](replace(read, duration=seconds).take(rows), files)
-        note_failures(read, found)
+        _note_failures(read, found)
     if is_printed:
         click.echo(data, nl=False)
     else:
@@ -88,4 +98,28 @@ def manifest(
     else:
         tell = note if is_printed else say
         tell(f"{output}: {counted(len(read) - len(failures), 'row')} as {kind}, read as {read.format}")
-    ctx.exit(FAILURES_LEFT if failures else 0)
+    return FAILURES_LEFT if failures else 0
+
+
+def _look(read: Manifest, threads: int | None, every: bool) -> FileHeaders:
+    """What the headers say of the files of rows without durations, or of all files."""
+    from featcache.extraction.file_headers import read_headers
+
+    threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
+    with progress_bar(len(read), "rows") as bar:
+        return read_headers(read, threads, bar.update, every=every)
+
+
+def _note_root(output: Path, read: Manifest) -> None:
+    """Say what to give as --root for a new manifest whose paths are relative to another folder than its own."""
+    if output.absolute().parent != read.root and not all(map(os.path.isabs, read.paths)):
+        note(f"{output}: relative paths are relative to {read.root}: give --root {read.root}")
+
+
+def _note_failures(read: Manifest, found: FileHeaders) -> None:
+    """Say which rows have no duration, and why."""
+    for row, (reason, message) in list(found.failures.items())[:_SHOWN]:
+        note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
+    if found.failures:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in found.reasons.items())
+        note(f"{counted(len(found.failures), 'row has', 'rows have')} no duration: {reasons}")

@@ -13,8 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from featcache.arguments import refuse_url
-from featcache.errors import ArgumentError
+from featcache.errors import MOST_THREADS, ArgumentError, refuse_url
 from featcache.storage.location import ObjectPath, as_location
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -56,10 +55,6 @@ class _Number(click.FloatRange):
         return number
 
 
-POSITIVE = _Number(min=0, min_open=True)
-"""A finite number above 0."""
-
-
 def _no_folder(path: str) -> str | None:
     if os.path.isdir(path):
         return None
@@ -98,24 +93,6 @@ class _Config(_LocalPath):
         return found
 
 
-TEXT = _LocalPath()
-"""A path as text: that of a manifest (`-` is standard input)."""
-
-CONFIG = _Config()
-"""A config, as text."""
-
-_EXISTING_FOLDER = _LocalPath(_no_folder, file_okay=False, path_type=Path)
-_FILE = _LocalPath(_no_place_for_file, dir_okay=False, path_type=Path)
-
-
-manifest_argument = click.argument("manifest", type=TEXT)
-"""`MANIFEST`, for every command that needs a manifest."""
-
-
-manifests_argument = click.argument("manifests", metavar="MANIFEST...", type=TEXT, nargs=-1, required=True)
-"""`MANIFEST...`, for the command that takes one, or those of a corpus."""
-
-
 class _Location(_LocalPath):
     """A cache or a version, by its folder or its URL; a location."""
 
@@ -123,33 +100,6 @@ class _Location(_LocalPath):
         if value and isinstance(location := as_location(_name(param), value), ObjectPath):
             return location
         return super().convert(value, param, ctx)
-
-
-LOCATION = _Location(path_type=Path)
-"""A cache or a version, in a folder or an object store, that the command itself checks further."""
-
-version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
-"""`CACHE[/VERSION]`, for every command that takes one version (by its place or its config's name) or a whole cache."""
-
-_CACHE = _Location(_no_place_for_folder, file_okay=False, path_type=Path)
-
-
-one_version = click.argument("path", metavar="CACHE/VERSION", type=LOCATION)
-"""`CACHE/VERSION`, for every command that takes one version and not all of a cache."""
-
-
-def version_to_compare(name: str) -> Decorator:
-    """`CACHE/VERSION` under a name of its own, for a command that takes several."""
-    return click.argument(name, metavar="CACHE/VERSION", type=LOCATION)
-
-
-copy_location = click.argument("to", metavar="TO", type=LOCATION)
-"""`TO`, the cache that is copied to."""
-
-
-def manifest(meaning: str, **settings: Any) -> Decorator:
-    """`--manifest`; `settings` are click's."""
-    return click.option("--manifest", type=TEXT, metavar="MANIFEST", help=meaning, **settings)
 
 
 class _Root(_LocalPath):
@@ -164,11 +114,41 @@ class _Root(_LocalPath):
         return super().convert(value, param, ctx)
 
 
+POSITIVE = _Number(min=0, min_open=True)
+"""A finite number above 0."""
+
+TEXT = _LocalPath()
+"""A path as text: that of a manifest (`-` is standard input)."""
+
+CONFIG = _Config()
+"""A config, as text."""
+
+FILE = _LocalPath(_no_place_for_file, dir_okay=False, path_type=Path)
+"""A file to be written."""
+
+LOCATION = _Location(path_type=Path)
+"""A cache or a version, in a folder or an object store, that the command itself checks further."""
+
+_CACHE = _Location(_no_place_for_folder, file_okay=False, path_type=Path)
 _ROOT = _Root(_no_folder, file_okay=False, path_type=Path)
+
+manifest_argument = click.argument("manifest", type=TEXT)
+
+version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
+"""One version (by its place or its config's name), or a whole cache."""
+
+force = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+dry_run = click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+yes = click.option("--yes", is_flag=True, help="Do not ask. Needed where nobody can be asked: not on a terminal.")
+
+
+def manifest(meaning: str, **settings: Any) -> Decorator:
+    """`--manifest`; `settings` are click's, here and below."""
+    return click.option("--manifest", type=TEXT, metavar="MANIFEST", help=meaning, **settings)
 
 
 def root(default: str = "the manifest's folder") -> Decorator:
-    """`--root`, for every command that takes a manifest; `default` describes the default."""
+    """`--root`; `default` describes the default."""
     help_text = f"The folder or URL (s3://bucket/folder) that relative paths are relative to.  [default: {default}]"
     return click.option("--root", type=_ROOT, metavar="FOLDER", help=help_text)
 
@@ -178,7 +158,7 @@ def manifest_format(command: Callable[..., Any]) -> Callable[..., Any]:
 
     The command gets them as one dictionary, `reading`: arguments of `read_manifest`.
     """
-    return _reading_manifest(command, _OF_MANIFEST, _reading)
+    return _reading_manifest(command, _OF_MANIFEST)
 
 
 def manifest_and_config_keys(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,41 +166,34 @@ def manifest_and_config_keys(command: Callable[..., Any]) -> Callable[..., Any]:
 
     The keys of configs that `--set` gives are apart, in the dictionary `keys`: an argument of `load_config`.
     """
-    return _reading_manifest(command, _OF_CONFIGS, _reading_and_keys)
 
-
-def _reading_manifest(
-    command: Callable[..., Any], what_is_set: str, gather: Callable[[dict[str, Any]], dict[str, Any]]
-) -> Callable[..., Any]:
     @functools.wraps(command)
-    def gathered(*args: Any, **kwargs: Any) -> Any:
-        return command(*args, **gather(kwargs))
+    def with_keys(reading: dict[str, Any], **given: Any) -> Any:
+        from featcache.config.config import KEYS
+        from featcache.config.strict_yaml import load_yaml
 
-    setting = click.option(
-        "--set", "values", multiple=True, callback=_as_values, metavar="NAME=VALUE", help=what_is_set
-    )
+        values, keys = reading["values"], {}
+        for name in [name for name in values if name.partition(".")[0] in KEYS]:
+            try:
+                keys[name] = load_yaml(values.pop(name))
+            except ValueError as error:
+                raise ArgumentError(f"--set: the value of {name}: {error}") from error
+        return command(**given, reading=reading, keys=keys)
+
+    return _reading_manifest(with_keys, _OF_CONFIGS)
+
+
+def _reading_manifest(command: Callable[..., Any], what_is_set: str) -> Callable[..., Any]:
+    @functools.wraps(command)
+    def gathered(**given: Any) -> Any:
+        reading = {name: given.pop(name) for name in ("format", "values", "allow_commands", "allow_queries")}
+        return command(**given, reading=reading)
+
+    setting = click.option("--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=what_is_set)
     return _FORMAT(setting(_ALLOW_COMMANDS(_ALLOW_QUERIES(gathered))))
 
 
-def _reading(kwargs: dict[str, Any]) -> dict[str, Any]:
-    reading = {name: kwargs.pop(name) for name in ("format", "values", "allow_commands", "allow_queries")}
-    return kwargs | {"reading": reading}
-
-
-def _reading_and_keys(kwargs: dict[str, Any]) -> dict[str, Any]:
-    from featcache.config.config import KEYS
-    from featcache.config.strict_yaml import load_yaml
-
-    values, keys = kwargs["values"], {}
-    for name in [name for name in values if name.partition(".")[0] in KEYS]:
-        try:
-            keys[name] = load_yaml(values.pop(name))
-        except ValueError as error:
-            raise ArgumentError(f"--set: the value of {name}: {error}") from error
-    return _reading(kwargs) | {"keys": keys}
-
-
-def _as_values(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def _values(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     if bad := [one for one in given if not one.partition("=")[0] or "=" not in one]:
         raise ArgumentError(f"--set: {bad[0]!r} is not NAME=VALUE, as data_root=/corpora/librispeech")
     values = [one.split("=", 1) for one in given]
@@ -257,66 +230,28 @@ _ALLOW_QUERIES = click.option(
 
 
 def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
-    """`--device`, for every command that computes."""
+    """`--device`."""
     return click.option("--device", metavar="DEVICE", help=f"{meaning}  [default: cuda if there is one]")
 
 
 def threads(meaning: str) -> Decorator:
     """`--threads`."""
-    return click.option("--threads", type=click.IntRange(min=1), metavar="N", help=meaning)
+    return click.option("--threads", type=click.IntRange(1, MOST_THREADS), metavar="N", help=meaning)
 
 
 def cache(meaning: str, **settings: Any) -> Decorator:
-    """`-o`, `--output`: a cache, for every command that writes to one; `settings` are click's."""
+    """`-o`, `--output`: a cache."""
     return click.option("-o", "--output", "cache", type=_CACHE, metavar="CACHE", help=meaning, **settings)
 
 
 def output_file(meaning: str, **settings: Any) -> Decorator:
-    """`-o`, `--output`: a file, for every command that writes one; `settings` are click's."""
-    return click.option("-o", "--output", "output", type=_FILE, metavar="FILE", help=meaning, **settings)
+    """`-o`, `--output`: a file."""
+    return click.option("-o", "--output", "output", type=FILE, metavar="FILE", help=meaning, **settings)
 
 
-log_file = click.option(
-    "--log", type=_FILE, metavar="FILE", help="Also add messages and progress to FILE, each line with the time, in UTC."
-)
-"""`--log`, for a command that takes long."""
-
-force = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-"""`--force`, for every command that writes a file."""
-
-
-def as_json(meaning: str) -> Decorator:
-    """`--json`, for every command that has a result to print."""
+def as_json(meaning: str = "Print the result as one JSON document.") -> Decorator:
+    """`--json`."""
     return click.option("--json", "as_json", is_flag=True, help=meaning)
-
-
-def new_manifest(meaning: str, **settings: Any) -> Decorator:
-    """What a command takes that writes a manifest of another, and looks at the files: both, how the first is read, and
-    `--threads`, `--force` and `--json`. `settings` are click's, of `-o`.
-    """
-    parts = (
-        manifest_argument,
-        output_file(meaning, **settings),
-        root(),
-        manifest_format,
-        threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]"),
-        force,
-        as_json("Print the result as one JSON document."),
-    )
-
-    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
-        for part in reversed(parts):
-            command = part(command)
-        return command
-
-    return decorated
-
-
-dry_run = click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-"""`--dry-run`, for every command that removes something."""
-
-yes = click.option("--yes", is_flag=True, help="Do not ask. Needed where nobody can be asked: not on a terminal.")
-"""`--yes`, for every command that removes something."""
 
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -334,4 +269,3 @@ trust_remote_code = click.option(
     help="Run Python code that comes with a model's weights, and import extractors that a cache names and no installed "
     "package registers. Without this option, they are refused.",
 )
-"""`--trust-remote-code`, for every command that builds extractors."""

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import describe_fastest, note, print_json, read_manifest, say
+from featcache.cli.common import describe_fastest, note, print_json, read_manifest, say, say_table
 from featcache.errors import counted, percent
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
+    from featcache.care.probe import Probe
+    from featcache.care.trials import Measured
     from featcache.config import Config
-    from featcache.health.probe import Probe
-    from featcache.health.trials import Measured
     from featcache.manifest.audio_locations import AudioLocation
-    from featcache.storage.location import Location
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 _NEAR = 16
 """Differences within so many frames of a clip's end or beginning are reported as being there."""
@@ -43,7 +43,7 @@ _NEAR = 16
     help="Number of utterances to measure with, from the shortest to the longest; the first 30 s of each.",
 )
 @options.trust_remote_code
-@options.as_json("Print the result as one JSON document.")
+@options.as_json()
 def probe(
     config: str,
     manifest: str,
@@ -69,10 +69,11 @@ def probe(
       featcache probe encodec.yaml train.csv
       featcache probe encodec.yaml train.csv -o /data/features --device cuda --json
     """
+    from featcache.care.probe import probe as measure
     from featcache.config import load_config
     from featcache.device import Device
     from featcache.extraction.audio_files import copying_notes
-    from featcache.health.probe import probe as measure
+    from featcache.version.records import write_probe
 
     loaded = load_config(config, keys)
     wanted = read_manifest(manifest, reading, loaded.keys, root=root, carry=False)
@@ -81,7 +82,7 @@ def probe(
     result = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
     version = _version(loaded, cache, result)
     if version:
-        version.write_probe(result.document())
+        write_probe(version, result.document())
     if as_json:
         print_json({**result.document(), "path": str(version.path) if version else None})
     else:
@@ -92,11 +93,11 @@ def probe(
 def _version(config: Config, cache: Location | None, result: Probe) -> Version | None:
     """The config's version in a cache, created if missing; without a cache, the one in ./features, if it exists."""
     from featcache.extraction.version_plan import version_info
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
     info = version_info(config, result.spec)
     if cache is not None:
-        return Version.create(cache, info)
+        return Version.create(cache / info.folder_name, info)
     path = Path("features") / info.folder_name
     return Version.open(path) if (path / "zarr.json").exists() else None
 
@@ -118,15 +119,8 @@ def _print(result: Probe) -> None:
     else:
         say("compared, bit for bit, with each utterance alone")
     header = ("precision", "batching", "differ", "ties", "mismatches", "largest", "disturbed", "× real time", "")
-    rows = [header, *(_row(measured) for measured in result.measured)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     say()
-    for row in rows:
-        cells = [
-            cell.rjust(width) if 2 <= column <= 7 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        say("  ".join(cells).rstrip())
+    say_table([header, *map(_row, result.measured)], range(2, 8))
     say()
     shares = "codes" if result.spec.codebook_sizes else "frames"
     say(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")
@@ -179,8 +173,7 @@ def _print_chunks(result: Probe) -> None:
         return
     say(
         f"chunks: {promise}; of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole "
-        "clip, "
-        f"{_percent(chunks.mismatch)} by more than rounding"
+        f"clip, {_percent(chunks.mismatch)} by more than rounding"
     )
 
 

@@ -53,7 +53,7 @@ def progress_options(command: Callable[..., Any]) -> Callable[..., Any]:
             print_only_errors()
         return command(*args, progress="none" if quiet and progress == "bar" else progress, **kwargs)
 
-    for option in (_QUIET, options.log_file, _PROGRESS):
+    for option in (_QUIET, _LOG, _PROGRESS):
         with_messages = option(with_messages)
     return with_messages
 
@@ -65,6 +65,12 @@ _PROGRESS = click.option(
     show_default=True,
     help="On stderr: a bar, or lines now and then where stderr is no terminal; json: a document on a line, each minute "
     "and at the end (docs/json.md).",
+)
+_LOG = click.option(
+    "--log",
+    type=options.FILE,
+    metavar="FILE",
+    help="Also add messages and progress to FILE, each line with the time, in UTC.",
 )
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors, and what --json prints.")
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import as_document, is_agreed, note, print_json, read_manifest, say, terminal_columns
+from featcache.cli.common import as_document, is_agreed, note, print_json, progress_bar, read_manifest, say
 from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.errors import DamagedError, counted, listing, megabytes
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from featcache.storage.location import Location
-    from featcache.store.prune import Pruned, PrunePlan
+    from featcache.care.prune import Pruned, PrunePlan
 
 
 @click.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
@@ -32,11 +30,9 @@ if TYPE_CHECKING:
 )
 @options.dry_run
 @options.yes
-@options.as_json("Print the result as one JSON document.")
-@click.pass_context
-@for_each_part()
+@options.as_json()
+@for_each_part
 def prune(
-    ctx: click.Context,
     path: Location,
     manifest: str | None,
     force: bool,
@@ -44,7 +40,7 @@ def prune(
     yes: bool,
     as_json: bool,
     reading: dict[str, Any],
-) -> None:
+) -> int:
     """Remove what no reader needs from all versions of a cache, or from one: items of utterances that were extracted
     again; with --manifest, utterances that it does not have; and what killed processes have left.
 
@@ -52,8 +48,8 @@ def prune(
     again with these alone, and then removed. A kill at any moment loses none of them; the same command does the rest.
     Shards that a tag names stay, and so do damaged shards, which `featcache repair` repairs, and whole versions, which
     `featcache ls` lists and `featcache rm` removes. A run that is filling the version is not disturbed: then nothing is
-    removed; in an object store, neither is it while a run elsewhere has not ended, until nothing has been written for
-    a day. Who has opened a version before may have to open it again.
+    removed. Do not prune beside jobs of an array, or a store that others write to. Who has opened a version before may
+    have to open it again.
 
     Refuses a manifest with other files for the same ids, which looks like another corpus, and one that lacks more than
     5% of the utterances, and removes nothing then, unless --force is given.
@@ -66,44 +62,41 @@ def prune(
       featcache prune features/fbank80 --manifest train.csv
       featcache prune features --manifest half.csv --force
     """
-    from featcache.store.prune import plan_prune
-    from featcache.store.prune import prune as take_away
-    from featcache.store.selection import version_folders
-    from featcache.store.version import Version
+    from featcache.care.prune import ids_to_keep, plan_prune
+    from featcache.care.prune import prune as take_away
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
 
     wanted = read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
     versions = [Version.open(folder) for folder in version_folders(path)]
-    plans = [plan_prune(version, wanted, force=force) for version in versions]
+    keeping = [None if wanted is None else ids_to_keep(version, wanted, force=force) for version in versions]
+    plans = [plan_prune(version, ids) for version, ids in zip(versions, keeping, strict=True)]
     if not as_json:
         for plan in plans:
             _say(plan, manifest, dry_run)
-    is_needed = not all(plan.is_empty for plan in plans)
     done: list[Pruned] = []
-    if is_needed and not dry_run:
+    if not (dry_run or all(plan.is_empty for plan in plans)):
         if is_agreed("Remove all this?", yes, as_json):
             total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
-            with (
-                stoppable() as stop,
-                tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar,
-            ):
+            with stoppable() as stop, progress_bar(total, "shards") as bar:
                 done = [
-                    take_away(version, plan, wanted, report=bar.update, stop=stop)
-                    for version, plan in zip(versions, plans, strict=True)
+                    take_away(version, plan, ids, report=bar.update, stop=stop)
+                    for version, plan, ids in zip(versions, plans, keeping, strict=True)
                 ]
         else:
             note("nothing has been removed")
-    for pruned in done:
-        if pruned.damaged:
-            shards = counted(len(pruned.damaged), "shard stays", "shards stay")
-            repair = f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
-            note(f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: {repair}")
+    damaged = [pruned for pruned in done if pruned.damaged]
+    for pruned in damaged:
+        shards = counted(len(pruned.damaged), "shard stays", "shards stay")
+        repair = f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
+        note(f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: {repair}")
     if as_json:
         results = {pruned.path: as_document(pruned) for pruned in done}
         print_json({"versions": [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]})
-    interrupted = any(pruned.interrupted for pruned in done)
-    if interrupted:
+    if any(pruned.interrupted for pruned in done):
         note("interrupted: the same command does the rest")
-    ctx.exit(INTERRUPTED if interrupted else DamagedError.exit_code if any(one.damaged for one in done) else 0)
+        return INTERRUPTED
+    return DamagedError.exit_code if damaged else 0
 
 
 def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:

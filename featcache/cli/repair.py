@@ -12,10 +12,10 @@ from featcache.cli.corpora import for_each_part
 from featcache.cli.signals import INTERRUPTED, stoppable
 from featcache.cli.summary import complain_of_failures, print_summary
 from featcache.errors import counted, listing
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from featcache.manifest.audio_locations import AudioLocation
-    from featcache.storage.location import Location
 
 
 @click.command(short_help="Re-extract damaged utterances, and keep the others.")
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 @options.device()
 @options.threads("As for extract.")
 @options.trust_remote_code
-@options.as_json("Print the result as one JSON document.")
-@click.pass_context
-@for_each_part()
+@options.as_json()
+@for_each_part
 def repair(
-    ctx: click.Context,
     path: Location,
     manifest: str,
     root: AudioLocation | None,
@@ -38,7 +36,7 @@ def repair(
     threads: int | None,
     as_json: bool,
     reading: dict[str, Any],
-) -> None:
+) -> int:
     """Read every byte of a version (or of all versions of a cache), and re-extract the damaged utterances.
 
     The undamaged utterances of a damaged shard are kept, bit for bit: they are written to a new shard before
@@ -47,8 +45,8 @@ def repair(
     its utterances are re-extracted; if that version is not in the same cache, or has no sound shard of the same name,
     the shard is moved to the folder `aside` of the version.
 
-    Lines that are damaged in the records of runs are removed; what was lost with them is extracted by the next
-    `featcache extract`.
+    What is damaged in the records of what is wanted and has failed is removed; the next `featcache extract` makes up
+    for it.
 
     Only the damaged utterances need to be in the manifest, and their audio files must exist. Otherwise nothing
     is removed.
@@ -58,9 +56,9 @@ def repair(
       featcache repair features --manifest train.csv
     """
     from featcache.audio.commands import kill_commands
+    from featcache.care.repair import repair as repair_version
     from featcache.extraction.plan import Options
-    from featcache.health.repair import repair as repair_version
-    from featcache.store.selection import version_folders
+    from featcache.version.selection import version_folders
 
     read = read_manifest(manifest, reading, root=root, carry=False)
     chosen = Options(device=device, threads=threads)
@@ -87,8 +85,8 @@ def repair(
                 are = "tag is" if len(tags) == 1 else "tags are"
                 say(f"{version.path}: the {are} no longer whole: {listing(tags)}: featcache verify says why")
             if version.records:
-                files = counted(version.records, "record of runs", "records of runs")
-                say(f"{version.path}: {files} mended: what was damaged is gone, featcache verify says what it cost")
+                records = f"{counted(version.records, 'damaged record')} of what is wanted or has failed"
+                say(f"{version.path}: {records} removed: featcache verify says what it cost")
             if version.summary:
                 print_summary(version.summary)
             elif not (version.metadata or version.removed or version.records):
@@ -101,6 +99,6 @@ def repair(
     for summary in given_up:
         complain_of_failures(summary, summary.versions[0].path)
     if given_up:
-        ctx.exit(1)
+        return 1
     interrupted = any(version.interrupted for version in repaired) or any(summary.interrupted for summary in summaries)
-    ctx.exit(INTERRUPTED if interrupted else FAILURES_LEFT if any(summary.failed for summary in summaries) else 0)
+    return INTERRUPTED if interrupted else FAILURES_LEFT if any(summary.failed for summary in summaries) else 0

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from featcache.cli import options
 from featcache.cli.common import is_agreed, note, print_json, say
 from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
-
-if TYPE_CHECKING:
-    from featcache.storage.location import Location
+from featcache.storage.location import Location
 
 
 @click.command(short_help="Remove a version, or a tag.")
@@ -19,24 +15,24 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Remove a version even if it has tags, or files in it are not featcache's.")
 @options.dry_run
 @options.yes
-@options.as_json("Print the result as one JSON document.")
+@options.as_json()
 def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Remove one version of a cache, with its records and its tags; or one of its tags, which removes no features.
 
-    Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays; in
-    an object store, so does one with a run elsewhere that has not ended, until nothing has been written for a day. So
-    does, without --force, one that has tags, or with files in its folder that are not featcache's.
+    Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays, as
+    far as its lock is seen: in an object store there is none. So does, without --force, one that has tags, or with
+    files in its folder that are not featcache's.
 
     \b
     Examples:
       featcache rm features/fbank80-6f0612afda6c
       featcache rm features/fbank80@paper --yes
     """
-    from featcache.store.index import open_index
-    from featcache.store.removing import refuse_beside_runs, refuse_with_what_is_kept, remove_version, what_is_kept
-    from featcache.store.selection import split_tag, version_of_tag
-    from featcache.store.tags import read_tag, remove_tag, tag_names
-    from featcache.store.version import Version
+    from featcache.care.prune import refuse_with_what_is_kept, remove_version, what_is_kept
+    from featcache.version.index import open_index
+    from featcache.version.selection import split_tag, version_of_tag
+    from featcache.version.tags import read_tag, remove_tag, tag_names
+    from featcache.version.version import Version
 
     place, tag = split_tag(path)
     version = Version.open(_folder(place)) if tag is None else version_of_tag(place, tag)
@@ -45,7 +41,6 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> 
             read_tag(version, tag)
         what, size = f"{version.path}@{tag}: the tag; no features", 0
     else:
-        refuse_beside_runs(version)
         if not force:
             refuse_with_what_is_kept(version)
         try:
@@ -71,7 +66,7 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> 
 
 def _folder(path: Location) -> Location:
     """The folder of the version that is named; never that of the only version of a cache that is."""
-    from featcache.store.selection import version_folders
+    from featcache.version.selection import version_folders
 
     folders = version_folders(path)
     if folders != [path] and folders[0].parent == path:

@@ -12,33 +12,33 @@ from featcache.cli import options
 from featcache.cli.common import print_json, say
 from featcache.cli.corpora import for_each_part
 from featcache.errors import MissingItemError, counted, listing
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from featcache.loader.cache import Cache
-    from featcache.storage.location import Location
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 
 @click.command(short_help="Show one utterance: its place, its source, its values.")
 @options.version_location
 @click.argument("utterance", metavar="ID")
-@options.as_json("Print the result as one JSON document.")
-@for_each_part()
+@options.as_json()
+@for_each_part
 def show(path: Location, utterance: str, as_json: bool) -> None:
     """Show one utterance in each version that has it: its shard, its audio file, the run and the libraries that
     extracted it, and a summary of its values.
 
     With --json, start, duration (seconds) and channel are those of the manifest's row, and null where it gave none;
-    seconds is how much audio was extracted, and num_samples the same at the config's rate; source_rate (Hz), size
+    audio_seconds is how much audio was extracted, and num_samples the same at the config's rate; source_rate (Hz), size
     (bytes) and mtime_ns are those of the audio file.
 
     \b
     Example:
       featcache show features LJ001-0001
     """
-    from featcache.store.selection import select_versions
+    from featcache.version.selection import select_versions
 
     documents: list[dict[str, Any]] = []
     missing: MissingItemError | None = None
@@ -61,11 +61,10 @@ def show(path: Location, utterance: str, as_json: bool) -> None:
 def _document(version: Version, utterance: str) -> dict[str, Any]:
     """What a version has of an utterance."""
     from featcache.loader.cache import Cache
-    from featcache.spec import QUANTIZATION
 
     cache = Cache(version, check=True)
     features = cache[utterance]
-    sides = [spec.name for spec in cache.spec.side if spec.name != QUANTIZATION]
+    sides = [spec.name for spec in cache.spec.outputs]
     return {
         **describe_origin(version, utterance),
         **_summary(features),
@@ -80,7 +79,7 @@ def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
     Raises:
         MissingItemError: It does not have it.
     """
-    from featcache.store.origin import origin_of
+    from featcache.version.origin import origin_of
 
     origin = origin_of(version, utterance)
     seconds = origin.item.num_samples / version.info.spec.sample_rate
@@ -110,7 +109,7 @@ def origin_lines(document: dict[str, Any]) -> dict[str, Any]:
         lines["from"] = document["from"]
     lines["made by"] = ", ".join(f"{name} {value}" for name, value in document["made_by"].items() if value is not None)
     if document["superseded"]:
-        lines["supersedes"] = f"older features in {listing(document['superseded'])}"
+        lines["replaces"] = f"older features in {listing(document['superseded'])}"
     return lines
 
 

@@ -14,17 +14,17 @@ from featcache.cli.common import (
     note,
     note_unfinished,
     print_json,
+    progress_bar,
     read_manifest,
     refuse_output,
     say,
-    terminal_columns,
 )
 from featcache.errors import ArgumentError, counted
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from featcache.loader.cache import Cache
     from featcache.stats import Stats, Usage
-    from featcache.storage.location import Location
 
 _SHOWN = 20
 
@@ -39,7 +39,7 @@ _SHOWN = 20
 @options.output_file("Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn.")
 @options.force
 @options.threads("[default: every core, at most 8]")
-@options.as_json("Print the result as one JSON document.")
+@options.as_json()
 def stats(
     path: Location,
     manifest: str | None,
@@ -62,12 +62,9 @@ def stats(
       featcache stats features --manifest train.csv -o fbank80.cmvn.npz
       featcache stats features/fbank80 --manifest train.csv --by speaker -o speakers.cmvn.npz
     """
-    from tqdm import tqdm
-
     from featcache.loader.cache import Cache
     from featcache.stats import Usage, moments, usage
-    from featcache.store.corpus import corpus_of
-    from featcache.store.selection import select_version
+    from featcache.version.selection import corpus_of, select_version
 
     if by is not None and manifest is None:
         raise ArgumentError("--by names a column of the manifest: give --manifest too")
@@ -86,7 +83,7 @@ def stats(
     def compute() -> tuple[Cache, Usage | Stats]:
         cache = corpus or Cache(version)
         total = int(cache.lengths.sum()) if wanted is None and corpus is None else None
-        with tqdm(total=total, unit=" frames", unit_scale=True, leave=False, disable=not terminal_columns()) as bar:
+        with progress_bar(total, "frames", unit_scale=True) as bar:
             if holds_codes:
                 return cache, usage(cache, wanted, threads=threads, report=bar.update)
             return cache, moments(cache, wanted, by=by, threads=threads, report=bar.update)

@@ -98,8 +98,6 @@ def print_summary(summary: Summary) -> None:
     if not_looked_at := max(version.not_looked_at for version in summary.versions):
         audio = "its audio was" if not_looked_at == 1 else "their audio was"
         say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
-    if summary.elsewhere:
-        say(counted(summary.elsewhere, "utterance was", "utterances were") + " done by another run in the meantime")
     _print_resampled(summary)
     if summary.silent:
         say(f"{counted(summary.silent, 'utterance is', 'utterances are')} silent, for example {summary.first_silent}")
@@ -119,7 +117,7 @@ def print_summary(summary: Summary) -> None:
         where = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
         _print_first_failure(with_failures[0])
         say(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
-    left = max(version.missing for version in summary.versions) - summary.elsewhere
+    left = max(version.missing for version in summary.versions)
     if summary.interrupted and left > 0:
         kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
         how = "stopped" if summary.too_many_failures else "interrupted"
@@ -135,12 +133,13 @@ def complain_of_failures(summary: Summary, cache: str) -> None:
 def _print_first_failure(version: str) -> None:
     """Print what the latest run recorded first, if anything: most often all have failed for one reason."""
     from featcache.storage.location import parse_location
-    from featcache.store.ledger import failures_of
-    from featcache.store.run_records import run_names
-    from featcache.store.version import Version
+    from featcache.version.ledger import read_failures
+    from featcache.version.records import run_names
+    from featcache.version.version import Version
 
     opened = Version.open(parse_location("path", version))
-    for failure in islice((failure for run in run_names(opened)[-1:] for failure in failures_of(opened, run)), 1):
+    latest = run_names(opened.store)[-1:]
+    for failure in islice((failure for run in latest for failure in read_failures(opened, run=run)), 1):
         say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
 
 

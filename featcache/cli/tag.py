@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from featcache.cli import options
 from featcache.cli.common import note_unfinished, print_json, say
 from featcache.cli.corpora import for_each_part
 from featcache.errors import counted
-
-if TYPE_CHECKING:
-    from featcache.storage.location import Location
+from featcache.storage.location import Location
 
 
 @click.command(short_help="Give a version a name, to read it later as it is now.")
-@options.one_version
+@click.argument("path", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.argument("name", metavar="NAME")
-@options.as_json("Print the result as one JSON document.")
-@for_each_part()
+@options.as_json()
+@for_each_part
 def tag(path: Location, name: str, as_json: bool) -> None:
     """Tag a version: NAME stands for the shards that it has now, and never for others. Whatever is extracted, replaced
     or pruned later, featcache.open("features/fbank80", tag="NAME") gives just these utterances, bit for bit, and so do
     verify, diff, show and stats of CACHE/VERSION@NAME. `featcache rm CACHE/VERSION@NAME` removes a tag.
 
     A tag copies nothing. What it names stays until the tag is removed: `featcache prune` leaves it alone. If a shard of
-    it is damaged, and repair cannot bring back all bits of it, the tag is no longer whole, and says so.
+    it is damaged, and repair has to put another in its place, the tag is no longer whole, and says so.
 
     \b
     Example:
       featcache tag features/fbank80 paper
     """
-    from featcache.store.index import open_index
-    from featcache.store.removing import claim_shards
-    from featcache.store.selection import select_version
-    from featcache.store.tags import make_tag
+    from featcache.version.index import open_index
+    from featcache.version.selection import select_version
+    from featcache.version.tags import make_tag
 
     version = select_version(path)
-    with claim_shards(version):
-        index = open_index(version, keep=True)
-        made = make_tag(version, name, index.shards, len(index))
+    made = make_tag(version, name, open_index(version))
     note_unfinished(version)
     if as_json:
         print_json({"path": str(version.path), "tag": name, "shards": len(made.shards), "utterances": made.items})

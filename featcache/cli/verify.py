@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-from tqdm import tqdm
 
 from featcache.cli import options
-from featcache.cli.common import (
-    as_document,
-    default_threads,
-    note,
-    print_json,
-    read_manifest,
-    say,
-    terminal_columns,
-)
+from featcache.cli.common import as_document, default_threads, note, print_json, progress_bar, read_manifest, say
 from featcache.cli.corpora import for_each_part
 from featcache.errors import DamagedError, MissingDependencyError, counted, megabytes
-from featcache.storage.location import parse_location
+from featcache.storage.location import Location, parse_location
 
 if TYPE_CHECKING:
-    from featcache.health.recompute import Recomputed
-    from featcache.health.verify import Report, Subset
+    from featcache.care.recompute import Recomputed
+    from featcache.care.verify import Report
     from featcache.manifest import CallersUrls
     from featcache.manifest.audio_locations import AudioLocation
-    from featcache.storage.location import Location
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 _SHOWN = 20
 
@@ -78,11 +65,9 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
 @options.device("For --recompute.")
 @options.threads("[default: every core, at most 8]")
 @options.trust_remote_code
-@options.as_json("Print the result as one JSON document.")
-@click.pass_context
-@for_each_part()
+@options.as_json()
+@for_each_part
 def verify(
-    ctx: click.Context,
     path: Location,
     manifest: str | None,
     root: AudioLocation | None,
@@ -94,10 +79,10 @@ def verify(
     threads: int | None,
     as_json: bool,
     reading: dict[str, Any],
-) -> None:
+) -> int:
     """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
-    utterance, non-finite values, frame counts, duplicate ids, shards of other versions; by the records of its runs,
-    whether utterances that were to be extracted are missing, or shards that were there; and these records themselves.
+    utterance, non-finite values, frame counts, duplicate ids, shards of other versions; whether utterances are
+    missing that a manifest wants; and the records of what is wanted and has failed.
 
     Audio files are looked at only with --sources. Exits with 1 if something is damaged, missing or
     changed; with 3 if not, but utterances are in the failure ledger. `featcache repair` repairs damage;
@@ -111,14 +96,14 @@ def verify(
       featcache verify features --no-data --sources=content
       featcache verify features --subset 0/10
     """
-    from featcache.health.sources import SourceCheck
-    from featcache.health.verify import Report, Subset
-    from featcache.health.verify import verify as check
+    from featcache.care.check import Problem
+    from featcache.care.sources import SourceCheck
+    from featcache.care.verify import Report, Subset
+    from featcache.care.verify import verify as check
     from featcache.manifest import CallersUrls
-    from featcache.store.check import Problem
-    from featcache.store.selection import split_tag, version_folders
-    from featcache.store.tags import at_tag
-    from featcache.store.version import Version
+    from featcache.version.selection import split_tag, version_folders
+    from featcache.version.tags import at_tag
+    from featcache.version.version import Version
 
     threads = threads or default_threads()
     wanted = read_manifest(manifest, reading, root=root, carry=False) if manifest else None
@@ -132,15 +117,11 @@ def verify(
             found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]), None))
             continue
         some = None if subset is None else Subset(*subset)
-        with shard_bar(version, some, passes=1 if sources is None else 2) as report:
+        total = sum(some is None or some.has(name) for name in version.shard_names())
+        with progress_bar(total if sources is None else 2 * total, "shards") as bar:
+            files = None if sources is None else SourceCheck(sources == "content", root, urls)
             result = check(
-                version,
-                data=data,
-                manifest=wanted,
-                sources=None if sources is None else SourceCheck(sources == "content", root, urls),
-                subset=some,
-                threads=threads,
-                report=report,
+                version, data=data, manifest=wanted, sources=files, subset=some, threads=threads, report=bar.update
             )
         again = _recompute(version, root, recompute, device, threads, urls) if recompute else None
         found.append((result, again))
@@ -151,32 +132,19 @@ def verify(
     else:
         for result, again in found:
             _print(result, again, manifest and _as_given(manifest, root), "" if tag is None else f"@{tag}")
-    ctx.exit(1 if damaged else 3 if any(result.failed for result, _ in found) else 0)
-
-
-@contextmanager
-def shard_bar(version: Version, subset: Subset | None = None, passes: int = 1) -> Iterator[Callable[[], object]]:
-    """Show a bar over the version's shards, or a subset, on a terminal; yields the function that advances it."""
-    total = passes * sum(subset is None or subset.has(name) for name in version.shard_names())
-    with tqdm(total=total, unit=" shards", leave=False, file=sys.stderr, disable=not terminal_columns()) as bar:
-        yield bar.update
+    return 1 if damaged else 3 if any(result.failed for result, _ in found) else 0
 
 
 def _recompute(
-    version: Version,
-    root: AudioLocation | None,
-    count: int,
-    device: str | None,
-    threads: int,
-    urls: CallersUrls,
+    version: Version, root: AudioLocation | None, count: int, device: str | None, threads: int, urls: CallersUrls
 ) -> Recomputed:
     try:
+        from featcache.care.recompute import recompute
+        from featcache.care.sampling import items_at_random
         from featcache.device import Device
-        from featcache.health.recompute import recompute
-        from featcache.health.sampling import items_at_random
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
-    from featcache.store.index import open_index
+    from featcache.version.index import open_index
 
     def again() -> Recomputed:
         index = open_index(version)

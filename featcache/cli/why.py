@@ -13,15 +13,15 @@ from featcache.cli.corpora import for_each_part
 from featcache.cli.show import describe_origin, origin_lines, say_lines
 from featcache.cli.summary import not_tried_again
 from featcache.errors import MissingItemError, counted
+from featcache.storage.location import Location
 
 if TYPE_CHECKING:
+    from featcache.care.why import Cause
     from featcache.config import Config
     from featcache.extraction.version_plan import VersionPlan
-    from featcache.health.why import Cause
     from featcache.manifest import Manifest
     from featcache.manifest.audio_locations import AudioLocation
-    from featcache.storage.location import Location
-    from featcache.store.version import Version
+    from featcache.version.version import Version
 
 _SHOWN = 5
 
@@ -39,7 +39,7 @@ _SHOWN = 5
 @click.option("--check-sources", is_flag=True, help="As `featcache extract` would do it with this option.")
 @options.trust_remote_code
 @options.as_json("Print the result as one JSON document, with all ids.")
-@for_each_part()
+@for_each_part
 def why(
     path: Location,
     manifest: str | None,
@@ -65,9 +65,9 @@ def why(
       featcache why features train.csv -c fbank80
       featcache why features train.csv -c fbank80 --id LJ001-0001
     """
+    from featcache.care.why import compare_versions, find_causes
     from featcache.config import load_config
-    from featcache.health.why import compare_versions, find_causes
-    from featcache.store.selection import select_versions
+    from featcache.version.selection import select_versions
 
     loaded = load_config(config, keys)
     if manifest is None:
@@ -116,7 +116,7 @@ def _plan(
 
 
 def _describe_plan(plan: VersionPlan) -> dict[str, Any]:
-    from featcache.health.why import refusal
+    from featcache.care.why import refusal
 
     return {
         "path": str(plan.path),

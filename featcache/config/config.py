@@ -18,9 +18,9 @@ from featcache.audio.sections import AudioPolicy, AugmentPolicy
 from featcache.config.faults import faults_of, keys_of
 from featcache.config.strict_yaml import load_yaml
 from featcache.errors import ConfigError, listing
+from featcache.format.documents import AT_MOST_NAME
 from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section
-from featcache.store.version_info import MOST_NAME_CHARACTERS
 from featcache.trust import without_downloads
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ConfigFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$", "maxLength": MOST_NAME_CHARACTERS})
+    name: str = Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$", "maxLength": AT_MOST_NAME})
     """The name of the version."""
     extractor: str
     """A registered name, or `package.module:Class` for your own."""
@@ -211,8 +211,8 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
     name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
         faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
-    if isinstance(name, str) and len(name) > MOST_NAME_CHARACTERS:
-        faults.append(f"name: it has {len(name):,} characters, and may have {MOST_NAME_CHARACTERS}")
+    if isinstance(name, str) and len(name) > AT_MOST_NAME:
+        faults.append(f"name: it has {len(name):,} characters, and may have {AT_MOST_NAME}")
     found = params = None
     if isinstance(document.get("extractor"), str):
         try:

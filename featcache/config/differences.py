@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from featcache.errors import FeatcacheError
 from featcache.extractors import find
 from featcache.extractors.fingerprint import SELECTING_KEYS, revision_of
-from featcache.store.selection import differing_keys
+from featcache.format.differences import differing_keys
 from featcache.trust import without_downloads
 
 

@@ -1,25 +1,106 @@
 """Appends extracted batches to their shards in order, and commits complete shards in a thread of its own.
 
-If the run is stopped, shards that are not complete are committed as they are: see `Delivery.commit_parts`.
+A shard is in memory until it is committed. If the run is stopped, shards that are not complete are committed as they
+are: see `Delivery.commit_parts`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from featcache.engines.open_shards import OpenShard
+from featcache.errors import Reason, StoreError
 from featcache.extraction.features import Extracted
-from featcache.extraction.jobs import RunControl
+from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionCounts, VersionJob
 from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.tasks import ShardTask
+from featcache.format.writing import ShardBuilder
 from featcache.manifest import Utterance
+from featcache.version.ledger import Failure
 
 _WAITING_COMMITS = 2
 """Complete shards that may wait for the disk before the workers have to."""
+
+_UNREAD = frozenset({Reason.FILE_MISSING, Reason.FILE_UNREADABLE})
+"""Reasons that may hold on one machine and not on another."""
+
+
+@dataclass
+class _VersionShard:
+    """The shard that one version gets."""
+
+    job: VersionJob
+    builder: ShardBuilder
+    failures: list[Failure] = field(default_factory=list)
+    unread: list[Failure] = field(default_factory=list)
+    """What another machine may be able to read."""
+    counts: VersionCounts = field(default_factory=VersionCounts)
+
+
+class OpenShard:
+    """A task in progress, with a shard for each version, from the first batch to the commit. Not thread-safe."""
+
+    def __init__(self, task: ShardTask, jobs: Sequence[VersionJob], leaves_unread: bool = False) -> None:
+        self.jobs = jobs
+        """The versions that get the shards."""
+        self._task = task
+        self._left = _UNREAD if leaves_unread else frozenset()
+        self._audio_seconds = 0.0
+        self._shards = [_VersionShard(job, ShardBuilder(job.version.info.spec)) for job in jobs]
+        numbers = zip(task.utterances, task.generations, strict=True)
+        self._generations = {utterance.id: generation for utterance, generation in numbers if generation > 1}
+
+    def append(self, part: Iterable[Extracted], progress: Progress) -> None:
+        """Add what each version gets from a part of a batch, and count it.
+
+        Raises:
+            ExtractorError: It is not what the version holds.
+        """
+        seconds: dict[str, float] = {}  # of each utterance, whichever version has it
+        for shard, extracted in zip(self._shards, part, strict=True):
+            items, all_failures = extracted.items, extracted.failures
+            if self._generations:
+                items = [replace(item, generation=self._generations.get(item.id, 1)) for item in items]
+                all_failures = [replace(one, generation=self._generations.get(one.id, 1)) for one in all_failures]
+            failures = [failure for failure in all_failures if failure.reason not in self._left]
+            shard.unread += [failure for failure in all_failures if failure.reason in self._left]
+            shard.failures += failures
+            shard.builder.append(items, extracted.features, extracted.num_frames, extracted.side)
+            shard.counts.add(shard.job.count(replace(extracted, failures=failures)))
+            progress.count_failures(failures)
+            seconds |= {item.id: item.num_samples / shard.job.built.sample_rate for item in items}
+        self._audio_seconds += sum(seconds.values())
+        progress.audio_seconds += sum(seconds.values())
+
+    def commit(self, progress: Progress) -> DoneTask:
+        """Record the failures, make the shards visible, and count them. Returns what the versions have got.
+
+        What has not been appended is no part of the shards, and still to be done.
+
+        Raises:
+            StoreError: The cache cannot be written.
+        """
+        done = Progress(audio_seconds=self._audio_seconds)
+        for shard in self._shards:
+            job, version = shard.job, shard.job.version
+            job.run.fail(shard.failures)
+            done.count_failures(shard.failures)
+            if len(shard.builder):
+                name, files = shard.builder.files(
+                    fingerprint=version.info.fingerprint,
+                    row=self._task.row,
+                    manifest=self._task.manifest,
+                    made_by={**job.made_by, "run": job.run.id},
+                    where=version.path,
+                )
+                version.store.publish(files, f"shards/{name}")
+                done.shards += 1
+        progress.shards += done.shards
+        counts, unread = [shard.counts for shard in self._shards], [shard.unread for shard in self._shards]
+        return DoneTask(done, counts, self._task.name, unread)
 
 
 @dataclass(eq=False)
@@ -45,8 +126,8 @@ class Batch:
 class Delivery:
     """Appends batches to their shards in order, and commits shards once they are complete.
 
-    The worker that completes a batch appends it. Commits have a thread of their own, which mostly waits for the disk.
-    Leaving the `with` block waits for that thread, and abandons the shards that have not been committed.
+    The worker that completes a batch appends it. Commits have a thread of their own, which mostly waits for the disk;
+    leaving the `with` block waits for that thread.
 
     Args:
         control: What to count in, and whom to tell.
@@ -65,7 +146,7 @@ class Delivery:
         self._fail = fail
         self._complete: dict[int, Batch] = {}  # by number; guarded by `state`
         self._is_appending = False  # guarded by `state`
-        self._open: set[OpenShard] = set()
+        self._begun: dict[OpenShard, None] = {}  # what is neither complete nor empty, in order
         self._commits = ThreadPoolExecutor(1, "featcache-commit")
         self._commit_slots = threading.BoundedSemaphore(_WAITING_COMMITS)
 
@@ -74,9 +155,6 @@ class Delivery:
 
     def __exit__(self, *_: object) -> None:
         self.wait()
-        with ExitStack() as left:  # abandons all of them even if one raises: a full disk may refuse to close a file
-            for shard in self._open:
-                left.callback(shard.abandon, self._progress)
 
     def wait(self) -> None:
         """Wait until the complete shards are committed, or have failed to be; no batch may be appended any more."""
@@ -90,13 +168,8 @@ class Delivery:
         Raises:
             StoreError: The cache cannot be written.
         """
-        for shard in sorted(self._open, key=lambda shard: shard.task.row):
-            if shard.has_begun:
-                self._commit(shard)
-
-    def begin(self, shard: OpenShard) -> None:
-        """Take over a shard before its first batch, to commit or abandon it in the end."""
-        self._open.add(shard)
+        for shard in self._begun:
+            self._commit(shard)
 
     def put(self, batch: Batch) -> None:
         """Take a batch that lacks nothing; the caller holds `state`."""
@@ -125,21 +198,29 @@ class Delivery:
             return self._complete.pop(self.appended)
 
     def _write(self, batch: Batch) -> None:
+        shard = batch.shard
+        self._begun[shard] = None
         while batch.parts:
             part = batch.parts.pop(0)
             extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
-            batch.shard.append(extracted, self._progress)
-        self._control.check_extractors(batch.shard.jobs)
-        self._control.check_failures(batch.shard.counts)
+            shard.append(extracted, self._progress)
+        self._control.check_extractors(shard.jobs)
+        self._control.check_failures(job.counts for job in shard.jobs)
         self._control.report(self._progress)
         if batch.is_last:
+            del self._begun[shard]
             self._commit_slots.acquire()
-            self._commits.submit(self._commit, batch.shard).add_done_callback(self._committed)
+            self._commits.submit(self._commit, shard).add_done_callback(self._committed)
 
     def _commit(self, shard: OpenShard) -> None:
-        shard.commit(self._progress)
-        self._open.discard(shard)
-        self._control.done(shard.done)
+        try:
+            done = shard.commit(self._progress)
+        except StoreError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            what = "make room or mend the disk, and run the same command again"
+            raise StoreError(f"{error}; the shards committed so far are good: {what}") from error
+        self._control.done(done)
 
     def _committed(self, future: Future[None]) -> None:
         self._commit_slots.release()

@@ -15,8 +15,7 @@ import torch
 
 from featcache.device import MAX_CPU_THREADS, available_threads, parse_device
 from featcache.engines.dispatch import dispatch
-from featcache.engines.process import OtherProcess
-from featcache.engines.setup import Setup
+from featcache.engines.process import OtherProcess, Setup
 from featcache.engines.worker import Died, Event, Message, VersionSetup, WorkerSetup
 from featcache.errors import ConfigError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl

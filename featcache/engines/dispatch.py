@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from time import monotonic
 from typing import Protocol
 
 from featcache.engines.chunks import MOST_DEATHS, Chunks
-from featcache.engines.process import Fault
-from featcache.engines.setup import Setup
+from featcache.engines.process import Fault, Setup
 from featcache.engines.worker import (
     Died,
     End,
@@ -36,8 +35,10 @@ from featcache.extraction.failures import failure_of
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
 from featcache.extraction.tasks import ShardTask
 from featcache.storage.location import absolute
-from featcache.store.in_flight import find_suspects, remove_marks
-from featcache.store.ledger import Failure, latest_failures
+from featcache.version.in_flight import find_suspects, remove_marks
+from featcache.version.index import open_index
+from featcache.version.join import RowKeys, join
+from featcache.version.ledger import Failure, standing_failures
 
 _POLL_SECONDS = 0.2
 _SECONDS_TO_END = 60.0
@@ -119,10 +120,7 @@ class _Dispatch:
         self._setup = Setup.of(group)
         self._versions = [
             VersionSetup(
-                path=absolute(job.version.path),
-                shards=job.shards,
-                run=job.run.id,
-                asked={key: job.run.asked[key] for key in _ASKED},
+                absolute(job.version.path), {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id}
             )
             for job in group.jobs
         ]
@@ -143,7 +141,7 @@ class _Dispatch:
 
     def run(self) -> None:
         for number in range(len(self._workers)):
-            self._start(number)
+            self._team.start(number, self._setup, self._versions)
         while not self._is_over():
             self._deal()
             for number, event in self._team.wait(_POLL_SECONDS):
@@ -153,9 +151,6 @@ class _Dispatch:
         self._report(at_once=True)
         if self._unread:
             raise self._unreadable()
-
-    def _start(self, number: int) -> None:
-        self._team.start(number, self._setup, self._versions)
 
     def _is_over(self) -> bool:
         if self._control.stop.is_set():
@@ -223,8 +218,6 @@ class _Dispatch:
         if ready > progress.processes:
             progress.processes, progress.threads = ready, progress.threads + threads
 
-    # Deaths
-
     def _bring_back(self, number: int, how: str, counts: bool) -> None:
         """Take back what a dead worker had, and start it again."""
         worker, name = self._workers[number], self._team.names[number]
@@ -243,7 +236,7 @@ class _Dispatch:
         what = "is not started again" if worker.is_lost else "is started again, and what it had is given back"
         _log.info("%s: the process ended %s (%s); it %s", name, when, how, what)
         if not worker.is_lost:
-            self._start(number)
+            self._team.start(number, self._setup, self._versions)
         elif all(worker.is_lost for worker in self._workers) and not self._is_over():
             raise self._hopeless()
 
@@ -254,8 +247,8 @@ class _Dispatch:
         for job, run in zip(self._group.jobs, dead, strict=True):
             if not counts:
                 remove_marks(job.version, run)
-            found = find_suspects(job.version, latest_failures(job.version), living, self._dead)
-            self._suspects |= found
+            failures = standing_failures(job.version, open_index(job.version, keep=False))
+            self._suspects |= find_suspects(job.version, failures, living, self._dead)
 
     def _hopeless(self) -> ExtractorError:
         return ExtractorError(
@@ -268,9 +261,15 @@ class _Dispatch:
         message = f"extracting its shard ended {MOST_DEATHS} processes, and what in it did so is not known: {how}"
         counts, all_failures = [], []
         for job in self._group.jobs:
-            left = [task.utterances[number] for number in sorted(job.concurrent.remaining(task, is_likely_done=True))]
-            failures = [failure_of(row, self._group.root, AudioError(Reason.CRASHED, message)) for row in left]
-            job.run.fail(failures, task.replaces)
+            joined = join(open_index(job.version, keep=False), RowKeys.of_utterances(task.utterances), {})
+            lacking = (joined.positions < 0) | joined.is_changed  # it may have got its shard before a worker died
+            rows = zip(task.utterances, task.generations, lacking.tolist(), strict=True)
+            failures = [
+                replace(failure_of(row, self._group.root, AudioError(Reason.CRASHED, message)), generation=generation)
+                for row, generation, is_lacking in rows
+                if is_lacking
+            ]
+            job.run.fail(failures)
             counts.append(VersionCounts(failed=len(failures)))
             all_failures += failures
         self._count_failed(counts, all_failures)
@@ -279,8 +278,6 @@ class _Dispatch:
         progress = Progress()
         progress.count_failures(failures)
         self._total.add(Done(progress, counts))
-
-    # Files that workers cannot read
 
     def _settle_unread(self, done: DoneTask) -> None:
         """Record what a worker could not read as failed; but what this machine can read is still to be done."""
@@ -291,7 +288,7 @@ class _Dispatch:
             if len(self._unread) > _MOST_UNREAD:
                 raise self._unreadable()
             failures = [failure for failure, here in zip(unread, is_here, strict=True) if not here]
-            job.run.fail(failures, done.replaces)
+            job.run.fail(failures)
             counts.append(VersionCounts(failed=len(failures)))
             all_failures += failures
         self._count_failed(counts, all_failures)
@@ -305,8 +302,6 @@ class _Dispatch:
             "the audio, and run the same command again. The shards committed so far are good"
         )
 
-    # Reporting, and the end
-
     def _report(self, at_once: bool = False) -> None:
         """Count what was done so far, and tell."""
         if (now := monotonic()) < self._next_report and not at_once:
@@ -318,7 +313,7 @@ class _Dispatch:
                 now_done.add(worker.latest)
         now_done.progress.add(self._before)
         progress = self._control.progress
-        for name in ("failures", "audio_seconds", "shards", "elsewhere", "stages"):
+        for name in ("failures", "audio_seconds", "shards", "stages"):
             setattr(progress, name, getattr(now_done.progress, name))
         for job, counts in zip(self._group.jobs, now_done.counts, strict=True):
             for one in fields(counts):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,38 +16,26 @@ from pathlib import Path
 from featcache.audio.members import copy_of
 from featcache.audio.remote import StoppedError
 from featcache.device import Device
-from featcache.engines.process import Fault, OtherProcess, kills_for_memory
-from featcache.engines.setup import Setup
+from featcache.engines.process import Fault, OtherProcess, Setup, kills_for_memory
 from featcache.errors import AudioError, Reason
+from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.decoding import WorkerTimes
 from featcache.extraction.failures import failure_of
 from featcache.extraction.features import Extracted
 from featcache.extraction.jobs import JobGroup, batch_extractor
 from featcache.extraction.padded_rows import PendingRows
-from featcache.extractors.base import Batching
 from featcache.manifest import Utterance
 
 _MAIN = "featcache.engines.isolated:serve"
 _POLL_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
-class _Isolated:
-    """What the other process needs."""
-
-    setup: Setup
-    batchings: Sequence[Batching]
-    """How the rows of each config are put together."""
-    device: str
-
-
 class IsolatedProcess:
     """Extracts utterances in another process, which starts when it is first needed, and again after each crash."""
 
     def __init__(self, group: JobGroup) -> None:
-        self._setup = _Isolated(
-            Setup.of(group), [job.batching.batching for job in group.jobs], str(group.device.torch_device)
-        )
+        choices = [job.batching for job in group.jobs]
+        self._setup = Setup.of(group), choices, str(group.device.torch_device)
         self._root = group.root
         self._specs = [config.spec for config in group.configs]
         self._fatal = group.suspects.fatal
@@ -173,18 +160,21 @@ def _wait(connection: Connection, seconds: float) -> None:
         raise StoppedError
 
 
-def _prepare(isolated: _Isolated, wait: Callable[[float], None]) -> Callable[[int, Utterance], _Answer]:
+def _prepare(
+    sent: tuple[Setup, Sequence[BatchingChoice], str], wait: Callable[[float], None]
+) -> Callable[[int, Utterance], _Answer]:
     """Build the extractors. Returns a function that extracts an utterance for the config of a number.
 
-    `wait` waits for audio, and raises `StoppedError` to give up.
+    `sent` are the setup, how the rows of each config are put together, and the device; `wait` waits for audio, and
+    raises `StoppedError` to give up.
     """
-    device = Device(isolated.device, 1)
-    configs, source = isolated.setup.build(device)
+    setup, choices, device_name = sent
+    device = Device(device_name, 1)
+    configs, source = setup.build(device)
     extractors = []
-    for built, batching in zip(configs, isolated.batchings, strict=True):
-        built.extractor.use_batching(batching)
-        fetched = partial(copy_of, wait=wait)
-        extractors.append(batch_extractor(isolated.setup.root, [built], device, source, fetched))
+    for built, choice in zip(configs, choices, strict=True):
+        built.extractor.use_batching(choice.batching)
+        extractors.append(batch_extractor(setup.root, [built], device, source, partial(copy_of, wait=wait)))
 
     def extract(number: int, utterance: Utterance) -> _Answer:
         times = WorkerTimes()

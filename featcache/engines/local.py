@@ -16,17 +16,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from time import perf_counter
 
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched, StoppedError
-from featcache.engines.delivery import Batch, Delivery
+from featcache.engines.delivery import Batch, Delivery, OpenShard
 from featcache.engines.isolated import IsolatedProcess
-from featcache.engines.open_shards import open_shards
-from featcache.engines.waiting import Waiting
 from featcache.extraction.decoding import WorkerTimes, batches
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
@@ -34,7 +31,7 @@ from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import Command, CopiedSource
-from featcache.store.in_flight import InFlight
+from featcache.version.in_flight import InFlight
 
 _AHEAD_PER_WORKER = 4
 """Batches that may wait for one before them. Bounds memory if one takes much longer, or if rows wait for others."""
@@ -43,8 +40,6 @@ _AHEAD_SECONDS = 4 * 3600.0
 """The most audio in those batches, if there are many workers: 1.4 GB at 24 kHz."""
 
 _POLL_SECONDS = 0.2
-
-_END = object()
 
 
 def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
@@ -57,10 +52,10 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
         StoreError: The cache cannot be written. What was committed stays.
         ExtractorError: The extractor broke its contract.
     """
-    folders = [job.run.folder for job in group.jobs]
+    runs = [(job.version, job.run.id) for job in group.jobs]
     workers = group.device.workers
     ahead = Downloads(group.root, workers, control.give_up, control.stop) if group.has_urls else nullcontext()
-    with InFlight(folders, workers) as in_flight, IsolatedProcess(group) as isolated, ahead as downloads:
+    with InFlight(runs, workers) as in_flight, IsolatedProcess(group) as isolated, ahead as downloads:
         try:
             _Workers(group, control, in_flight, isolated, downloads).run(tasks)
         except Exception as error:
@@ -69,15 +64,8 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
             raise
 
 
-@dataclass
-class _Worker:
-    """A worker thread."""
-
-    number: int
-    times: WorkerTimes = field(default_factory=WorkerTimes)
-
-
-_Work = Callable[[_Worker], None]
+_Work = Callable[[int, WorkerTimes], None]
+"""What a worker thread does next, of its number and the times that it is to add to."""
 
 
 class _Workers:
@@ -103,19 +91,17 @@ class _Workers:
         self._control = control
         self._progress = control.progress
         self._stop = control.stop
-        self._batches: Iterator[Batch | None] = iter(())  # one worker at a time takes from it
-        self._waiting = Waiting(group.jobs)  # that worker's, too
+        self._batches: Iterator[Batch] = iter(())  # one worker at a time takes from it
         per_worker = _AHEAD_PER_WORKER * device.workers
         self._ahead = max(device.workers + 2, min(per_worker, int(_AHEAD_SECONDS / device.batch_seconds)))
         # Guards what follows, and the times in `Progress`. Its counts, and those of the versions, have one writer each:
-        # utterances the worker that appends, shards the thread that commits, `elsewhere` the worker that takes.
+        # utterances the worker that appends, shards the thread that commits.
         self._state = threading.Condition()
         self._error: BaseException | None = None
         self._queue = RowQueue(device.torch_device)
         self._batch_of: dict[PendingRows, Batch] = {}
         self._is_taking = False
         self._is_exhausted = False  # no more utterances are taken
-        self._is_starved = False  # other runs are doing what is left to take
         self._taken = 0
         self._decoding = 0
         self._computing = 0
@@ -128,7 +114,7 @@ class _Workers:
         else:
             self._batches = _read_ahead(self._cut(self._downloads.looked_ahead(tasks)), self._downloads)
         workers = [
-            threading.Thread(target=self._work, args=[_Worker(number)], name=f"featcache-{number}")
+            threading.Thread(target=self._work, args=[number], name=f"featcache-{number}")
             for number in range(self._device.workers)
         ]
         with self._delivery:
@@ -151,13 +137,12 @@ class _Workers:
             if self._stop.is_set():
                 self._delivery.commit_parts()
 
-    def _work(self, worker: _Worker) -> None:
+    def _work(self, number: int) -> None:
         try:
-            while (work := self._next(worker.number < self._row_workers)) is not None:
-                work(worker)
+            while (work := self._next(number < self._row_workers)) is not None:
+                work(number, times := WorkerTimes())
                 with self._state:
-                    self._progress.add_times(worker.times)
-                worker.times = WorkerTimes()
+                    self._progress.add_times(times)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
             self._fail(error)
 
@@ -176,8 +161,6 @@ class _Workers:
                 self._error = error
             self._state.notify_all()
 
-    # Choosing: what a worker does next.
-
     def _next(self, only_rows: bool) -> _Work | None:
         """The most urgent work; waits while there is none. None once there will be none.
 
@@ -192,10 +175,11 @@ class _Workers:
                     if may_compute and (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
-                    if may_take and self._may_take():
+                    if may_take and not (self._is_taking or self._is_exhausted or self._is_far_ahead):
                         self._is_taking = True
                         return self._take
-                    if self._is_exhausted and not (self._is_busy or self._queue):
+                    is_busy = self._is_taking or self._decoding or self._computing  # which may give rows
+                    if self._is_exhausted and not (is_busy or self._queue):
                         break
                     self._state.wait(_POLL_SECONDS)  # not for ever: a signal sets `_stop`, and notifies nobody
                 return None
@@ -204,19 +188,9 @@ class _Workers:
                     self._progress.stages["wait"] += perf_counter() - started
 
     @property
-    def _is_busy(self) -> bool:
-        """Whether a worker does something that may give rows, or complete a batch."""
-        return bool(self._is_taking or self._decoding or self._computing)
-
-    @property
     def _is_far_ahead(self) -> bool:
         """Whether as many batches as may wait do so for the one that is to be appended next."""
         return self._taken >= self._delivery.appended + self._ahead
-
-    def _may_take(self) -> bool:
-        if self._is_taking or self._is_exhausted or self._is_far_ahead:
-            return False
-        return not self._is_starved or not (self._decoding or self._computing or self._queue)
 
     def _rows_to_compute(self) -> list[Row] | None:
         """Rows that fill a batch; or fewer, if no others will join them, or if everything waits for them."""
@@ -224,37 +198,29 @@ class _Workers:
             return None
         if (rows := self._queue.take_full()) is not None:
             return rows
-        if self._is_exhausted or self._is_starved:
+        if self._is_exhausted:
             return None if self._decoding else self._queue.take_oldest()
         return self._queue.take_oldest(self._delivery.appended) if self._is_far_ahead else None
 
-    # Taking: batches are cut from tasks as they are wanted, by one worker at a time.
-
-    def _take(self, worker: _Worker) -> None:
+    def _take(self, worker: int, times: WorkerTimes) -> None:
         """Take a batch, decode it, extract what does not become rows, and put the rows into the queue."""
-        if self._is_starved:
-            self._stop.wait(_POLL_SECONDS)
-        batch = next(self._batches, _END)
-        if batch is None:
-            self._waiting.go_on()
-        else:
-            self._waiting.end()
+        batch = next(self._batches, None)
         with self._state:
             self._is_taking = False
-            self._is_exhausted = self._is_exhausted or batch is _END
-            self._is_starved = batch is None
-            if isinstance(batch, Batch):
+            if batch is None:
+                self._is_exhausted = True
+            else:
                 self._taken += 1
                 self._decoding += 1
             self._state.notify_all()
-        if not isinstance(batch, Batch):
+        if batch is None:
             return
         apart = partial(self._isolated.extract, stop=self._stop)
         extract: BatchExtractor = apart if batch.is_suspect else self._extract_batch
         ids = (utterance.id for utterance in batch.utterances)
-        with self._in_flight.working_on(worker.number, ids, batch.is_suspect):
+        with self._in_flight.working_on(worker, ids, batch.is_suspect):
             try:
-                parts = list(extract(batch.utterances, worker.times))
+                parts = list(extract(batch.utterances, times))
             except StoppedError:  # nothing that comes after this batch is appended
                 with self._state:
                     self._decoding -= 1
@@ -269,13 +235,13 @@ class _Workers:
             self._deliver_if_complete(batch)
         self._delivery.append()
 
-    def _compute(self, rows: list[Row], worker: _Worker) -> None:
+    def _compute(self, rows: list[Row], worker: int, times: WorkerTimes) -> None:
         """Compute rows of one length."""
         started = perf_counter()
-        with self._in_flight.working_on(worker.number, (row.id for row in rows)):
+        with self._in_flight.working_on(worker, (row.id for row in rows)):
             results = compute_rows(rows, self._device)
         seconds = perf_counter() - started
-        worker.times.extract += seconds
+        times.extract += seconds
         with self._state:
             self._computing -= 1
             for row, result in zip(rows, results, strict=True):
@@ -292,35 +258,29 @@ class _Workers:
             self._delivery.put(batch)
         self._state.notify_all()
 
-    def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[Batch | None]:
-        """Cut tasks into batches; None while other runs are doing the tasks that are left."""
-        number = 0
-        for shard in open_shards(tasks, self._jobs, self._control):
-            if shard is None:
-                yield None
-                continue
-            self._delivery.begin(shard)
-            cut = batches(shard.task.utterances, shard.task.seconds, self._device.batch_seconds)
+    def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[Batch]:
+        """Open the shards that tasks make, and cut the tasks into batches."""
+        numbers = count()
+        for task in tasks:
+            shard = OpenShard(task, self._jobs, self._control.leaves_unread)
+            cut = batches(task.utterances, task.seconds, self._device.batch_seconds)
             cut_alone = list(_with_suspects_alone(cut, self._suspects))
             for nth, (utterances, is_suspect) in enumerate(cut_alone, 1):
-                yield Batch(number, shard, utterances, is_last=nth == len(cut_alone), is_suspect=is_suspect)
-                number += 1
+                yield Batch(next(numbers), shard, utterances, nth == len(cut_alone), is_suspect)
 
 
-def _read_ahead(batches: Iterator[Batch | None], downloads: Downloads) -> Iterator[Batch | None]:
+def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batch]:
     """The same batches; the files of those that follow are being fetched."""
-    ahead: deque[Batch | None] = deque()
+    ahead: deque[Batch] = deque()
     is_end, has_files = False, False
     while ahead or not is_end:
-        # After a None, nothing is taken before it is wanted: taking looks at what other runs have done. Nor after a
-        # batch of which nothing is fetched.
+        # After a batch of which nothing is fetched, none is taken before it is wanted.
         while not is_end and (not ahead or (has_files and downloads.is_room)):
-            batch = next(batches, _END)
-            if not isinstance(batch, Batch | None):
+            if (batch := next(batches, None)) is None:
                 is_end = True
                 break
             # The process of suspects fetches them itself.
-            has_files = batch is not None and not batch.is_suspect and downloads.expect(batch.utterances)
+            has_files = not batch.is_suspect and downloads.expect(batch.utterances)
             ahead.append(batch)
         if ahead:
             yield ahead.popleft()

@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from featcache.arguments import require_number
 from featcache.config import Config, as_config
 from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
 from featcache.engines.ray import RAY, on_ray
-from featcache.errors import ArgumentError, listing
+from featcache.errors import ArgumentError, listing, require_number
 from featcache.extraction.corpus import CorpusSummary, extract_parts, plan_corpus
-from featcache.extraction.extraction import run_extraction
+from featcache.extraction.extraction import exclusively, run_extraction
 from featcache.extraction.failures import FailureLimit
 from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.partition import Partition
@@ -28,7 +27,8 @@ from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.audio_locations import as_root
 from featcache.manifest.in_memory import Table, is_table, manifest_of
 from featcache.storage.location import Location, as_location
-from featcache.store.corpus import by_part_name, is_corpus, manifests_of_parts
+from featcache.version.corpus import by_part_name, manifests_of_parts
+from featcache.version.selection import is_corpus
 
 LOCAL = "local"
 
@@ -61,7 +61,7 @@ def parse_options(
     *,
     shard_megabytes: float | None = None,
     source: str | Location | None = None,
-    max_failures: str | None = None,
+    max_failures: str | int | None = None,
     partition: str | None = None,
     **others: Any,
 ) -> Options:
@@ -94,7 +94,7 @@ def extract(
     reading: Mapping[str, Any] | None = None,
     shard_megabytes: float = SHARD_MEGABYTES,
     retry_failed: bool = False,
-    max_failures: str | None = None,
+    max_failures: str | int | None = None,
     source: str | Path | None = None,
     batching: str | None = None,
     allow_mismatch: bool = False,
@@ -102,6 +102,7 @@ def extract(
     check_sources: bool = False,
     replace: bool = False,
     partition: str | None = None,
+    wait: bool = False,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Summary | CorpusSummary:
@@ -138,6 +139,7 @@ def extract(
         replace: Extract utterances again whose path has changed even if they are more than 5 % of the version.
         partition: Extract this partition only: `3/8`, counted from 0, or `auto`, as the job's scheduler says. Of a list
             of manifests or a pattern, it is every eighth manifest.
+        wait: Wait while somebody else is at work in a version; otherwise, that is an error.
         progress: Called with a `Progress` now and then, from any thread, by one at a time. It is the same object each
             time, and goes on changing: `audio_seconds` that were extracted, `failures` by reason, committed `shards`,
             seconds of worker threads by `stages`.
@@ -153,12 +155,12 @@ def extract(
         ConfigError: A config has faults, or there is no such device.
         ManifestError: The manifest has faults, or looks like that of another corpus.
         MissingDependencyError: The engine needs a package that is not installed.
-        StoreError: The cache cannot be written. What was committed stays.
+        StoreError: Somebody else is at work in a version; or the cache cannot be written. What was committed stays.
         ExtractorError: The extractor broke its contract.
     """
     place = as_location("cache", cache)
     options = parse_options(
-        device=device,
+        device=None if device is None else str(device),  # or a torch.device
         threads=threads,
         shard_megabytes=shard_megabytes,
         retry_failed=retry_failed,
@@ -170,6 +172,7 @@ def extract(
         max_failures=max_failures,
         allow_mixed_devices=allow_mixed_devices,
         partition=partition,
+        wait=wait,
     )
     chosen, options = choose_engine(engine, options) if isinstance(engine, str) else (engine, options)
     several = [configs] if isinstance(configs, str | Path | Config) else configs
@@ -185,8 +188,9 @@ def extract(
     def run(manifest: str | Path | Manifest, configs: Sequence[Config | BuiltConfig], cache: Location) -> Summary:
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest, root=root, carry=False, **reading)
-        plan = plan_extraction(manifest, configs, cache, options)
-        return run_extraction(plan, chosen, progress or (lambda _: None), stop)
+        ended = stop or threading.Event()
+        with exclusively(plan_extraction(manifest, configs, cache, options), ended) as plan:
+            return run_extraction(plan, chosen, progress or (lambda _: None), ended)
 
     if isinstance(source_of_rows, Manifest):
         if is_corpus(place):

@@ -23,7 +23,7 @@ from typing import Any
 
 from featcache.device import MAX_CPU_THREADS
 from featcache.engines.dispatch import dispatch
-from featcache.engines.setup import Setup
+from featcache.engines.process import Setup
 from featcache.engines.worker import Died, Event, Inbox, Message, Note, VersionSetup, WorkerSetup, end_process, work
 from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl

@@ -1,8 +1,8 @@
 """A process that does what it is told: it builds extractors once, does chunks of tasks, and commits their shards.
 
-It has a ledger of its own in each version, claims tasks as any run does, and holds nothing that is lost with it but the
-shards under way. What it is told are messages, and what it says are events, which any transport may carry: the
-connections of `devices.py`, the actors of `ray.py`.
+It has a ledger of its own in each version, and holds nothing that is lost with it but the shards under way. What it is
+told are messages, and what it says are events, which any transport may carry: the connections of `devices.py`, the
+actors of `ray.py`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from featcache import __version__
 from featcache.audio.commands import kill_commands
 from featcache.device import Device
 from featcache.engines.local import run_locally
-from featcache.engines.process import Fault
-from featcache.engines.setup import Setup
+from featcache.engines.process import Fault, Setup
 from featcache.errors import ConfigError, ExtractorError, StoreError
 from featcache.extraction.batching import choose_batching
 from featcache.extraction.jobs import (
-    ConcurrentRuns,
     Done,
     DoneTask,
     JobGroup,
@@ -45,11 +44,10 @@ from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.storage.location import Location
-from featcache.store.in_flight import Suspects
-from featcache.store.records import Record
-from featcache.store.runs import Run
-from featcache.store.version import Version
-from featcache.store.version_info import library_versions
+from featcache.version.in_flight import Suspects
+from featcache.version.info import library_versions
+from featcache.version.records import Run, read_probes
+from featcache.version.version import Version
 
 _REPORT_SECONDS = 0.5
 
@@ -73,12 +71,8 @@ class VersionSetup:
 
     path: Location
     """The place of the version."""
-    shards: Sequence[str]
-    """The shards that there were when the tasks were planned."""
-    run: str
-    """The run that the worker is a part of."""
-    asked: Record
-    """What that run records of its manifest and config."""
+    asked: dict[str, Any]
+    """What the worker records of the run that it is a part of: its name, manifest and config."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +267,6 @@ class _Worker:
         self.device = Device(setup.options.device, setup.options.threads)
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
-        self._takes_claims = setup.options.partition is None
         configs, self._source = setup.setup.build(self.device)
         self.jobs = [_begin(setup, self.device, *pair) for pair in zip(configs, setup.versions, strict=True)]
         self._totals = [VersionCounts() for _ in self.jobs]
@@ -285,9 +278,7 @@ class _Worker:
             job.counts = VersionCounts()
         progress = Progress()
         group = JobGroup(self.jobs, self._setup.root, self._setup.has_urls, self.device, self._source, work.suspects)
-        control = RunControl(
-            progress, self._report, self._stop, takes_claims=self._takes_claims, leaves_unread=True, done=self._send
-        )
+        control = RunControl(progress, self._report, self._stop, leaves_unread=True, done=self._send)
         run_locally(group, iter(work.tasks), control)
         for total, job in zip(self._totals, self.jobs, strict=True):
             total.add(job.counts)
@@ -318,7 +309,7 @@ def _begin(setup: WorkerSetup, device: Device, built: BuiltConfig, planned: Vers
             f"{planned.path}: on {socket.gethostname()}, the config {built.name} has the fingerprint "
             f"{fingerprint[:12]}: its extractor or its weights are not the same there"
         )
-    options, probes = setup.options, version.probes()
+    options, probes = setup.options, read_probes(version)
     batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.name, batching.note)
@@ -326,7 +317,6 @@ def _begin(setup: WorkerSetup, device: Device, built: BuiltConfig, planned: Vers
     asked = {
         **planned.asked,
         "only": True,
-        "part_of": planned.run,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "device": str(device.torch_device),
@@ -337,11 +327,8 @@ def _begin(setup: WorkerSetup, device: Device, built: BuiltConfig, planned: Vers
         built=built,
         batching=batching,
         version=version,
-        run=Run(version, asked, after=[planned.run]),
+        run=Run(version, asked),
         made_by=made_by(device, batching),
-        shards=planned.shards,
-        concurrent=ConcurrentRuns(version, planned.shards),
-        lost=(),
     )
 
 

@@ -36,9 +36,9 @@ from featcache.manifest.audio_locations import (
     need_pyarrow,
     url_of,
 )
-from featcache.store.index import Index
-from featcache.store.join import find_other_files, refuse_paths, sources_of
-from featcache.store.version import Version
+from featcache.version.index import Index
+from featcache.version.join import find_other_files, refuse_paths, sources_of
+from featcache.version.version import Version
 
 _PROBED = 256
 """The most files that are looked at if some of them are enough."""

@@ -7,7 +7,6 @@ manifest's bytes nor the shards of its versions, nor the files of utterances tha
 
 from __future__ import annotations
 
-import dataclasses
 import filecmp
 import json
 import os
@@ -17,25 +16,34 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from msgspec.structs import replace
 
 from featcache.audio.content_hash import hash_of_content
 from featcache.config import Config
 from featcache.device import Device
-from featcache.errors import ArgumentError, DamagedError, FeatcacheError, ManifestError, StoreError, listing
+from featcache.errors import (
+    ArgumentError,
+    DamagedError,
+    FeatcacheError,
+    LockedError,
+    ManifestError,
+    StoreError,
+    listing,
+)
 from featcache.extraction.failures import would_fail_again
 from featcache.extraction.partition import Partition
 from featcache.extraction.plan import Options
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root
+from featcache.storage.base import open_store
 from featcache.storage.location import Location, as_location
-from featcache.storage.store import store_of
-from featcache.store.corpus import Part, PartVersion, is_corpus, read_parts, update_parts
-from featcache.store.index import open_index
-from featcache.store.ledger import latest_failures
-from featcache.store.run_records import read_run, run_names
-from featcache.store.selection import gone_parts, version_names
-from featcache.store.version import Version
+from featcache.version.corpus import Part, PartVersion, gone_parts, put_part, read_parts, remove_part
+from featcache.version.index import open_index
+from featcache.version.ledger import read_failures
+from featcache.version.records import read_run, run_names
+from featcache.version.selection import version_names
+from featcache.version.version import Version
 
 _NAMED = 5
 
@@ -74,12 +82,12 @@ def plan_corpus(
         partition: The job's partition: it takes whole parts.
         reading: How manifests are read: arguments of `read_manifest`. The root does not count: rows have paths as they
             are in the manifest.
-        writes: Whether parts that are new are listed in `corpus.json`.
+        writes: Whether parts that are new are listed.
 
     Raises:
         ArgumentError: The folder is a cache of one manifest, or a part is that of another manifest of the same name.
         ManifestError: A manifest is not there.
-        DamagedError: The corpus's `corpus.json` is damaged.
+        DamagedError: What is known of a part is damaged.
         StoreError: It cannot be written.
     """
     if versions := version_names(folder):
@@ -90,35 +98,11 @@ def plan_corpus(
     if gone := [str(path) for path in manifests.values() if not path.exists()]:
         raise ManifestError(f"{listing(gone, _NAMED)}: there is no such file")
     notes: list[str] = []
-
-    def add(parts: dict[str, Part]) -> None:
-        notes.clear()
-        _refuse_namesakes(parts, manifests)
-        lost = [part for part in parts.values() if part.name not in manifests and not os.path.exists(part.manifest)]
-        for part in lost:
-            if not store_of(folder).exists(folder / part.name):
-                del parts[part.name]
-        left = [part.name for part in lost if part.name in parts]
-        if left:
-            notes.append(
-                f"{folder}: the manifests of {listing(left, _NAMED)} are gone: what was extracted of them stays in the "
-                "corpus; to be rid of it, remove these folders"
-            )
-        if dropped := [part.name for part in lost if part.name not in parts]:
-            notes.append(
-                f"{folder}: {listing(dropped, _NAMED)}: folder and manifest are gone: no part of the corpus now"
-            )
-        for name, manifest in manifests.items():
-            known = parts.get(name, Part(name, ""))
-            parts[name] = dataclasses.replace(known, manifest=str(manifest.absolute()))
-
-    known: list[Part] = []
+    known = {part.name: part for part in read_parts(folder)}
+    _refuse_namesakes(known, manifests)
     if writes:
-        known = update_parts(folder, add)
-    elif is_corpus(folder):
-        known = read_parts(folder)
-        _refuse_namesakes({part.name: part for part in known}, manifests)
-    notes += gone_parts(folder, known).values() if known else ()
+        _update(folder, known, manifests, notes)
+    notes += gone_parts(folder, [*known.values()]).values() if known else ()
     names = sorted(manifests)
     if partition is not None:
         names = names[partition.number :: partition.count]
@@ -127,7 +111,29 @@ def plan_corpus(
     own = {name: manifests[name] for name in names}
     given = {name: value for name, value in sorted((reading or {}).items()) if value and name != "root"}
     decides = json.dumps(given, sort_keys=True) if given else ""
-    return CorpusPlan(folder, own, {part.name: part for part in known}, writes, decides, notes)
+    return CorpusPlan(folder, own, known, writes, decides, notes)
+
+
+def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Path], notes: list[str]) -> None:
+    """Bring what is known of the parts of a corpus up to date with the manifests: in `parts`, and on disk."""
+    lost = [part for part in parts.values() if part.name not in manifests and not os.path.exists(part.manifest)]
+    store = open_store(folder)
+    dropped = [part.name for part in lost if not store.exists(part.name)]
+    if left := [part.name for part in lost if part.name not in dropped]:
+        notes.append(
+            f"{folder}: the manifests of {listing(left, _NAMED)} are gone: what was extracted of them stays in the "
+            "corpus; to be rid of it, remove these folders"
+        )
+    if dropped:
+        notes.append(f"{folder}: {listing(dropped, _NAMED)}: folder and manifest are gone: no part of the corpus now")
+    for name in dropped:
+        del parts[name]
+        remove_part(folder, name)
+    for name, manifest in manifests.items():
+        before = parts.get(name)
+        parts[name] = replace(before or Part(name, ""), manifest=str(manifest.absolute()))
+        if parts[name] != before:
+            put_part(folder, parts[name])
 
 
 def _refuse_namesakes(parts: Mapping[str, Part], manifests: Mapping[str, Path]) -> None:
@@ -156,7 +162,7 @@ class CorpusSummary:
     unchanged: dict[str, list[PartVersion]] = field(default_factory=dict)
     """What is known of the versions of parts that have not changed since they were complete, and were not looked at."""
     errors: dict[str, FeatcacheError] = field(default_factory=dict)
-    """Why parts were not extracted: their manifest has faults, or their cache is damaged."""
+    """Why parts were not extracted: their manifest has faults, or their cache is damaged or in use."""
     left: list[str] = field(default_factory=list)
     """Parts that were not begun: the run was interrupted, or too many utterances failed."""
 
@@ -203,7 +209,7 @@ def extract_parts(
             result.parts[name] = summary
             if options.partition is None:
                 part.record(summary)
-        except (DamagedError, ManifestError) as error:  # the other parts need not wait for it
+        except (DamagedError, LockedError, ManifestError) as error:  # the other parts need not wait for it
             note(f"part {name}: {error}")
             result.errors[name] = error
             continue
@@ -267,15 +273,12 @@ class _PartRun:
             if not (summary.interrupted or one.missing):
                 version = Version.open(as_location("path", one.path))
                 complete[version.path.name] = PartVersion.of(version, open_index(version), one.failed, self._rows)
-        self._now = dataclasses.replace(self._now, rows=summary.utterances)
+        self._now = replace(self._now, rows=summary.utterances)
         self._record(complete)
 
     def _record(self, versions: Mapping[str, PartVersion]) -> None:
-        def change(parts: dict[str, Part]) -> None:
-            before = parts[self._now.name].versions if self._now.name in parts else {}
-            parts[self._now.name] = dataclasses.replace(self._now, versions={**before, **versions})
-
-        update_parts(self._corpus, change)
+        before = next((part.versions for part in read_parts(self._corpus, [self._now.name])), {})
+        put_part(self._corpus, replace(self._now, versions={**before, **versions}))
 
 
 def _signed(known: Part, manifest: Path) -> Part:
@@ -283,7 +286,7 @@ def _signed(known: Part, manifest: Path) -> Part:
     is known of a folder, which may be a manifest too, so that a run looks at what is in it.
     """
     if manifest.is_dir():
-        return dataclasses.replace(known, manifest=str(manifest.absolute()), size=0, mtime_ns=0, hash="")
+        return replace(known, manifest=str(manifest.absolute()), size=0, mtime_ns=0, hash="")
     try:
         with manifest.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -292,7 +295,7 @@ def _signed(known: Part, manifest: Path) -> Part:
             content = known.hash if is_same else f"{hash_of_content(file.fileno()):016x}"
     except OSError as error:
         raise ManifestError(f"{manifest}: cannot be read: {error.strerror}") from error
-    return dataclasses.replace(known, manifest=str(manifest.absolute()), size=size, mtime_ns=mtime_ns, hash=content)
+    return replace(known, manifest=str(manifest.absolute()), size=size, mtime_ns=mtime_ns, hash=content)
 
 
 def _hash_of_rows(content: str, reading: str) -> str:
@@ -305,13 +308,13 @@ def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocat
     nothing says where they are.
     """
     if root is None:  # a manifest may say itself what its paths are relative to
-        latest = read_run(version, max(run_names(version), default=""))
+        latest = read_run(version.store, max(run_names(version.store), default=""))
         recorded = None if latest is None else latest.asked.get("root")
         if recorded is None:
             return False
         root = as_root(recorded)
     limit = built.max_seconds
-    for failure in latest_failures(version).values():
+    for failure in read_failures(version):
         max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
         if not would_fail_again(root, failure, built.config.audio, max_seconds, {}):
             return False

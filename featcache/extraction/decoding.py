@@ -19,9 +19,9 @@ from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError
+from featcache.format.shard import Item
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource, locate
-from featcache.store.shard import Item
 
 _SMALLEST = 8
 """The last batches of a task are up to so many times smaller than the others, so that all workers end together."""
@@ -90,7 +90,6 @@ class Decoded:
     """An utterance after decoding."""
 
     utterance: Utterance
-    """The utterance."""
     samples: NDArray[np.float32] | None
     """`[num_samples, channels]` at the file's rate; None if it could not be decoded."""
     source: FileIdentity | None
@@ -107,12 +106,14 @@ class Decoded:
         """What a shard keeps of the utterance, whose waveform has that many samples."""
         assert self.source is not None
         source = self.source
-        return Item.of(
-            self.utterance,
-            num_samples,
-            (source.size, source.mtime_ns, source.sample_rate),
-            source.content_hash,
-            source.by_ffmpeg,
+        return Item(
+            **self.utterance.row(),
+            num_samples=num_samples,
+            size=source.size,
+            mtime_ns=source.mtime_ns,
+            sample_rate=source.sample_rate,
+            content_hash=source.content_hash,
+            by_ffmpeg=source.by_ffmpeg,
         )
 
 

@@ -7,35 +7,78 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import reduce
 from operator import or_
-from pathlib import Path
-from time import perf_counter
+from typing import Any
 
 import numpy as np
 
-from featcache.errors import StoreError
+from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.extraction.audio_files import some_paths
-from featcache.extraction.jobs import ConcurrentRuns, Engine, JobGroup, Progress, RunControl, VersionJob, made_by
-from featcache.extraction.plan import ExtractionPlan, group_versions, seconds_per_shard
+from featcache.extraction.jobs import Engine, JobGroup, Progress, RunControl, VersionJob, forget_marks, made_by
+from featcache.extraction.plan import ExtractionPlan, group_versions
 from featcache.extraction.summary import Summary, summarize
 from featcache.extraction.tasks import ShardTask, shard_tasks
 from featcache.extraction.version_plan import VersionPlan
-from featcache.storage.location import ObjectPath
-from featcache.storage.objects import require_put_if_absent
-from featcache.store.commits import sweep_attempts
-from featcache.store.in_flight import forget_suspects
-from featcache.store.partitions import digest_of_rows, is_done, shards_to_make_up_for_in
-from featcache.store.records import Record
-from featcache.store.removing import refuse_pruned
-from featcache.store.run_records import ManifestKey, ShardEvent
-from featcache.store.runs import Run
-from featcache.store.unfinished import find_unfinished, held_before, shards_to_make_up_for, unrecorded_shards
-from featcache.store.version import Version
-from featcache.store.version_info import library_versions
+from featcache.version.info import library_versions
+from featcache.version.records import Run
+from featcache.version.version import Version
+from featcache.version.wanted import Wanted, read_all_wanted, read_wanted
 
 _log = logging.getLogger(__name__)
+
+
+class _StoppedError(Exception):
+    """The run was stopped while it waited for a lock."""
+
+
+@contextmanager
+def exclusively(plan: ExtractionPlan, stop: threading.Event) -> Iterator[ExtractionPlan]:
+    """Hold the locks of the versions that a plan is to fill; the jobs of an array take none. Yields the plan, made anew
+    if a version has changed since. If `stop` is set while it waits, nothing more is to be done.
+
+    Raises:
+        LockedError: Somebody else is at work in a version, and the run is not to wait.
+        StoreError: A version cannot be written.
+    """
+    locked = set[str]()
+    with ExitStack() as held:
+        while plan.options.partition is None and not stop.is_set():
+            lacking = {str(planned.path): planned for planned in plan.versions if planned.num_missing or planned.is_new}
+            pending = [lacking[path] for path in sorted(lacking.keys() - locked)]  # every run in the same order
+            if not pending:
+                break
+            for planned in pending:
+                _lock(plan, planned, held, stop)
+            locked |= lacking.keys()
+            if any({*Version.open(one.path).shard_names()} != {*one.index.shards} for one in pending):
+                plan = plan.again()
+        yield plan
+
+
+def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: threading.Event) -> None:
+    """Take the lock of a version, which is made if it is missing; unless `stop` is set before it is free."""
+    version = Version.create(planned.path, planned.info)
+    is_said = False
+
+    def wait(holder: str) -> None:
+        nonlocal is_said
+        if not is_said:
+            _log.info("%s: is in use by %s: this run waits until that has ended", version.path, holder)
+            is_said = True
+        if stop.is_set():
+            raise _StoppedError
+
+    try:
+        held.enter_context(version.at_work("extract", wait if plan.options.wait else None))
+    except LockedError as error:
+        raise LockedError(
+            f"{error}: run this again when that has ended, or with --wait, which waits for it; to share the work, give "
+            "each of several jobs its own partition with --partition"
+        ) from error
+    except _StoppedError:
+        return
 
 
 def run_extraction(
@@ -47,7 +90,7 @@ def run_extraction(
     """Extract what is missing.
 
     Args:
-        plan: What to do.
+        plan: What to do. Nobody else is at work in its versions: see `exclusively`.
         engine: Does the shard tasks: `featcache.engines.local.run_locally`, for example.
         report: Called with the progress now and then, from worker threads, by one at a time.
         stop: Set it to end the run: what has been taken is finished and committed, and nothing more is taken.
@@ -55,48 +98,30 @@ def run_extraction(
     Raises:
         StoreError: The cache cannot be written. What was committed stays.
     """
-    is_whole = plan.options.partition is None
-    control = RunControl(
-        Progress(), report, stop or threading.Event(), plan.options.max_failures, takes_claims=is_whole
-    )
+    control = RunControl(Progress(), report, stop or threading.Event(), plan.options.max_failures)
     jobs: list[VersionJob] = []
-    if isinstance(plan.cache, ObjectPath) and any(one.num_missing or one.is_new for one in plan.versions):
-        require_put_if_absent(plan.cache)
     for planned in plan.versions:
-        if planned.partition is not None and not planned.num_missing:
-            _settle_partition(plan, planned)
-        elif not (planned.num_missing or planned.is_new):
+        if not (planned.num_missing or planned.is_new):
             _settle(plan, planned)
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
-            jobs += _fill(plan, versions, engine, control, is_first=not jobs)
+            jobs += _fill(plan, versions, engine, control)
     interrupted = control.stop.is_set()
     control.check_failures((job.counts for job in jobs), is_end=not interrupted)
-    return summarize(
-        plan.versions,
-        jobs,
-        control.progress,
-        plan.device,
-        looks_at_audio=plan.options.check_sources or plan.only is not None,  # repair is about what is lost
-        utterances=plan.num_utterances,
-        elapsed_seconds=perf_counter() - plan.started,
-        interrupted=interrupted,
-    )
+    return summarize(plan, jobs, control.progress, interrupted)
 
 
 def _fill(
-    plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl, *, is_first: bool
+    plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl
 ) -> list[VersionJob]:
     """Create the versions of a group, have the engine fill them, and record the outcome."""
+    jobs = []
     for planned in versions:
         planned.built.extractor.use_batching(planned.batching.batching)
-    opened = [Version.create(plan.cache, planned.info, planned.path.name) for planned in versions]
-    for version, planned in zip(opened, versions, strict=True):
-        version.sweep()
-        sweep_attempts(version, planned.index.shards)
-    if control.takes_claims and is_first and isinstance(plan.cache, Path):
-        _say_if_locks_are_not_shared(opened[0])
-    jobs = [_begin(plan, planned, version) for planned, version in zip(versions, opened, strict=True)]
+        version = Version.create(planned.path, planned.info)
+        version.store.sweep()
+        _want(plan, planned, version)
+        jobs.append(_begin(plan, planned, version))
     suspects = reduce(or_, (planned.suspects for planned in versions))
     has_urls = plan.source is None and plan.manifest.has_urls
     some = some_paths(plan.manifest, np.ones(len(plan.manifest), bool)) if plan.source is None else ()
@@ -107,102 +132,62 @@ def _fill(
     return jobs
 
 
-def _say_if_locks_are_not_shared(version: Version) -> None:
-    with suppress(OSError, StoreError):  # what cannot be written is said when something is to be
-        if (why := version.why_locks_are_not_shared()) is not None:
-            _log.info(
-                f"{version.path}: {why}: of several runs at once, each would do all of the work; give each its own "
-                "partition with --partition"
-            )
-
-
 def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
-    """Sweep a version that lacks nothing, and record that it lacks nothing if its records do not say so; if it can be
-    written.
+    """Sweep a version that lacks nothing, and keep what the manifest wants of it; if it can be written, and nobody is
+    at work in it.
     """
-    with suppress(OSError, StoreError):
-        version = Version.open(planned.path)
-        version.sweep()
-        sweep_attempts(version, planned.index.shards)
-        forget_suspects(version, planned.index)
-        if plan.only is None and find_unfinished(version, planned.index, all_runs=True):
-            _begin(plan, planned, version).finish(interrupted=False)
+    version = Version.open(planned.path)
+    with suppress(StoreError), nullcontext() if plan.options.partition else version.at_work("extract"):
+        version.store.sweep()
+        _want(plan, planned, version)
+        forget_marks(version, planned.index)
 
 
-def _settle_partition(plan: ExtractionPlan, planned: VersionPlan) -> None:
-    """Record that a version lacks nothing of a partition if its records do not say so; also of one that has no rows."""
-    assert planned.partition is not None
-    if not planned.is_new and is_done(Version.open(planned.path), planned.partition):
+def _want(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:
+    """Keep what the manifest wants of a version, if that is not what is kept. A repair's manifest may have other rows:
+    if it is not known, it wants what is extracted again.
+    """
+    if plan.only is not None:
+        if not any(planned.wanted.name in one.names for one in read_all_wanted(version)):
+            rows = planned.first_row + np.flatnonzero(planned.rows.missing)
+            Wanted(planned.wanted.manifest, planned.wanted.rows[:, rows]).save(version)
         return
-    version = Version.create(plan.cache, planned.info, planned.path.name)
-    _begin(plan, planned, version).finish(interrupted=False)
+    with suppress(FileNotFoundError, DamagedError):
+        if np.array_equal(read_wanted(version, planned.wanted.name).rows, planned.wanted.rows):
+            return
+    planned.wanted.save(version)
 
 
 def _tasks(plan: ExtractionPlan, versions: Sequence[VersionPlan]) -> Iterator[ShardTask]:
     """The shards of a group, whose versions lack the same rows."""
-    first = versions[0]
-    sized = versions if first.partition is None else plan.versions
-    seconds = seconds_per_shard([version.info.spec for version in sized], plan.options.shard_megabytes)
-    first_row = 0 if first.partition is None else first.partition.first
-    return shard_tasks(first.manifest, first.index, first.rows, first.seconds, seconds, first.ranges, first_row)
+    first, bytes_per_second = versions[0], max(version.bytes_per_second for version in versions)
+    seconds = plan.options.shard_megabytes * 1e6 / bytes_per_second
+    return shard_tasks(first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row)
 
 
 def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> VersionJob:
-    """Open a version's ledger for this run."""
-    index = planned.index
-    asked = _asked(plan, planned, version)
-    lost: list[ShardEvent] = []
-    unrecorded: list[ShardEvent] = []
-    if plan.only is None:
-        there = planned.rows.present | (planned.rows.replaces >= 0)
-        unrecorded = unrecorded_shards(version, index, planned.manifest.ids.take(np.flatnonzero(there)))
-        if planned.partition is None:
-            lost = shards_to_make_up_for(version, index, _manifest_key(plan))
-        else:
-            lost = shards_to_make_up_for_in(version, planned.partition)
-    run = Run(version, asked, after=index.runs)
-    if plan.only is None:  # else a repair holds the right to take shards away itself
-        try:
-            refuse_pruned(version, index.shards)
-        except StoreError:
-            run.withdraw()
-            raise
-    run.record_shards(unrecorded)
+    """Begin to record what this run does to a version."""
     return VersionJob(
         built=planned.built,
         batching=planned.batching,
         version=version,
-        run=run,
+        run=Run(version, _asked(plan, planned)),
         made_by=made_by(plan.device, planned.batching),
-        shards=index.shards,
-        concurrent=ConcurrentRuns(version, index.shards),
-        lost=lost,
-        builds_index=planned.partition is None,
+        had_shards=bool(planned.index.shards),
+        builds_index=plan.options.partition is None,
     )
 
 
-def _manifest_key(plan: ExtractionPlan) -> ManifestKey:
-    return plan.manifest.source, str(plan.manifest.root)
-
-
-def _asked(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> Record:
+def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:
     """What a run records, when it begins, of what it is to do."""
-    manifest = _manifest_key(plan)
-    ids, index = planned.manifest.ids, planned.index
-    asked: Record = {
-        "manifest": manifest[0],
-        "root": manifest[1],
+    return {
+        "manifest": plan.manifest.source,
+        "root": str(plan.manifest.root),
+        "utterances": len(planned.manifest),
         "new": planned.num_missing - planned.num_replaced,
         "replaced": planned.num_replaced,
         "only": plan.only is not None,
-    }
-    if planned.partition is None:
-        held = held_before(version, index, manifest, ids.take(np.flatnonzero(planned.rows.missing)))
-        asked |= {"utterances": len(planned.manifest), "digest": digest_of_rows(planned.manifest)}
-        asked |= {"held": len(index), **held}
-    else:
-        asked |= {"utterances": planned.partition.rows, "part": planned.partition.document()}
-    return asked | {
+        "partition": None if plan.options.partition is None else str(plan.options.partition),
         "config": planned.config.resolved(),
         "host": socket.gethostname(),
         "pid": os.getpid(),

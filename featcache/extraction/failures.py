@@ -25,7 +25,7 @@ from featcache.manifest.audio_locations import (
     locate,
     url_of,
 )
-from featcache.store.ledger import Failure
+from featcache.version.ledger import Failure
 
 Stamp = tuple[int | None, int | None]
 """A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones if there is no such file. Of what is inside a
@@ -53,12 +53,13 @@ class FailureLimit:
     """The share, 0 to 1; 1 if there is only a number."""
 
     @classmethod
-    def parse(cls, text: str) -> FailureLimit:
+    def parse(cls, text: str | int) -> FailureLimit:
         """A number, such as `20`, or a percentage, such as `0.5%`.
 
         Raises:
             ArgumentError: It is neither.
         """
+        text = str(text)
         found = _LIMIT.fullmatch(text.strip())
         if not found or float(found[2] or 0) > 100:
             raise ArgumentError(f"--max-failures is {text!r}: give a number of utterances, or a percentage such as 1%")
@@ -93,9 +94,7 @@ def stat_of(location: AudioSource) -> Stamp:
         if isinstance(location, Url | Member):
             return stamp_now(location)
         stat = os.stat(location)
-    except AudioError:
-        return None, None
-    except (OSError, ValueError):  # ValueError: the path has a zero byte
+    except (AudioError, OSError, ValueError):  # ValueError: the path has a zero byte
         return None, None
     return stat.st_size, stat.st_mtime_ns
 

@@ -22,10 +22,10 @@ from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason, listing
 from featcache.extraction.out_of_memory import is_out_of_memory
 from featcache.extractors import Clip, Extractor, Params
+from featcache.format.shard import Item
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
-from featcache.store.ledger import Failure
-from featcache.store.shard import Item
+from featcache.version.ledger import Failure
 
 _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")

@@ -24,10 +24,10 @@ from featcache.extraction.features import Extracted, compute_clips, errors_of, l
 from featcache.extraction.out_of_memory import is_out_of_memory
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
+from featcache.format.shard import Item
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource
-from featcache.store.ledger import Failure
-from featcache.store.shard import Item
+from featcache.version.ledger import Failure
 
 
 def extract_from_audio(

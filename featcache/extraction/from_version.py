@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from featcache.config import Config
@@ -20,20 +21,18 @@ from featcache.extraction.failures import failure_of
 from featcache.extraction.features import Extracted, cast, errors_of, in_halves, last_traceback
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
+from featcache.format.dequantize import dequantize_array
+from featcache.format.frames import Frames
+from featcache.format.shard import Item, Shard
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
-from featcache.spec import QUANTIZATION
 from featcache.storage.location import Location
-from featcache.store.checksums import crc32c
-from featcache.store.chunk_file import Chunk
-from featcache.store.dequantize import dequantize_array
-from featcache.store.index import open_index
-from featcache.store.join import RowKeys, item_at, join, what_changed
-from featcache.store.ledger import Failure, standing_failures
-from featcache.store.selection import select_versions
-from featcache.store.shard import Item
-from featcache.store.version import Version
+from featcache.version.index import open_index
+from featcache.version.join import RowKeys, item_at, join, what_changed
+from featcache.version.ledger import Failure, standing_failures
+from featcache.version.selection import select_versions
+from featcache.version.version import Version
 
 _UTTERANCES = 64
 """The most utterances whose features are on the device at once."""
@@ -108,19 +107,16 @@ class SourceVersion:
 
     def _stored(self, utterance: Utterance, position: int, features: NDArray[Any]) -> StoredUtterance:
         index = self._index
-        shard, number = self._shard(int(index.shard[position])), int(index.item[position])
-        if crc32c(features) != shard.crc32c[number]:
+        opened, number = self._shard(int(index.shard[position])), int(index.item[position])
+        if crc32c(features) != opened.shard.table["item_crc32c"][number]:
             raise DamagedError(
                 f"{utterance.id}: damaged: its features in {self.version.path} are not what was written",
                 self.version.path,
             )
-        if shard.parameters is not None:
-            features = dequantize_array(features, *shard.parameters[number])
-        file, content_hash = shard.sources[number].tolist(), int(shard.source_hashes[number])
-        item = Item.of(
-            utterance, int(shard.num_samples[number]), file, content_hash, by_ffmpeg=bool(shard.decoders[number])
-        )
-        return StoredUtterance(item, features)
+        if opened.parameters is not None:
+            features = dequantize_array(features, *opened.parameters[number])
+        (item,) = opened.shard.items([number])
+        return StoredUtterance(replace(item, generation=1), features)
 
     def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
         where = f"not in {self.version.path.name}"
@@ -131,30 +127,18 @@ class SourceVersion:
             where += f", where it failed: {failure.reason}: {failure.message}"
         return AudioError(Reason.NOT_IN_SOURCE, where)
 
-    def _open_shard(self, number: int) -> _ShardColumns:
+    def _open_shard(self, number: int) -> _OpenedShard:
         shard = self.version.shard(self._index.shards[number])
-        is_quantized = self.version.info.spec.is_quantized
-        return _ShardColumns(
-            features=shard.open_features(),
-            crc32c=shard.column("crc32c"),
-            num_samples=shard.column("num_samples"),
-            sources=shard.column("sources"),
-            source_hashes=shard.column("source_hashes"),
-            decoders=shard.column("decoders"),
-            parameters=shard.side(QUANTIZATION, check=True).entries if is_quantized else None,
-        )
+        parameters = shard.quantization if shard.spec.is_quantized else None
+        return _OpenedShard(shard, shard.open_features(), parameters)
 
 
 @dataclass(frozen=True)
-class _ShardColumns:
-    """The columns of a shard that are read for every utterance."""
+class _OpenedShard:
+    """What is read of a shard for every utterance."""
 
-    features: Chunk
-    crc32c: NDArray[np.uint32]
-    num_samples: NDArray[np.uint64]
-    sources: NDArray[np.int64]
-    source_hashes: NDArray[np.uint64]
-    decoders: NDArray[np.uint8]
+    shard: Shard
+    features: Frames
     parameters: NDArray[np.float32] | None
 
 

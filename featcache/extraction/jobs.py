@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from time import perf_counter
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from featcache.audio.content_hash import ContentHashes
 from featcache.audio.members import copy_of
@@ -30,16 +25,13 @@ from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource
-from featcache.store.in_flight import Suspects, forget_suspects
-from featcache.store.index import Place, open_index
-from featcache.store.join import RowKeys
-from featcache.store.ledger import Failure
-from featcache.store.run_records import ShardEvent
-from featcache.store.runs import Run
-from featcache.store.shard_items import read_items
-from featcache.store.version import Version
-from featcache.store.version_info import library_versions
-from featcache.strings import Strings
+from featcache.version.in_flight import Suspects, forget_suspects
+from featcache.version.index import Index, open_index
+from featcache.version.info import library_versions
+from featcache.version.ledger import Failure, read_failures
+from featcache.version.records import Run
+from featcache.version.version import Version
+from featcache.version.wanted import find_missing, read_all_wanted
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
 """`extract` includes waiting for a GPU; `wait` is for the disk, for a batch that comes first, or for a GPU while
@@ -79,15 +71,6 @@ class VersionCounts:
         self.silent += other.silent
         self.first_silent = self.first_silent or other.first_silent
 
-    def take_back(self, other: VersionCounts) -> None:
-        """Subtract what the version did not get after all. The time has been spent all the same."""
-        self.extracted -= other.extracted
-        self.failed -= other.failed
-        self.num_bytes -= other.num_bytes
-        self.upsampled -= other.upsampled
-        self.downsampled -= other.downsampled
-        self.silent -= other.silent
-
 
 @dataclass
 class Progress:
@@ -99,8 +82,6 @@ class Progress:
     """Seconds of audio extracted. Copies count, and a clip counts once for all versions that are filled together."""
     shards: int = 0
     """Committed shards."""
-    elsewhere: int = 0
-    """Utterances that another run has extracted in the meantime."""
     too_many_failures: str = ""
     """That more utterances have failed than were allowed, and how many, that no audio can be fetched any more, or that
     an extractor raises exceptions; empty if not."""
@@ -122,12 +103,11 @@ class Progress:
                 mine[key] = mine.get(key, 0) + value  # type: ignore[assignment]
         self.audio_seconds += other.audio_seconds
         self.shards += other.shards
-        self.elsewhere += other.elsewhere
 
-    def count_failures(self, failures: Iterable[Failure], sign: int = 1) -> None:
-        """Count failed utterances; with a `sign` of -1, take them back."""
+    def count_failures(self, failures: Iterable[Failure]) -> None:
+        """Count failed utterances."""
         for failure in failures:
-            self.failures[failure.reason] = self.failures.get(failure.reason, 0) + sign
+            self.failures[failure.reason] = self.failures.get(failure.reason, 0) + 1
 
     def add_times(self, times: WorkerTimes) -> None:
         """Count a worker's time."""
@@ -156,11 +136,8 @@ class DoneTask(Done):
     """A task whose shards have been committed."""
 
     name: str
-    """The name of the task."""
     unread: list[list[Failure]]
     """What was left out of each version, and not recorded as failed: see `RunControl.leaves_unread`."""
-    replaces: dict[str, Place]
-    """The items that the utterances left out would have replaced, by id."""
     host: str = field(default_factory=socket.gethostname)
     """The machine that did it."""
 
@@ -179,10 +156,6 @@ class RunControl:
     """How many utterances of a version may fail; None for any number."""
     done: Callable[[DoneTask], None] = lambda _: None
     """Called for each task whose shards have been committed, from any thread, by one at a time."""
-    takes_claims: bool = True
-    """Whether other runs may be given the same tasks. If so, each task is claimed, and what others have added in the
-    meantime is left out. If not, because the tasks have been dealt out, no lock is taken, and nobody else's shards are
-    looked for."""
     leaves_unread: bool = False
     """Whether utterances whose file this machine cannot read are left to whoever has dealt out the tasks: another
     machine may have the file, and then they have not failed."""
@@ -212,58 +185,6 @@ class RunControl:
 _MOST_RAISED_FIRST, _MOST_RAISED_IN_A_ROW = 5, 20
 """Utterances in a row at which an extractor may raise exceptions: the first ones of a version, and later ones."""
 
-_BEHIND_ALL = np.uint64(2**64 - 1)
-
-_SHARE_OF_LOOKING = 0.05
-"""The most of its time that a run spends on looking for other runs' shards: listing 10^5 of them may take seconds."""
-
-
-class ConcurrentRuns:
-    """What other runs have added to a version since this run was planned.
-
-    It looks for new shards now and then, the more rarely the longer that takes. What another run has added since the
-    last look is extracted again, and dropped when it is committed. `planned` are the names of the shards that there
-    were when the tasks were planned.
-    """
-
-    def __init__(self, version: Version, planned: Iterable[str], clock: Callable[[], float] = perf_counter) -> None:
-        self._version = version
-        self._known = set(planned)
-        self._keys = np.array([_BEHIND_ALL])  # of all their items, sorted
-        self._clock = clock
-        self._next_look = -math.inf
-
-    def ignore(self, shard: str) -> None:
-        """Take a shard of that name for this run's own."""
-        self._known.add(shard)
-
-    def remaining(self, task: ShardTask, is_likely_done: bool = False) -> set[int]:
-        """The numbers of the task's utterances that no other run has extracted, as far as the last look tells.
-
-        With `is_likely_done`, because another run had the task, it looks in any case.
-        """
-        started = self._clock()
-        if is_likely_done or started >= self._next_look:
-            self._look()
-            ended = self._clock()
-            self._next_look = ended + (ended - started) / _SHARE_OF_LOOKING
-        rows = RowKeys.of_utterances(task.utterances)
-        wanted = _keys(rows.ids, rows.hashes)
-        is_there = self._keys[np.searchsorted(self._keys, wanted)] == wanted
-        return {*np.flatnonzero(~is_there).tolist()}
-
-    def _look(self) -> None:
-        new = [name for name in self._version.shard_names() if name not in self._known]
-        if new:
-            self._known.update(new)
-            shards = read_items(map(self._version.shard, new))
-            self._keys = np.unique(np.concatenate([self._keys, *(_keys(one.ids, one.row_hash) for one in shards)]))
-
-
-def _keys(ids: Strings, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash of each row, of its id and its segment, uint64 `[n]`; `hashes` are those of the segments."""
-    return ids.hashes() * np.uint64(0x9E3779B97F4A7C15) ^ hashes
-
 
 @dataclass(eq=False)
 class VersionJob:
@@ -274,17 +195,12 @@ class VersionJob:
     batching: BatchingChoice
     """How the extractor puts rows together."""
     version: Version
-    """The version."""
     run: Run
-    """The run's folder in the version, with the failure ledger."""
+    """What the run records in the version; and the failure ledger."""
     made_by: dict[str, Any]
     """What is recorded with every shard."""
-    shards: Sequence[str]
-    """The names of the shards that there were when the tasks were planned."""
-    concurrent: ConcurrentRuns
-    """What other runs add to the version in the meantime."""
-    lost: Sequence[ShardEvent]
-    """What to record of lost shards once the run has ended: it makes up for them."""
+    had_shards: bool = False
+    """Whether the version had any shards before the run."""
     builds_index: bool = True
     """Whether the run builds the index when it has ended well. The jobs of an array leave that to `featcache index`."""
     counts: VersionCounts = field(default_factory=VersionCounts)
@@ -327,7 +243,7 @@ class VersionJob:
             return
         raised = [failure for failure in extracted.failures if failure.reason == Reason.EXTRACTOR_ERROR]
         self._raised_in_a_row += len(raised)
-        most = _MOST_RAISED_IN_A_ROW if self._has_extracted or self.shards else _MOST_RAISED_FIRST
+        most = _MOST_RAISED_IN_A_ROW if self._has_extracted or self.had_shards else _MOST_RAISED_FIRST
         if raised and self._raised_in_a_row >= most:
             self.traceback = extracted.traceback
             self.fault = (
@@ -339,13 +255,17 @@ class VersionJob:
     def finish(self, interrupted: bool) -> None:
         """Record the outcome; if the run came to its end, build the index first, so that training opens it at once."""
         outcome = asdict(self.counts)
-        if not interrupted:
-            if self.builds_index:
-                index = open_index(self.version, keep=True)
-                outcome["items"] = len(index)
-                forget_suspects(self.version, index)
-            self.run.record_shards(self.lost)
+        if not interrupted and self.builds_index:
+            index = open_index(self.version)
+            outcome["items"] = len(index)
+            forget_marks(self.version, index)
         self.run.finish({**outcome, "interrupted": interrupted})
+
+
+def forget_marks(version: Version, index: Index) -> None:
+    """Remove the marks of dead runs whose utterances have been extracted since, or have failed."""
+    missing = find_missing([*read_all_wanted(version)], index, read_failures(version))
+    forget_suspects(version, missing.id_hashes)
 
 
 def made_by(device: Device, batching: BatchingChoice) -> dict[str, Any]:
@@ -367,9 +287,7 @@ class JobGroup:
     root: AudioLocation
     """What paths of audio files are relative to."""
     has_urls: bool
-    """Whether audio files have to be fetched."""
     device: Device
-    """The device that extracts."""
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
     suspects: Suspects

@@ -12,17 +12,19 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.audio.decode import FileIdentity
 from featcache.config import Config, as_config, recorded_config
 from featcache.device import Device
-from featcache.errors import ArgumentError, AudioError, ConfigError, Reason
+from featcache.errors import ArgumentError, AudioError, ConfigError, Reason, require_int, require_number
 from featcache.extraction.batching import choose_batching
 from featcache.extraction.decoding import Decoded, decode_all
 from featcache.extraction.from_audio import extract_alone
 from featcache.extraction.version_plan import BuiltConfig
+from featcache.format.dequantize import dequantize_array
 from featcache.manifest import Utterance
+from featcache.manifest.columns import MOST_SECONDS
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.location import parse_location
-from featcache.store.dequantize import dequantize_array
-from featcache.store.selection import select_version
-from featcache.store.version import Version
+from featcache.version.records import read_probes
+from featcache.version.selection import select_version
+from featcache.version.version import Version
 
 if TYPE_CHECKING:
     from featcache.loader.cache import Cache
@@ -70,8 +72,7 @@ class LiveExtractor:
             raise ArgumentError(
                 f"waveform is {samples.dtype} {list(samples.shape)}: give floats in -1 to 1, [num_samples], one channel"
             )
-        if not isinstance(sample_rate, int | np.integer) or sample_rate <= 0:
-            raise ArgumentError(f"sample_rate is {sample_rate!r}: give a whole number, in Hz")
+        sample_rate = require_int("sample_rate", sample_rate, 1, 2**31 - 1)
         samples = np.ascontiguousarray(samples, np.float32)
         if not np.isfinite(samples).all():
             raise AudioError(Reason.NON_FINITE_AUDIO, "the waveform has NaN or infinite samples")
@@ -99,7 +100,13 @@ class LiveExtractor:
 
         Raises:
             AudioError: It cannot be decoded or extracted; `error.reason` is what the failure ledger would say.
+            ArgumentError: That is no segment.
         """
+        for name, seconds in (("start", start), ("duration", duration)):
+            if seconds is not None:
+                require_number(name, seconds, 0, MOST_SECONDS)
+        if channel is not None:
+            require_int("channel", channel, 0)
         utterance = Utterance(id=id, path=str(path), start=start, duration=duration, channel=channel)
         (decoded,) = decode_all([utterance], Path())
         return self._features(decoded)
@@ -156,7 +163,7 @@ def extractor(
     else:
         found = _version(version, name)
         chosen = recorded_config(found.info.config, str(found.path))
-        probes = found.probes()
+        probes = read_probes(found)
         if chosen.fingerprint() != found.info.fingerprint:
             raise ConfigError(f"{found.path}: its extractor or its weights are not the same here as where it was made")
     built = BuiltConfig.build(chosen, on.torch_device)

@@ -29,10 +29,10 @@ from featcache.extraction.features import (
 from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor
+from featcache.format.shard import Item
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
-from featcache.store.ledger import Failure
-from featcache.store.shard import Item
+from featcache.version.ledger import Failure
 
 
 @dataclass(frozen=True, eq=False)

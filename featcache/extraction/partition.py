@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError
-from featcache.store.run_records import MOST_PARTITIONS
+
+MOST_PARTITIONS = 1_000_000
+"""The most partitions that a manifest may be extracted in."""
 
 _TEXT = re.compile(r"(\d{1,8})/(\d{1,8})", re.ASCII)
 _ARRAY_SIZE = "give --partition I/N with the numbers themselves"
@@ -39,23 +41,27 @@ class Partition:
         """
         if text == "auto":
             return _of_environment(environment)
-        found = _TEXT.fullmatch(text)
+        found = _TEXT.fullmatch(str(text))
         if found is None:
             raise ArgumentError(
                 f"--partition is {text!r}: give its number and how many there are, such as 0/8, or auto"
             )
         return _checked(int(found[1]), int(found[2]), f"--partition is {text}")
 
-    def rows(self, ranges: NDArray[np.int64]) -> slice:
-        """The rows of the partition, which takes its share of the ranges, one after another.
+    def span(self, duration: NDArray[np.float64]) -> tuple[int, int]:
+        """The first utterance of the partition, and the one behind its last: its share of the seconds if all have
+        durations, else of the utterances.
 
         Args:
-            ranges: The number of the range that each row of the manifest is in, rising from 0, int64 `[rows]`.
+            duration: The seconds of all utterances of the manifest, float64 `[utterances]`; NaN if not given.
         """
-        num_ranges = int(ranges[-1]) + 1 if len(ranges) else 0
-        ends = [number * num_ranges // self.count for number in (self.number, self.number + 1)]
-        first, end = np.searchsorted(ranges, ends).tolist()
-        return slice(first, end)
+        if np.isnan(duration).any():
+            duration = np.ones(len(duration))
+        ends = np.cumsum(duration / max(1.0, duration.max(initial=0.0)))  # which no sum of absurd ones exceeds
+        begins = np.concatenate([[0.0], ends])[:-1]
+        shares = [ends[-1:].sum() * number / self.count for number in (self.number, self.number + 1)]
+        first, end = np.searchsorted(begins, shares).tolist()
+        return first, len(duration) if self.number + 1 == self.count else end
 
 
 def _checked(number: int, count: int, where: str, chosen_by: str = "") -> Partition:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.device import Device
@@ -15,13 +18,17 @@ from featcache.errors import ConfigError
 from featcache.extraction.audio_files import (
     copying_notes,
     missing_file_notes,
+    refuse_another_corpus,
+    refuse_other_paths,
     require_reading,
+    row_seconds,
+    with_changed_files,
 )
 from featcache.extraction.batching import choose_batching
-from featcache.extraction.failures import FailureLimit
+from featcache.extraction.failures import FailureLimit, stats_of_failed, would_fail_again
 from featcache.extraction.from_version import SourceVersion, find_source
-from featcache.extraction.held import compare_held, open_held
 from featcache.extraction.partition import Partition
+from featcache.extraction.tasks import RowStatus, compare, want
 from featcache.extraction.version_plan import (
     BuiltConfig,
     VersionPlan,
@@ -30,12 +37,17 @@ from featcache.extraction.version_plan import (
     suspect_notes,
     version_info,
 )
-from featcache.extraction.wanted_rows import WantedRows, all_rows, rows_of_partition
 from featcache.manifest import Manifest
-from featcache.manifest.copies import Copies
-from featcache.spec import FeatureSpec
+from featcache.manifest.copies import Copies, expand
+from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location, as_location
 from featcache.strings import Strings
+from featcache.version.in_flight import Suspects, find_suspects
+from featcache.version.index import Index, index_of, open_index
+from featcache.version.ledger import Failure, standing_failures
+from featcache.version.records import read_probes
+from featcache.version.version import Version
+from featcache.version.wanted import Wanted, read_all_wanted
 
 SHARD_MEGABYTES = 128.0
 """The default size of a shard, approximately."""
@@ -71,7 +83,9 @@ class Options:
     """Let devices of several models extract, which round differently."""
     partition: Partition | None = None
     """The partition of the manifest to extract, as a job of an array; None for all of it. Other jobs do the others: no
-    tasks are claimed, and the index is not built."""
+    lock is taken, and the index is not built."""
+    wait: bool = False
+    """Wait while somebody else is at work in a version; otherwise, that is an error."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +93,12 @@ class ExtractionPlan:
     """What a run is to do. Nothing has been written yet."""
 
     manifest: Manifest
-    """The utterances."""
     cache: Location
     """The folder, or the place in an object store, that holds the versions."""
     options: Options
-    """The options of the run."""
     only: Strings | None
     """The ids that the run is restricted to; None for no restriction."""
     device: Device
-    """The device that extracts."""
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
     num_utterances: int
@@ -98,6 +109,12 @@ class ExtractionPlan:
     """Lines that a user should read before the run begins."""
     started: float
     """When planning began, as `perf_counter` says it."""
+
+    def again(self) -> ExtractionPlan:
+        """The same run, planned again: its versions have changed."""
+        built = [version.built for version in self.versions]
+        folder = self.versions[0].path.name if len(built) == 1 else None
+        return plan_extraction(self.manifest, built, self.cache, self.options, self.only, folder)
 
     @property
     def num_missing(self) -> int:
@@ -138,11 +155,10 @@ def plan_extraction(
 
     Raises:
         ConfigError: The device does not exist, or a config does not suit its extractor.
-        ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there; or it
-            has no durations, and is to be extracted in partitions.
+        ManifestError: The manifest looks like another corpus with the same ids, or none of its files is there.
         MissingDependencyError: Files are at URLs, and the package that fetches them is not installed.
         ArgumentError: A version's folder has been renamed, or the cache's URL is none that can be written to.
-        DamagedError: A version's metadata or columns are damaged.
+        DamagedError: A version's metadata, or a shard's table, is damaged.
     """
     cache = as_location("cache", cache)
     _refuse_equal_names(configs)
@@ -157,13 +173,13 @@ def plan_extraction(
         for config in configs
     ]
     source = None if options.source is None else find_source(built_configs, options.source)
-    wanted = _wanted_rows(manifest, built_configs, source, options)
+    all_copies = dict.fromkeys(built.config.copies for built in built_configs)
+    rows = {copies: _rows_of_run(manifest, copies, source, options.partition) for copies in all_copies}
     versions = [
-        _plan_version(built, wanted[built.config.copies], cache, folder, label, options, only)
-        for built in built_configs
+        _plan_version(built, rows[built.config.copies], cache, folder, label, options, only) for built in built_configs
     ]
     notes = _notes(versions, manifest, cache, source, only)
-    num_utterances = wanted[built_configs[0].config.copies].num_utterances
+    num_utterances = len(versions[0].manifest) // len(built_configs[0].config.copies)
     return ExtractionPlan(manifest, cache, options, only, device, source, num_utterances, versions, notes, started)
 
 
@@ -173,21 +189,45 @@ def _refuse_equal_names(configs: Sequence[Config | BuiltConfig]) -> None:
         raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
 
 
-def _wanted_rows(
-    manifest: Manifest, configs: Sequence[BuiltConfig], source: SourceVersion | None, options: Options
-) -> dict[Copies, WantedRows]:
-    """The rows that a version should hold, by the copies that its config makes."""
-    all_copies = dict.fromkeys(built.config.copies for built in configs)
-    if options.partition is None:
-        return {copies: all_rows(manifest, copies, source) for copies in all_copies}
-    # All versions have the same ranges, whatever each lacks: so the jobs of an array agree on them.
-    seconds = seconds_per_shard([built.spec for built in configs], options.shard_megabytes)
-    return {copies: rows_of_partition(manifest, copies, source, options.partition, seconds) for copies in all_copies}
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows that versions with the same copies should hold."""
+
+    manifest: Manifest
+    """The rows that the run is about: those of its manifest, or of a partition of it, with the config's copies."""
+    seconds: NDArray[np.float64]
+    """Seconds of audio of each row, `[rows]`; those that the manifest does not say are estimates."""
+    keys: NDArray[np.uint64]
+    """The hashes of the ids of the whole manifest's rows, with all copies, and of these rows: uint64 `[2, rows]`."""
+    first: int
+    """The number of the first row in the whole."""
+
+
+def _rows_of_run(
+    manifest: Manifest, copies: Copies, source: SourceVersion | None, partition: Partition | None
+) -> _Rows:
+    """The manifest with its copies, or a partition of it, and how long each row lasts: by the manifest or the source,
+    else by files' headers.
+
+    A partition depends on the manifest, and on nothing else that may differ between the jobs of an array: it is a slice
+    of the utterances, cut by their durations if all have one, else by their number.
+    """
+    whole = expand(manifest, copies)
+    keys = np.stack([whole.ids.hashes(), whole.row_hashes()])
+    first, end = (0, len(manifest)) if partition is None else partition.span(manifest.duration)
+    rows = whole
+    if partition is not None:
+        rows = whole.take(np.arange(first * len(copies), end * len(copies)))
+    speed = np.tile(copies.speeds, end - first)
+    known = rows.duration / speed  # a faster copy is shorter
+    if source is not None:
+        known = source.seconds(rows, known)
+    return _Rows(rows, row_seconds(rows, known, speed), keys, first * len(copies))
 
 
 def _plan_version(
     built: BuiltConfig,
-    wanted: WantedRows,
+    rows: _Rows,
     cache: Location,
     folder: str | None,
     device_label: str,
@@ -195,36 +235,73 @@ def _plan_version(
     only: Strings | None,
 ) -> VersionPlan:
     """Open a config's version, compare it with the rows that it should hold, and choose how to put rows together."""
-    info = version_info(built.config, built.extractor.spec)
+    manifest, info = rows.manifest, version_info(built.config, built.extractor.spec)
     path = cache / (folder or info.folder_name)
-    held = open_held(path, wanted)
-    rows = compare_held(
-        built,
-        wanted.manifest,
-        held,
-        only,
-        retry_failed=options.retry_failed,
-        check_sources=options.check_sources,
-        replace_all=options.replace,
-    )
-    probes = [] if held.version is None else held.version.probes()
-    batching = choose_batching(built.extractor, probes, device_label, options.batching, options.allow_mismatch)
-    reasons = Counter(held.failures[wanted.manifest.ids[row]].reason for row in np.flatnonzero(rows.failed).tolist())
+    index, failures, suspects = index_of([]), dict[str, Failure](), Suspects()
+    status, before, probes = compare(manifest, index, {}), list[Wanted](), list[dict[str, Any]]()
+    if is_there := open_store(path).exists(MARK):
+        version = Version.open(path)
+        index = open_index(version, keep=False)
+        failures = standing_failures(version, index)
+        suspects = find_suspects(version, failures)
+        status = _compare(built, manifest, version, index, failures, options, only)
+        before, probes = [*read_all_wanted(version)], read_probes(version)
+    source = manifest.source
+    if os.path.exists(source):
+        source = os.path.realpath(source)  # however it was typed
+    again = rows.first + np.flatnonzero(status.missing & (status.replaces >= 0))
+    wanted = want(source, rows.keys, index, before, again)
+    status = status.without_older(wanted, index, rows.first)
+    reasons = Counter(failures[manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist())
     return VersionPlan(
         built=built,
-        manifest=wanted.manifest,
-        seconds=wanted.seconds,
-        partition=wanted.partition,
-        ranges=wanted.ranges,
+        manifest=manifest,
+        seconds=rows.seconds,
+        first_row=rows.first,
+        wanted=wanted,
         info=info,
         path=path,
-        is_new=held.version is None,
-        index=held.index,
-        rows=rows,
-        batching=batching,
+        is_new=not is_there,
+        index=index,
+        rows=status,
+        batching=choose_batching(built.extractor, probes, device_label, options.batching, options.allow_mismatch),
         failed_before=dict(sorted(reasons.items())),
-        suspects=held.suspects,
+        suspects=suspects,
     )
+
+
+def _compare(
+    built: BuiltConfig,
+    manifest: Manifest,
+    version: Version,
+    index: Index,
+    failures: Mapping[str, Failure],
+    options: Options,
+    only: Strings | None,
+) -> RowStatus:
+    """Compare rows with what a version holds, and refuse the manifest of another corpus."""
+    limit = built.max_seconds
+    known = {} if options.retry_failed else stats_of_failed(manifest, failures.values())
+
+    def is_unchanged(failure: Failure) -> bool:
+        if options.retry_failed:
+            return False
+        max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
+        return would_fail_again(manifest.root, failure, built.config.audio, max_seconds, known)
+
+    rows = compare(manifest, index, failures, is_unchanged)
+    if options.check_sources:
+        rows = with_changed_files(manifest, rows, index, version)
+    elif only is None:
+        refuse_another_corpus(manifest, rows, index, version)
+    if only is None:
+        if not options.replace:
+            refuse_other_paths(manifest, rows, index, version, len(built.waveform_maker.copies))
+        return rows
+    wanted = np.isin(manifest.ids.hashes(), only.hashes())
+    # Items that the version still holds of these ids are those that the lost items had replaced.
+    older = np.where(wanted, index.find(manifest.ids), rows.replaces)
+    return replace(rows, wanted=wanted, present=rows.present & ~wanted, replaces=older)
 
 
 def _notes(
@@ -251,7 +328,7 @@ def _notes(
         notes += replacement_notes(plan)
     lacking = [plan for plan in versions if plan.num_missing]
     if source is None and lacking:  # the other versions need the same files
-        whole = None if lacking[0].partition is None else manifest
+        whole = None if len(lacking[0].wanted) == len(lacking[0].manifest) else manifest
         notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing, whole)
         notes += copying_notes(lacking[0].manifest)
     return notes
@@ -270,7 +347,7 @@ def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
             if (
                 group[0].manifest is version.manifest
                 and np.array_equal(group[0].rows.missing, version.rows.missing)
-                and not (version.num_replaced or group[0].num_replaced)
+                and np.array_equal(group[0].wanted.rows, version.wanted.rows)
                 and group[0].built.extractor.tf32 == version.built.extractor.tf32
             ):
                 group.append(version)
@@ -278,8 +355,3 @@ def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
         else:
             groups.append([version])
     return groups
-
-
-def seconds_per_shard(specs: Iterable[FeatureSpec], shard_megabytes: float) -> float:
-    """How much audio fills a shard, about, if it is to have features of each of these specs."""
-    return shard_megabytes * 1e6 / max(spec.frame_rate * spec.bytes_per_frame for spec in specs)

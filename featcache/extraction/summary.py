@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from time import perf_counter
 
-from featcache.device import Device
 from featcache.extraction.jobs import Progress, VersionCounts, VersionJob
+from featcache.extraction.plan import ExtractionPlan
 from featcache.extraction.version_plan import VersionPlan
 
 
@@ -43,7 +44,7 @@ class VersionSummary:
     failed_before: dict[str, int] = field(default_factory=dict)
     """Utterances that failed in earlier runs and were not tried again, by reason."""
     missing: int = 0
-    """Utterances that the run was to extract and has not: it was interrupted, or another run has extracted them."""
+    """Utterances that the run was to extract and has not: it was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,6 @@ class Summary:
     """Each stage's share of the worker threads' time, 0 to 1."""
     bottleneck: str = ""
     """The stage that held the run back; empty if there was nothing to do."""
-    elsewhere: int = 0
-    """Utterances that another run extracted in the meantime."""
     interrupted: bool = False
     """Whether the run was stopped before its end."""
     too_many_failures: str = ""
@@ -99,28 +98,18 @@ class Summary:
         return sum(version.failed for version in self.versions)
 
 
-def summarize(
-    plans: Sequence[VersionPlan],
-    jobs: Iterable[VersionJob],
-    progress: Progress,
-    device: Device,
-    *,
-    looks_at_audio: bool,
-    utterances: int,
-    elapsed_seconds: float,
-    interrupted: bool,
-) -> Summary:
-    """Sum up a run.
-
-    `looks_at_audio` is False if nobody has compared the audio of what was there, and that is worth a line; the other
-    keyword arguments are those of `Summary`.
-    """
+def summarize(plan: ExtractionPlan, jobs: Iterable[VersionJob], progress: Progress, interrupted: bool) -> Summary:
+    """Sum up a run, which ends now."""
     counts_of = {job.built: job.counts for job in jobs}
-    versions = [_version_summary(plan, counts_of.get(plan.built, VersionCounts()), looks_at_audio) for plan in plans]
+    looks_at_audio = plan.options.check_sources or plan.only is not None  # repair is about what is lost
+    versions = [
+        _version_summary(planned, counts_of.get(planned.built, VersionCounts()), looks_at_audio)
+        for planned in plan.versions
+    ]
     total = sum(progress.stages.values())
     stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()} if total else {}
     return Summary(
-        utterances=utterances,
+        utterances=plan.num_utterances,
         versions=versions,
         failed_by_reason={reason: count for reason, count in sorted(progress.failures.items()) if count},
         upsampled=max((version.upsampled for version in versions), default=0),
@@ -128,12 +117,11 @@ def summarize(
         silent=max((counts.silent for counts in counts_of.values()), default=0),
         first_silent=next((counts.first_silent for counts in counts_of.values() if counts.silent), ""),
         audio_seconds=progress.audio_seconds,
-        elapsed_seconds=elapsed_seconds,
-        device=", ".join(progress.devices) or device.label,
-        threads=progress.threads or device.threads,
+        elapsed_seconds=perf_counter() - plan.started,
+        device=", ".join(progress.devices) or plan.device.label,
+        threads=progress.threads or plan.device.threads,
         stages=stages,
         bottleneck=max(stages, key=stages.__getitem__) if stages else "",
-        elsewhere=progress.elsewhere,
         interrupted=interrupted,
         too_many_failures=progress.too_many_failures,
         traceback=progress.traceback,

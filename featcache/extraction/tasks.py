@@ -1,4 +1,5 @@
-"""The manifest minus what the version holds is the shards still to make. Pure: nothing here reads audio or writes.
+"""What a manifest wants, without what the version holds, is the shards still to make. Pure: nothing here reads audio or
+writes.
 
 The manifest is partitioned once, by its rows alone, into ranges of about a shard each. A range without any
 extracted row is one task, whatever happened to the others: so a run that was killed and resumed makes exactly
@@ -10,16 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.errors import ManifestError
 from featcache.manifest import Manifest, Utterance
-from featcache.store.index import Index, Place
-from featcache.store.join import RowKeys, join
-from featcache.store.ledger import Failure
+from featcache.strings import are_distinct
+from featcache.version.index import Index
+from featcache.version.join import RowKeys, join
+from featcache.version.ledger import Failure
+from featcache.version.wanted import Wanted
 
 MAX_ITEMS = 100_000
 """The most utterances in a shard. A megabyte holds many short clips."""
@@ -51,6 +55,15 @@ class RowStatus:
         """The rows to extract, bool `[rows]`."""
         return self.wanted & ~self.present & ~self.failed
 
+    def without_older(self, whole: Wanted, index: Index, first_row: int) -> RowStatus:
+        """The same, where an item of an older generation than is wanted, which counts again since the shard of the
+        newer one is gone, does not stand for that. `first_row` is the number of these rows' first one in the whole.
+        """
+        own = slice(first_row, first_row + len(self.present))
+        is_older = self.present & whole.lacks(index)[own]
+        replaces = np.where(is_older, index.find_hashes(whole.rows[0, own]), self.replaces)
+        return replace(self, present=self.present & ~is_older, replaces=replaces)
+
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
@@ -64,27 +77,10 @@ class ShardTask:
     """The utterances to extract, in the manifest's order."""
     seconds: tuple[float, ...]
     """Seconds of audio of each utterance, known or estimated."""
-    replaces: dict[str, Place]
-    """The items that are replaced, by the utterance's id."""
-
-    def supersedes(self, extracted: Iterable[str]) -> dict[str, list[int]]:
-        """The items that are obsolete once these ids are extracted: the numbers of the items by the name of the shard.
-
-        An utterance that failed is not among the ids: its item stays, and the ledger says that it is older.
-        """
-        obsolete: dict[str, list[int]] = {}
-        for place in (self.replaces[id_] for id_ in extracted if id_ in self.replaces):
-            obsolete.setdefault(place.shard, []).append(place.item)
-        return obsolete
-
-    def only(self, numbers: Set[int]) -> ShardTask:
-        """The task with the utterances of these numbers only."""
-        keep = sorted(numbers)
-        return replace(
-            self,
-            utterances=tuple(self.utterances[i] for i in keep),
-            seconds=tuple(self.seconds[i] for i in keep),
-        )
+    generations: tuple[int, ...]
+    """Of which generation each utterance's item, or its failure, is to be."""
+    manifest: str
+    """The name of the wanted set of the manifest."""
 
 
 def compare(
@@ -103,6 +99,54 @@ def compare(
     for row, failure in joined.failures.items():
         failed[row] = is_unchanged(failure)
     return RowStatus(present, failed, np.where(present, -1, joined.positions), np.ones(len(manifest), bool))
+
+
+def want(
+    manifest: str,
+    keys: NDArray[np.uint64],
+    index: Index,
+    before: Iterable[Wanted],
+    again: Sequence[int] | NDArray[np.int64] = (),
+) -> Wanted:
+    """What a run over a manifest wants.
+
+    A row that is there in the same form keeps its generation, another one of its id gets the next; so do those that are
+    to be extracted `again`, by their numbers, because their audio has changed, for example.
+
+    Args:
+        manifest: What tells the manifest from others.
+        keys: The hashes of its rows' ids, and of the rows, uint64 `[2, rows]`.
+        index: What there is.
+        before: The wanted sets that are kept.
+        again: The numbers of rows that are to be extracted although they are there.
+
+    Raises:
+        ManifestError: Two ids have the same hash.
+    """
+    id_hash, row_hash = keys
+    if not are_distinct(id_hash):
+        raise ManifestError(f"{manifest}: two ids have the same hash: rename one of them")
+    mine = Wanted(manifest, np.stack([id_hash, row_hash, np.zeros_like(id_hash)]))
+    highest, is_same = np.zeros(len(mine), np.uint64), np.ones(len(mine), bool)
+    of_index = index.find_hashes(id_hash)
+    known = [(of_index, index.row_hash, index.generation)] if len(index) else []
+    known += [
+        (other.find(id_hash), other.rows[1], other.rows[2])
+        for other in before
+        if len(other) and (other.name == mine.name or mine.contains(other))
+    ]
+    for at, row_hashes, generations in known:
+        theirs = np.where(at < 0, np.uint64(0), generations[at])
+        same = row_hashes[at] == row_hash
+        is_same = np.where(theirs > highest, same, is_same & (same | (theirs < highest) | (at < 0)))
+        highest = np.maximum(highest, theirs)
+    generation = np.where(is_same, np.maximum(highest, np.uint64(1)), highest + np.uint64(1))
+    rows = np.asarray(again, np.int64)
+    if len(rows) and len(index):
+        at = of_index[rows]
+        next_ones = np.where(at < 0, np.uint64(1), index.generation[at] + np.uint64(1))
+        generation[rows] = np.maximum(generation[rows], next_ones)
+    return Wanted(manifest, np.stack([id_hash, row_hash, generation]))
 
 
 def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:
@@ -124,26 +168,28 @@ def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDAr
 
 def shard_tasks(
     manifest: Manifest,
-    index: Index,
     status: RowStatus,
+    wanted: Wanted,
     seconds: NDArray[np.float64],
     seconds_per_shard: float,
-    ranges: NDArray[np.int64] | None = None,
     first_row: int = 0,
 ) -> Iterator[ShardTask]:
     """The shards to make, as far as possible in the manifest's order.
 
+    A run that was killed and goes on makes the same shards, as far as it can: rows are dealt to shards by all of the
+    manifest's. Those that are left of a range of which some rows are there are gathered.
+
     Args:
-        manifest, index, status: The rows that the version should hold, its items, and what it lacks of the rows.
+        manifest, status: The rows that the version should hold, and what it lacks of them.
+        wanted: What the whole manifest wants.
         seconds: The durations of the rows, known or estimated; they decide only which shard a row is in.
-        seconds_per_shard: How much audio fills a shard, about.
-        ranges: If the rows are a partition of a manifest: the number of the range of the whole that each is in.
-        first_row: The number of their first row in the whole.
+        seconds_per_shard: How much audio a shard holds, about.
+        first_row: If the rows are a partition of a manifest, the number of their first one in the whole.
     """
     rows = np.flatnonzero(status.missing)
     if not len(rows):
         return
-    ranges = shard_ranges(seconds, seconds_per_shard) if ranges is None else ranges - ranges[0]
+    ranges = shard_ranges(seconds, seconds_per_shard)
     partly_there = np.zeros(int(ranges[-1]) + 1, bool)
     partly_there[ranges[status.present]] = True
     partly = partly_there[ranges[rows]]
@@ -151,22 +197,12 @@ def shard_tasks(
     for group, shard in ((whole, ranges[whole]), (gathered, shard_ranges(seconds[gathered], seconds_per_shard))):
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
             if len(members):
-                yield _task(manifest, index, status, seconds, members, first_row)
-
-
-def _task(
-    manifest: Manifest,
-    index: Index,
-    status: RowStatus,
-    seconds: NDArray[np.float64],
-    rows: NDArray[np.int64],
-    first_row: int,
-) -> ShardTask:
-    utterances = tuple(manifest[row] for row in rows.tolist())
-    name = hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12]
-    replaces = {
-        utterance.id: index.place(position)
-        for utterance, position in zip(utterances, status.replaces[rows].tolist(), strict=True)
-        if position >= 0
-    }
-    return ShardTask(name, first_row + int(rows[0]), utterances, tuple(seconds[rows].tolist()), replaces)
+                utterances = tuple(manifest[row] for row in members.tolist())
+                yield ShardTask(
+                    name=hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12],
+                    row=first_row + int(members[0]),
+                    utterances=utterances,
+                    seconds=tuple(seconds[members].tolist()),
+                    generations=tuple(wanted.rows[2, first_row + members].tolist()),
+                    manifest=wanted.name,
+                )

@@ -20,19 +20,19 @@ from featcache.extraction.failures import stat_of
 from featcache.extraction.tasks import RowStatus
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
+from featcache.format.shard import Item
 from featcache.manifest import Manifest
 from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import FeatureSpec
 from featcache.storage.location import Location
-from featcache.store.in_flight import Suspects
-from featcache.store.index import Index
-from featcache.store.join import differences, item_at
-from featcache.store.partitions import PartitionRows
-from featcache.store.selection import version_folders
-from featcache.store.shard import Item
-from featcache.store.version import Version
-from featcache.store.version_info import VersionInfo, library_versions
 from featcache.strings import hash_of
+from featcache.version.in_flight import Suspects
+from featcache.version.index import Index
+from featcache.version.info import VersionInfo, library_versions
+from featcache.version.join import differences, item_at
+from featcache.version.selection import version_folders
+from featcache.version.version import Version
+from featcache.version.wanted import Wanted
 
 _NAMED = 5
 """Utterances that a note names."""
@@ -108,15 +108,14 @@ class VersionPlan:
     """What a run is to do for one version."""
 
     built: BuiltConfig
-    """The config and its extractor."""
     manifest: Manifest
     """The rows that the run is about: those of its manifest, or of a partition, with the config's copies."""
     seconds: NDArray[np.float64]
     """Seconds of audio of each row, `[rows]`; those that the manifest does not say are estimates."""
-    partition: PartitionRows | None
-    """Which rows of the whole manifest these are, if the run is to extract a partition of it; None for all."""
-    ranges: NDArray[np.int64] | None
-    """If it is a partition: which shard-sized range of the whole each row is in, int64 `[rows]`."""
+    first_row: int
+    """The number of the first of these rows in the whole manifest."""
+    wanted: Wanted
+    """What the whole manifest wants of the version."""
     info: VersionInfo
     """The attributes of the version."""
     path: Location
@@ -124,7 +123,7 @@ class VersionPlan:
     is_new: bool
     """Whether the version does not exist yet."""
     index: Index
-    """The items that the version holds; of a partition, those that may be of its rows, in no particular order."""
+    """The items that the version holds."""
     rows: RowStatus
     """Which rows are there, have failed, or are to be extracted."""
     batching: BatchingChoice
@@ -173,7 +172,13 @@ class VersionPlan:
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
     """The attributes of a config's version, whose extractor makes features of this spec."""
     stored = stored_spec(spec, config.dtype)
-    return VersionInfo(config.name, config.fingerprint(), config.resolved(), stored, library_versions())
+    return VersionInfo(
+        name=config.name,
+        fingerprint=config.fingerprint(),
+        config=config.resolved(),
+        spec=stored,
+        made_by=library_versions(),
+    )
 
 
 def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:

@@ -74,11 +74,8 @@ class Params(Section):
 
 
 def absolute_path(value: str, info: ValidationInfo) -> str:
-    """The absolute path of a parameter that names a file or folder.
-
-    A relative path is relative to the config file. If there is no such file, the value is returned unchanged: it may be
-    a hub's id.
-    """
+    """The absolute path of a parameter that names a file or folder; a relative one is relative to the config file. If
+    there is no such file, the value is returned unchanged: it may be a hub's id."""
     # Path.expanduser would raise for the home of an unknown user
     path = Path((info.context or {}).get("folder") or "", os.path.expanduser(value))
     return str(path.resolve()) if value and path.exists() else value
@@ -197,12 +194,10 @@ class Extractor(ABC, Generic[P]):
 
 
 def find(name: str) -> type[Extractor[Params]]:
-    """The extractor class of a registered name, an entry point, or `package.module:Class`.
+    """The extractor class of a registered name, an entry point, or `package.module:Class`; a ConfigError lists the
+    known ones.
 
     It imports the module, which may run any code. A name that comes from a cache must pass `require_registered` first.
-
-    Raises:
-        ConfigError: There is no such extractor; the message lists the known ones.
     """
     path = _BUILT_IN.get(name, name)
     if ":" not in path:
@@ -226,13 +221,11 @@ def find(name: str) -> type[Extractor[Params]]:
 
 
 def require_registered(name: str) -> None:
-    """Refuse an extractor that only a cache names, if it is not registered: `find` would import any module.
+    """Raise a ConfigError for an extractor that only a cache names, as `package.module:Class`, if it is not registered:
+    `find` would import any module.
 
-    featcache's own extractors and the entry points of installed packages are registered, by their names or as
-    `package.module:Class`. `--trust-remote-code` accepts others.
-
-    Raises:
-        ConfigError: The name is `package.module:Class`, and not that of a registered extractor.
+    featcache's own extractors and the entry points of installed packages are registered. `--trust-remote-code` accepts
+    others.
     """
     if ":" in name and not remote_code_is_allowed() and name not in registered().values():
         raise ConfigError(

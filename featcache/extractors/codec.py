@@ -119,11 +119,8 @@ def code_dtype(codebook_size: int) -> str:
 
 
 def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
-    """The number of codebooks that the parameters ask for, of a model with `at_most`.
-
-    Raises:
-        ConfigError: The model has fewer, or must have more to compute codes at all.
-    """
+    """The number of codebooks that the parameters ask for, of a model with `at_most`; a ConfigError if the model has
+    fewer, or must have more to compute codes at all."""
     count = params.codebooks or at_most
     if not at_least <= count <= at_most:
         has = f"{at_most}, of which at least {at_least} must be taken" if at_least > 1 else at_most
@@ -132,12 +129,8 @@ def num_codebooks(params: CodecParams, at_most: int, at_least: int = 1) -> int:
 
 
 def num_codebooks_at_bandwidth(params: BandwidthParams, model: Any) -> int:
-    """The number of codebooks that the parameters ask for, directly or as a bandwidth, of a model of transformers.
-
-    Raises:
-        ConfigError: The model has fewer codebooks, was not trained for the bandwidth, or the bandwidth contradicts
-            `codebooks`.
-    """
+    """The number of codebooks that the parameters ask for, directly or as a bandwidth, of a model of transformers; a
+    ConfigError if it has fewer, was not trained for the bandwidth, or this contradicts `codebooks`."""
     count, bandwidth = num_codebooks(params, int(model.quantizer.num_quantizers)), params.bandwidth
     if bandwidth is None:
         return count

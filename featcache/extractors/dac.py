@@ -65,9 +65,7 @@ def in_whole_hops(waveforms_RP: torch.Tensor, num_samples: torch.Tensor, hop: in
 
 def encode_rows(encoder: Any, waveforms_RP: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Run a `DacEncoder` over rows `[R, P]`, zero after their lengths `[R]`: what it gives for each alone, `[R, D, F]`.
-
-    The input of each convolution that looks to both sides is set to zero after each row's end.
-    """
+    The input of each convolution that looks to both sides is set to zero after each row's end."""
     x_RCT = encoder.conv1(waveforms_RP[:, None])
     lengths = ragged.steps_after(lengths, [encoder.conv1])
     for block in encoder.block:

@@ -73,11 +73,9 @@ class Encodec(CodecExtractor[EncodecParams]):
         """The whole clip, or its chunks as `EncodecModel.encode` cuts them."""
         if not self._chunk_length:
             return super().pieces(num_samples)
-        pieces = []
-        for start in range(0, num_samples, self._chunk_stride):
-            size = min(self._chunk_length, num_samples - start)
-            pieces.append(Piece(start, size, 0, -(-size // self.granularity)))
-        return pieces
+        starts = range(0, num_samples, self._chunk_stride)
+        sizes = [(start, min(self._chunk_length, num_samples - start)) for start in starts]
+        return [Piece(start, size, 0, -(-size // self.granularity)) for start, size in sizes]
 
     def padded_length(self, num_samples: int) -> int:
         """The samples of a piece's padded row. Most pieces are full chunks, which are not padded."""

@@ -18,24 +18,20 @@ _MOST_REVISIONS = 100
 def fingerprint(config: Mapping[str, Any]) -> str:
     """SHA-256, in hex, of everything that decides a resolved config's values, and of nothing else, as canonical JSON.
 
-    It covers the extractor and its revision, its parameters with defaults filled in (but without parameters that were
-    added later, while they have their defaults), the content of its weights, the audio policy, the copies and the
-    content of their noise, and the stored dtype. Options of the run, such as batch size, threads, shard size, paths and
-    the device, are not part of it.
+    It covers the extractor and its revision, its parameters with defaults filled in (but without those that were added
+    later, while they have their defaults), the content of its weights, the audio policy, the copies and the content of
+    their noise, and the stored dtype. Options of the run, such as batch size, threads, shard size, paths and the
+    device, are not part of it.
 
-    Raises:
-        ConfigError: There is no such extractor, or its weights cannot be loaded.
-        pydantic.ValidationError: The extractor does not accept the parameters.
+    Raises ConfigError if there is no such extractor or its weights cannot be loaded, and ValidationError for its
+    parameters.
     """
     return _hash(_deciding(config))
 
 
 def revision_of(config: Mapping[str, Any], wanted: str) -> int | None:
-    """The revision of the extractor with which a config has the wanted fingerprint; None if it has it with none.
-
-    Raises:
-        ConfigError, pydantic.ValidationError: As `fingerprint` does.
-    """
+    """The revision of the extractor with which a config has the wanted fingerprint; None if it has it with none. Raises
+    what `fingerprint` raises."""
     decides = _deciding(config)
     revisions = (decides["revision"], *range(1, _MOST_REVISIONS))
     return next((one for one in revisions if _hash(decides | {"revision": one}) == wanted), None)

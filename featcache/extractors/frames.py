@@ -47,10 +47,8 @@ class FrameExtractor(Extractor[P]):
 
     @abstractmethod
     def frames(self, clip: Clip) -> torch.Tensor:
-        """The clip's frames, float32 `[T, L]`, with `T` as in `num_frames` and `L = spec.frame_length`.
-
-        It may be a strided view of the waveform: it is copied, and not written to.
-        """
+        """The clip's frames, float32 `[T, L]`, with `T` as in `num_frames` and `L = spec.frame_length`. It may be a
+        strided view of the waveform: it is copied, and not written to."""
 
     @abstractmethod
     def compute(self, block: torch.Tensor) -> torch.Tensor:

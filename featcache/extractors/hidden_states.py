@@ -84,11 +84,8 @@ H = TypeVar("H", bound=HiddenStatesParams)
 
 
 class LayerChoice:
-    """The hidden states that the parameters choose, of a model with so many transformer layers.
-
-    Raises:
-        ConfigError: The model does not have one of the layers.
-    """
+    """The hidden states that the parameters choose, of a model with so many transformer layers; a ConfigError if it has
+    not one of them."""
 
     needed: int
     """How many of the model's transformer layers have to run."""
@@ -121,12 +118,8 @@ class LayerChoice:
         return f"hidden state{'s' if self._stacked else ''} {names}"
 
     def select(self, hidden_states: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Features, float32 `[R, F, *item_shape]`.
-
-        Args:
-            hidden_states: The states `[R, F, D]` from layer 0 on, and after the last layer's the model's output. It is
-                consumed only as far as needed.
-        """
+        """Features, float32 `[R, F, *item_shape]`, of the states `[R, F, D]` from layer 0 on, and after the last
+        layer's the model's output, which are consumed only as far as needed."""
         found = {}
         for number, hidden_RFD in enumerate(hidden_states):
             if number in self._numbers:
@@ -152,10 +145,8 @@ class HiddenStates(ModelExtractor[H]):
     _epsilon: float | None
 
     def _set_encoder(self, encoder: Encoder, layers: LayerChoice, size: int, name: str, epsilon: float | None) -> None:
-        """Take a model whose hidden states have `size` dimensions, and set the attributes that depend on it.
-
-        If the model wants normalised waveforms, `epsilon` is what is added to the variance; else it is None.
-        """
+        """Take a model whose hidden states have `size` dimensions, and set the attributes that depend on it. `epsilon`
+        is what is added to the variance if the model wants normalised waveforms; else None."""
         self._encoder, self._layers, self._epsilon = encoder, layers, epsilon
         encoder.layers = encoder.layers[: layers.needed]
         self.granularity = encoder.hop

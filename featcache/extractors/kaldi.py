@@ -146,8 +146,7 @@ class _Kaldi(FrameExtractor[K]):
 
     def _windowed(self, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`ProcessWindow` in `feature-window.cc`: frames `[B, N]`, scaled, windowed and zero-padded; and with
-        `use_energy` their log energies `[B]`. The given frames `[B, L]`, in [-1, 1], are overwritten.
-        """
+        `use_energy` their log energies `[B]`. The given frames `[B, L]`, in [-1, 1], are overwritten."""
         if self._params.remove_dc_offset:
             frames -= frames.mean(dim=1, keepdim=True)
         preemphasis = self._params.preemphasis_coefficient
@@ -267,11 +266,9 @@ def _window(window_type: str, length: int, blackman_coeff: float) -> torch.Tenso
 
 
 def _reflected(waveform: torch.Tensor, before: int, after: int) -> torch.Tensor:
-    """A waveform `[S]` with `before` and `after` more samples at its ends; fewer if the numbers are negative.
-
-    Each end is continued by the waveform backwards (… 1 0 | 0 1 2 … S-1 | S-1 S-2 …), and if that is not enough,
-    forwards again, as in `ExtractWindow` in `feature-window.cc`.
-    """
+    """A waveform `[S]` with `before` and `after` more samples at its ends; fewer if the numbers are negative. Each end
+    is continued by the waveform backwards (… 1 0 | 0 1 2 … S-1 | S-1 S-2 …), and if that is not enough, forwards again,
+    as in `ExtractWindow` in `feature-window.cc`."""
     num_samples = len(waveform)
 
     def beyond(first: int, last: int) -> torch.Tensor:

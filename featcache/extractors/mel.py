@@ -25,33 +25,21 @@ a matrix of gigabytes before anything could be said about it.
 
 
 def power_spectrum(frames: torch.Tensor, fft_length: int) -> torch.Tensor:
-    """The squared magnitude of the Fourier transform of real frames.
-
-    Args:
-        frames: Float32 `[B, N]`; or `[B, L]` with `L < N`, which is padded with zeros.
-        fft_length: The length of the transform, `N`, in samples.
-
-    Returns:
-        Float32 `[B, N // 2 + 1]`.
-    """
+    """The squared magnitude of the Fourier transform of length `N` of real frames, float32 `[B, L]`, `L <= N`, padded
+    with zeros: float32 `[B, N // 2 + 1]`."""
     real, imaginary = torch.view_as_real(torch.fft.rfft(frames, n=fft_length)).square_().unbind(-1)
     return real + imaginary
 
 
 class MelBank:
-    """A bank of filters, applied to spectra.
+    """A bank of filters, float64 `[F, M]`, from `kaldi_filters` or `hertz_filters`, applied to spectra.
 
     A filter overlaps only its neighbours, so most of the bank's matrix is zeros. On a CPU it is applied as a few narrow
     products, each of 16 neighbouring filters with only the frequencies that they touch, in less than half the time of
     the whole product. (Fewer filters make products too narrow for the CPU's kernels; more filters multiply more zeros.)
     On a GPU, one product is faster than several.
 
-    Args:
-        filters: Float64 `[F, M]`, from `kaldi_filters` or `hertz_filters`.
-        device: The device of the spectra.
-
-    Raises:
-        ConfigError: A filter contains no frequency of the spectrum, so its bin would be constant.
+    Raises ConfigError if a filter contains no frequency of the spectrum, so that its bin would be constant.
     """
 
     def __init__(self, filters: torch.Tensor, device: torch.device) -> None:
@@ -83,11 +71,8 @@ class MelBank:
 
 
 def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:
-    """The band of a mel bank in Hz; `high_freq <= 0` is an offset from the Nyquist frequency, as in Kaldi.
-
-    Raises:
-        ConfigError: The band is empty, or reaches below 0 or above Nyquist.
-    """
+    """The band of a mel bank in Hz; `high_freq <= 0` is an offset from the Nyquist frequency, as in Kaldi. Raises
+    ConfigError if it is empty, or reaches below 0 or above Nyquist."""
     nyquist = sample_rate / 2
     high = high_freq if high_freq > 0 else nyquist + high_freq
     if high > nyquist:
@@ -127,14 +112,8 @@ def mel_to_hertz(mel: torch.Tensor, scale: MelScale) -> torch.Tensor:
 def kaldi_filters(num_bins: int, band: Band, fft_length: int, sample_rate: int) -> torch.Tensor:
     """Kaldi's bank: triangles over *mel* with a peak of 1 (`MelBanks` in `mel-computations.cc`).
 
-    Args:
-        num_bins: The number of filters, `M`.
-        band: The frequencies at which the first filter begins and the last one ends, in Hz.
-        fft_length: The length of the Fourier transform, `N`, in samples.
-        sample_rate: The sample rate, in Hz.
-
-    Returns:
-        Float64 `[N // 2 + 1, M]`. Kaldi leaves out the Nyquist frequency, at which all filters are 0 anyway.
+    The first of `M` filters begins and the last ends at the frequencies of `band`, in Hz; `fft_length` is `N`, in
+    samples. Float64 `[N // 2 + 1, M]`: Kaldi leaves out the Nyquist frequency, at which all filters are 0 anyway.
     """
     corners = _corners(num_bins, band, "htk")
     return _triangles(hertz_to_mel(_frequencies(fft_length, sample_rate), "htk"), corners)
@@ -144,10 +123,8 @@ def hertz_filters(
     num_bins: int, band: Band, fft_length: int, sample_rate: int, scale: MelScale, norm: MelNorm
 ) -> torch.Tensor:
     """The Auditory Toolbox's bank, as in librosa: triangles over *Hz* whose corners are equidistant in mel of `scale`.
-
-    With the norm `slaney`, each filter has an area of 1 in Hz; with `none`, a peak of 1. The other arguments and the
-    result are those of `kaldi_filters`.
-    """
+    With the norm `slaney`, each filter has an area of 1 in Hz; with `none`, a peak of 1. Otherwise as
+    `kaldi_filters`."""
     corners = mel_to_hertz(_corners(num_bins, band, scale), scale)
     filters = _triangles(_frequencies(fft_length, sample_rate), corners)
     return filters * (2 / (corners[2:] - corners[:-2])) if norm == "slaney" else filters

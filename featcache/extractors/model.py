@@ -104,11 +104,8 @@ class ModelExtractor(RowExtractor[M]):
         )
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The whole clip as one piece, or its chunks.
-
-        Raises:
-            ConfigError: The overlap of chunks, in whole hops, is not shorter than the chunks.
-        """
+        """The whole clip as one piece, or its chunks; a ConfigError if their overlap, in whole hops, is not shorter
+        than they are."""
         chunk = self.params.chunk
         if chunk is None or num_samples <= (size := self._samples(chunk.seconds)):
             return [Piece(0, num_samples, 0, self.num_frames(num_samples))]

@@ -97,10 +97,8 @@ def pad(
     stride: int,
     activation: Activation | None = None,
 ) -> torch.Tensor:
-    """A copy of the rows, `[R, C, left + T + right]`, in which each row is padded at its own ends.
-
-    With `whole_strides` it has `stride - 1` more columns, of which a row needs some, all or none.
-    """
+    """A copy of the rows, `[R, C, left + T + right]`, in which each row is padded at its own ends. With `whole_strides`
+    it has `stride - 1` more columns, of which a row needs some, all or none."""
     num_rows, channels, steps = x_RCT.shape
     after = padding.right + (stride - 1 if padding.whole_strides else 0)
     padded_RCT = x_RCT.new_empty(num_rows, channels, padding.left + steps + after)
@@ -155,10 +153,8 @@ def _columns_after(
 def zero_padded_conv1d(
     conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A convolution of each row that pads with zeros by itself: `conv1d` without a copy.
-
-    In `x_RCT`, the columns after each row's end that the convolution looks at are overwritten.
-    """
+    """A convolution of each row that pads with zeros by itself: `conv1d` without a copy. In `x_RCT`, the columns after
+    each row's end that the convolution looks at are overwritten."""
     padding = own_padding(conv)
     zero_after_(x_RCT, lengths, padding.right)
     y_RCT = F.conv1d(x_RCT, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
@@ -202,10 +198,8 @@ def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -
 
 
 def normalized(x: torch.Tensor, lengths: torch.Tensor, epsilon: float, correction: int = 0) -> torch.Tensor:
-    """Rows `[R, T, ...]` with zero mean and unit variance over each row's own steps, and zero after its end.
-
-    `(x - mean) / sqrt(variance + epsilon)`, with the variance over n - `correction`.
-    """
+    """Rows `[R, T, ...]` with zero mean and unit variance over each row's own steps, and zero after its end: `(x -
+    mean) / sqrt(variance + epsilon)`, with the variance over n - `correction`."""
     counts = lengths.view(-1, *[1] * (x.ndim - 1))
     outside = torch.arange(x.shape[1], device=x.device).view(-1, *[1] * (x.ndim - 2)) >= counts
     mean = x.masked_fill(outside, 0).sum(1, keepdim=True) / counts
@@ -215,14 +209,11 @@ def normalized(x: torch.Tensor, lengths: torch.Tensor, epsilon: float, correctio
 
 
 class RaggedLSTM(nn.Module):
-    """An LSTM, in one direction or in two, over rows of different lengths.
+    """An LSTM, in eval mode and without projections, in one direction or in two, over rows of different lengths.
 
     For the backward direction, each row is reversed within its own length. `torch.nn.utils.rnn.pack_padded_sequence`
     would do this too, but each of its matrix products covers only the rows that have not ended, so a row's bits would
     depend on the others.
-
-    Args:
-        lstm: The LSTM whose weights are used, in eval mode and without projections.
     """
 
     def __init__(self, lstm: nn.LSTM) -> None:

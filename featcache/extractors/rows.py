@@ -103,11 +103,8 @@ class RowExtractor(Extractor[P]):
         return False
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """How a clip is cut into rows. The frames of the pieces, one after another, are the frames of the clip.
-
-        Raises:
-            AudioError: The clip cannot be extracted, for example with the reason TOO_LONG.
-        """
+        """How a clip is cut into rows. The frames of the pieces, one after another, are the frames of the clip. Raises
+        AudioError if it cannot be extracted, for example with the reason TOO_LONG."""
         return [Piece(0, num_samples, 0, self.num_frames(num_samples))]
 
     def padded_length(self, num_samples: int) -> int:
@@ -129,13 +126,8 @@ class RowExtractor(Extractor[P]):
         return max(1, min(fitting, at_most // self._shrunk))
 
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
-        """Halve all batches from now on, after one of `rows` rows did not fit on the device.
-
-        Values of later batches may differ from those of earlier ones by rounding.
-
-        Returns:
-            Whether batches can be smaller; False if there was only one row.
-        """
+        """Halve all batches from now on, after one of `rows` rows did not fit on the device; False if there was only
+        one row. Values of later batches may differ from those of earlier ones by rounding."""
         with _shrinking:
             if rows > 1 and self.rows(padded_length, device) >= rows:  # else another thread has been here
                 self._shrunk *= 2

@@ -48,11 +48,8 @@ Layer = Convolution | Residual | Recurrence | Activation
 
 
 def layers(modules: Iterable[nn.Module]) -> list[Layer]:
-    """What the modules of an encoder, in eval mode and without weight norm, do one after another.
-
-    Raises:
-        ExtractorError: There is a module of another kind.
-    """
+    """What the modules of an encoder, in eval mode and without weight norm, do one after another; an ExtractorError if
+    one is of another kind."""
     found: list[Layer] = []
     for module in modules:
         if (convolution := _convolution(module)) is not None:
@@ -88,10 +85,8 @@ def _convolution(module: Any) -> Convolution | None:
 
 
 def run(layers: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run rows `[R, C, T]` with lengths int64 `[R]` through layers: `[R, C', T']`, and the new lengths.
-
-    What comes after a row's end does not matter in the input, and is meaningless in the result.
-    """
+    """Run rows `[R, C, T]` with lengths int64 `[R]` through layers: `[R, C', T']`, and the new lengths. What comes
+    after a row's end does not matter in the input, and is meaningless in the result."""
     activation: Activation | None = None
     for layer in layers:
         if isinstance(layer, Convolution):

@@ -79,12 +79,9 @@ class SSL(HiddenStates[SSLParams]):
 class Whisper:
     """Whisper's encoder (Radford et al. 2022, "Robust speech recognition via large-scale weak supervision") over rows.
 
-    The model always takes 30 s, and a shorter clip is followed by silence. So what follows a row's end is known, and
-    does not depend on other rows. Frames of that silence are not kept. Shapes are those of `RowExtractor`, with `M` mel
-    bins.
-
-    Args:
-        model: transformers' `WhisperModel`, in eval mode.
+    The model, a `WhisperModel` in eval mode, always takes 30 s, and a shorter clip is followed by silence. So what
+    follows a row's end is known, and does not depend on other rows. Frames of that silence are not kept. Shapes are
+    those of `RowExtractor`, with `M` mel bins.
     """
 
     def __init__(self, model: Any) -> None:
@@ -104,10 +101,8 @@ class Whisper:
         return (num_samples + self.hop - 1) // self.hop
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Run the model on waveforms; see `Encoder.hidden_states`.
-
-        Hidden states are those of 30 s. The last layer's go through the final layer norm, and are the output too.
-        """
+        """See `Encoder.hidden_states`. Those of the last layer go through the final layer norm, and are the output
+        too."""
         convolved_RDF = self._mels(waveforms, num_samples).transpose(1, 2)
         for convolution in self._convolutions:
             convolved_RDF = functional.gelu(convolution(convolved_RDF))

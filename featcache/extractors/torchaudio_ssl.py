@@ -67,11 +67,7 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
 
 
 class TorchaudioWav2Vec2(Wav2Vec2):
-    """A model of the family as torchaudio builds it, to be run on rows.
-
-    Args:
-        model: torchaudio's `Wav2Vec2Model`, in eval mode. In a WavLM, the attention is replaced.
-    """
+    """torchaudio's `Wav2Vec2Model`, in eval mode, to be run on rows. In a WavLM, the attention is replaced."""
 
     def __init__(self, model: Any) -> None:
         from torchaudio.models.wav2vec2.wavlm_attention import WavLMSelfAttention
@@ -109,15 +105,9 @@ class TorchaudioWav2Vec2(Wav2Vec2):
 class TorchaudioWavLMAttention(WavLMAttention):
     """WavLM's attention in place of torchaudio's `WavLMSelfAttention`."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_bias: torch.Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Any, ...]:
+    def forward(self, *inputs: Any, **options: Any) -> tuple[Any, ...]:
         """The output `[R, F, D]`, and the bias `[H, F, F]` for the next layers; see the base class."""
-        attended, _, bias = super().forward(hidden_states, attention_mask, position_bias)
+        attended, _, bias = super().forward(*inputs, **options)
         return attended, bias
 
     def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:

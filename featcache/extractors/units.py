@@ -104,11 +104,8 @@ class Units(RowExtractor[UnitsParams]):
         return read_codebook(params.weights).digest()
 
     def check_audio(self, audio: Mapping[str, Any]) -> None:
-        """Compare the `audio` section of a config, or a part of it, with that of the features.
-
-        Raises:
-            ConfigError: Waveforms are made in another way.
-        """
+        """Raise a ConfigError if the `audio` section of a config, or a part of it, makes other waveforms than the
+        features are of."""
         for key, value in audio.items():
             if key not in SELECTING_KEYS and value != self._source_audio[key]:
                 raise ConfigError(
@@ -135,11 +132,7 @@ class Units(RowExtractor[UnitsParams]):
         return self._source.num_frames(num_samples)
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """How a clip is cut into rows.
-
-        Raises:
-            AudioError: TOO_LONG: the clip would be cut, but the features are quantised over a whole clip.
-        """
+        """How a clip is cut into rows. TOO_LONG: it would be cut, but the features are quantised over a whole clip."""
         pieces = self._source.pieces(num_samples)
         if self._is_quantized and len(pieces) > 1:
             raise AudioError(
@@ -167,11 +160,8 @@ class Units(RowExtractor[UnitsParams]):
             return self.encode(waveforms, num_samples)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """Compute the features of rows, and their codes.
-
-        Raises:
-            AudioError: NON_FINITE_FEATURES: they are NaN, or infinite in the dtype that the version stores.
-        """
+        """Codes of the features of rows, which must be finite in the dtype that the version stores
+        (NON_FINITE_FEATURES)."""
         x_RFD = self._source.run(waveforms, num_samples).features
         num_frames = [self.num_frames(count) for count in num_samples.tolist()]
         x_RFD = _requantized(x_RFD, num_frames) if self._is_quantized else x_RFD.to(self._dtype)
@@ -296,12 +286,7 @@ class Codebook:
 
 
 def read_codebook(path: str | Path) -> Codebook:
-    """Read the file that `featcache fit-kmeans` wrote.
-
-    Raises:
-        ConfigError: The file does not exist, or `featcache fit-kmeans` did not write it.
-        MissingDependencyError: safetensors is not installed.
-    """
+    """Read the file that `featcache fit-kmeans` wrote; a ConfigError if there is none, or it did not write it."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:

@@ -43,11 +43,8 @@ _EPSILON = 1e-7
 
 
 class W2vBert:
-    """A w2v-BERT 2.0, to be run on rows. Shapes are those of `RowExtractor`, with `T` mel frames and `M` mel bins.
-
-    Args:
-        model: transformers' `Wav2Vec2BertModel`, in eval mode.
-    """
+    """transformers' `Wav2Vec2BertModel`, in eval mode, to be run on rows. Shapes are those of `RowExtractor`, with `T`
+    mel frames and `M` mel bins."""
 
     most_samples: int | None = None
     hop = _STACKED * _SHIFT
@@ -91,10 +88,8 @@ class W2vBert:
         return scaled_RTM[:, : num_mels // _STACKED * _STACKED].reshape(rows, num_mels // _STACKED, -1)
 
     def _log_mels(self, frames: torch.Tensor) -> torch.Tensor:
-        """Kaldi's log mel energies of frames `[n, 400]`: float64 `[n, M]`, rounded to values of float32.
-
-        They are computed in blocks of one shape, as in `frames`.
-        """
+        """Kaldi's log mel energies of frames `[n, 400]`: float64 `[n, M]`, rounded to values of float32. They are
+        computed in blocks of one shape, as in `frames`."""
         found = []
         rows = BLOCK_ROWS[frames.device.type]
         for block in torch.split(frames, rows):

@@ -34,12 +34,8 @@ a multiple of it, so nothing is left over elsewhere."""
 
 
 class Wav2Vec2:
-    """A model of the family, to be run on rows (with the shapes of `RowExtractor`).
-
-    Args:
-        model: transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode. In a WavLM, the attention is
-            replaced (see `WavLMAttention`).
-    """
+    """transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode, to be run on rows (with the shapes of
+    `RowExtractor`). In a WavLM, the attention is replaced (see `WavLMAttention`)."""
 
     hop: int
     most_samples: int | None = None
@@ -125,14 +121,11 @@ class Wav2Vec2:
 
 
 class WavLMAttention(nn.Module):
-    """WavLM's attention, with a gated bias for the distance of two frames, in place of transformers' `WavLMAttention`.
+    """WavLM's attention, with a gated bias for the distance of two frames, in place of transformers' `WavLMAttention`,
+    by the formulas of section 3.1 of the WavLM paper, with the weights of the module that it replaces.
 
-    The formulas are those of section 3.1 of the WavLM paper; the weights are those of the module that it replaces.
     transformers' own attention warns in every layer with a mask, and computes the mean of all attention weights only to
     discard it.
-
-    Args:
-        attention: The module to replace.
     """
 
     def __init__(self, attention: Any) -> None:

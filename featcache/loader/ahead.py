@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count, groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.loader.dataset import FeatureDataset
-from featcache.loader.object_shards import ToFetch
+from featcache.loader.remote_shards import ObjectShards, ToFetch
+from featcache.loader.utterances import DatasetVersion
 
-__all__ = ["ShardsAhead", "asks_store", "has_windows_to_fetch"]
+__all__ = ["ShardsAhead", "asks_store", "fetches"]
 
 _AT_ONCE = 8
 """Shards that are fetched side by side."""
@@ -34,17 +34,20 @@ _MOST_WINDOWS = 4
 """Windows that are taken ahead."""
 
 
-def has_windows_to_fetch(batches: Any, dataset: FeatureDataset) -> bool:
-    """Whether a sampler's batches are of a few shards at a time, and these are copied from an object store."""
-    caches = [version.cache for version in dataset.versions]
-    fetches = [each._tiers is not None and not isinstance(each.version.path, Path) for each in caches]
-    return getattr(batches, "has_windows", False) and any(fetches)
+def fetches(dataset: FeatureDataset) -> bool:
+    """Whether shards are copied from an object store before they are read."""
+    return any(shards.copies is not None for _, shards in _remote(dataset))
 
 
 def asks_store(dataset: FeatureDataset) -> bool:
     """Whether batches ask an object store for their own bytes, since no shards are copied."""
-    caches = [version.cache for version in dataset.versions]
-    return any(each._tiers is None and not isinstance(each.version.path, Path) for each in caches)
+    return any(shards.copies is None for _, shards in _remote(dataset))
+
+
+def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
+    """The versions that are in an object store."""
+    versions = ((version, version.cache._shards) for version in dataset.versions)
+    return [(version, shards) for version, shards in versions if isinstance(shards, ObjectShards)]
 
 
 class ShardsAhead:
@@ -52,13 +55,10 @@ class ShardsAhead:
 
     A batch waits for its shards, unless it is the first of those that have not been made: so whatever there is room
     for, there is one that goes on. What cannot be fetched is no error here, but where it is read.
-
-    Args:
-        dataset: What the batches are of.
     """
 
     def __init__(self, dataset: FeatureDataset) -> None:
-        self._dataset = dataset
+        self._versions = _remote(dataset)
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(_AT_ONCE, "featcache-ahead")
@@ -124,8 +124,8 @@ class ShardsAhead:
 
     def _wanted(self, rows: NDArray[np.int64]) -> dict[ToFetch, int]:
         wanted: dict[ToFetch, int] = {}
-        for version in self._dataset.versions:
-            wanted |= version.cache._shards.to_fetch(version.positions_of(rows))
+        for version, shards in self._versions:
+            wanted |= shards.to_fetch(version.positions_of(rows))
         return wanted
 
     def _expect(self, rows: NDArray[np.int64]) -> None:

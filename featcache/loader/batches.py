@@ -23,8 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.arguments import require_int
-from featcache.errors import ArgumentError
+from featcache.errors import MOST_COUNTED, ArgumentError, require_int
 
 SPREAD = 1 / 32
 """How much longer than it is an utterance may count as when the utterances are sorted."""
@@ -48,10 +47,11 @@ class Rules:
         if self.max_frames is None and self.batch_size is None:
             raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
         limits = ("max_frames", "batch_size", "shards_in_memory")  # each of which may be None
-        for name, least in (*((limit, 1) for limit in limits), ("seed", 0), ("world_size", 1)):
+        counts: list[tuple[str, int, int | None]] = [(limit, 1, MOST_COUNTED) for limit in limits]
+        for name, least, most in (*counts, ("seed", 0, None), ("world_size", 1, 1 << 20)):
             value = getattr(self, name)
             if value is not None or name not in limits:
-                object.__setattr__(self, name, require_int(name, value, least))
+                object.__setattr__(self, name, require_int(name, value, least, most))
         for name in ("shuffle", "drop_last"):
             object.__setattr__(self, name, bool(getattr(self, name)))
 

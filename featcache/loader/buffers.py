@@ -1,4 +1,4 @@
-"""Memory for batches, and reading into it from cold disks.
+"""Memory for batches.
 
 New memory costs more than copying a batch into it: the kernel clears every page that is touched for the first time, and
 a batch of speech is larger than what `malloc` keeps. So batches take turns in the same memory.
@@ -7,23 +7,19 @@ a batch of speech is larger than what `malloc` keeps. So batches take turns in t
 from __future__ import annotations
 
 import math
-import resource
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
-from featcache.store.memory_map import will_need
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Buffers", "Readahead", "pad_into", "tensor_in", "tensor_of"]
+__all__ = ["Buffers", "pad_into", "tensor_in", "tensor_of"]
 
 _LARGEST_KEPT = 256 << 20
 """Bytes of a batch beyond which its memory is given back: such batches are not those of training."""
@@ -31,17 +27,12 @@ _LARGEST_KEPT = 256 << 20
 _SLACK = 1.25
 """How much more memory is taken than a batch needs, since batches differ in length."""
 
-_WARM_BATCHES = 16
-"""After so many batches in a row that read nothing from disk, the kernel is not asked to read ahead any more."""
-
 
 class Buffers:
     """Hands out arrays, and takes their memory back when they are gone. Safe to use from several threads.
 
-    Training drops each batch for the next one, so two buffers are enough, and they need not be returned explicitly.
-
-    Args:
-        kept: The number of arrays whose memory is kept while nobody has it.
+    Training drops each batch for the next one, so it is enough to keep the memory of two arrays that nobody has any
+    more (`kept`), and they need not be returned explicitly.
     """
 
     def __init__(self, kept: int = 2) -> None:
@@ -68,11 +59,7 @@ class Buffers:
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor in the memory of an array, which it holds.
-
-    Raises:
-        MissingDependencyError: torch is not installed.
-    """
+    """A tensor in the memory of an array, which it holds; MissingDependencyError without torch."""
     try:
         import torch
     except ImportError as error:
@@ -85,7 +72,6 @@ def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dty
 
     Raises:
         ArgumentError: `out` is not a contiguous tensor in CPU memory, of this dtype and large enough.
-        MissingDependencyError: torch is not installed.
     """
     if isinstance(out, Buffers):
         return tensor_of(out.take(shape, dtype))
@@ -109,32 +95,3 @@ def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> Non
         if len(array) < len(padding):
             pieces.append(padding[len(array) :])
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer
-
-
-class Readahead:
-    """Requests all reads of a batch before the first is waited for, while batches come from a disk.
-
-    A disk does several at once. Requests cost a little even if everything is in memory, hence only "while".
-    """
-
-    def __init__(self) -> None:
-        self._patience = _WARM_BATCHES
-
-    @contextmanager
-    def over(self, arrays: Iterable[NDArray[Any]]) -> Iterator[None]:
-        """Request mapped arrays, and watch whether reading them, which is done within, takes the disk."""
-        before = _disk_reads()
-        if self._patience:
-            for array in arrays:
-                will_need(array)
-        yield
-        if _disk_reads() != before:
-            self._patience = _WARM_BATCHES
-        elif self._patience:
-            self._patience -= 1
-
-
-def _disk_reads() -> int:
-    """A count that grows with what this thread reads from disks; some file systems count blocks, all count faults."""
-    usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return usage.ru_inblock + usage.ru_majflt

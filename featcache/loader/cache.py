@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, MissingItemError, StoreError
+from featcache.format.dequantize import dequantize_array
 from featcache.loader.buffers import Buffers, pad_into, tensor_in, tensor_of
-from featcache.loader.crop import check_codebooks, check_padding, frames_between, positions_in
-from featcache.loader.display import beginning, card, facts_of, in_a_line
-from featcache.loader.object_shards import open_shards
+from featcache.loader.shards import Shards
+from featcache.loader.spans import check_codebooks, check_padding, frames_between, positions_in
 from featcache.spec import FeatureSpec
-from featcache.store.dequantize import dequantize_array
-from featcache.store.index import Index, open_index
-from featcache.store.join import missing_error
-from featcache.store.ledger import Failure, latest_failures
-from featcache.store.version import Version
 from featcache.strings import Strings
+from featcache.version.index_table import Index, load_index
+from featcache.version.version import Version
 
 if TYPE_CHECKING:
     import torch
 
-    from featcache.loader.tiers import Tiers
+    from featcache.loader.local_copies import Tiers
+    from featcache.version.ledger import Failure
 
 __all__ = ["Cache", "Keys"]
 
@@ -42,18 +41,12 @@ class Cache:
     A cache is read as a mapping of ids to arrays, in the order of `ids`: `cache["utt-1"]`, `"utt-1" in cache`, `get`,
     `keys`, `values`, `items`, and a loop over it is one over ids. `cache[3]` is an array by its position. Nothing is
     read before it is accessed. Open the cache again to see shards that a run has added since. A cache pickled into
-    another process has exactly the same utterances in the same order.
+    another process has exactly the same utterances in the same order. Its `index` says where each utterance is.
 
     Args:
         version: The version to read.
-        check: Whether to compare every utterance that is read with its checksum. Its features are then read, and not
-            mapped: see docs/loader.md.
+        check, tiers: As for `featcache.open`, whose `ram` and `copy_to` are the tiers.
         shards: The names of the shards to use, to see a version as it was; by default all shards.
-        tiers: What to copy into memory and to a local disk; nothing by default.
-
-    Attributes:
-        version, check: As given.
-        index: Where each utterance is.
 
     Raises:
         DamagedError: The index must be built, and a shard's metadata is damaged.
@@ -63,26 +56,36 @@ class Cache:
     def __init__(
         self, version: Version, *, check: bool = False, shards: Sequence[str] | None = None, tiers: Tiers | None = None
     ) -> None:
-        self._begin(version, open_index(version, shards), check, tiers)
+        index = load_index(version, version.shard_names() if shards is None else shards)
+        if index is None:
+            from featcache.version.index import open_index  # which builds one
+
+            index = open_index(version, shards)
+        self._begin(version, index, check, tiers)
 
     def _begin(self, version: Version, index: Index, check: bool, tiers: Tiers | None) -> None:
         self.version, self.index, self.check, self._tiers = version, index, check, tiers
-        self._shards = (
-            open_shards(version, index, check=check) if tiers is None else tiers.shards(version, index, check)
-        )
+        if tiers is None and isinstance(version.path, Path):
+            self._shards = Shards(version, index, check=check)
+        else:
+            from featcache.loader.remote_shards import open_shards
+
+            self._shards = open_shards(version, index, check, tiers)
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.version, self.check, self.index.shards, self._tiers)
+        again = partial(Cache, check=self.check, shards=self.index.shards, tiers=self._tiers)
+        return again, (self.version,)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.version.path.name}: {in_a_line(self._facts())})"
+        from featcache.loader.display import line_of
+
+        return line_of(self)
 
     def _repr_html_(self) -> str:
-        title = f"{type(self).__name__} {self.version.path.name}"
-        return card(
-            title, self._facts, lambda: beginning(self.item(0, check=True), self.spec) if len(self) else np.empty(0)
-        )
+        from featcache.loader.display import card_of
+
+        return card_of(self)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -97,7 +100,7 @@ class Cache:
         return self.item(key)
 
     def keys(self) -> Strings:
-        """The ids: `ids`."""
+        """The ids."""
         return self.ids
 
     def values(self) -> Iterator[NDArray[Any]]:
@@ -165,11 +168,7 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> NDArray[Any]:
-        """The features of one utterance, as `cache[key]`; or a part of them.
-
-        Args:
-            key: An id, or a position; negative ones count from the end.
-            start, duration, codebooks, raw, check: As for `batch`.
+        """The features of one utterance by its id or position, as `cache[key]`; or a part of them, as in `batch`.
 
         Returns:
             `[frames, *item_shape]`, read-only: memory-mapped, nothing is copied; with `check`, a new array, and so are
@@ -213,10 +212,8 @@ class Cache:
             duration: The length of the parts, likewise; to the end by default.
             codebooks: Read only this many codebooks, from the first on.
             padding_value: The value of frames beyond an utterance's end.
-            out: A contiguous tensor in CPU memory, of the batch's dtype and any shape that is large enough. It is
-                overwritten; the batch is a view of its beginning.
-            raw: Return quantised features as stored: levels, uint8, padded with 0. `featcache.dequantize` turns them
-                into values on any device, with the result of `quantization`.
+            out: A contiguous CPU tensor of the batch's dtype and any shape that is large enough, to be overwritten.
+            raw: Return quantised features as stored: levels, uint8, padded with 0, for `featcache.dequantize`.
             check: Whether to compare each utterance with its checksum; by default as the cache was opened.
 
         Returns:
@@ -256,14 +253,9 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
-        """The features that `batch` returns, by positions and frames; only `out` is checked.
-
-        Args:
-            positions: The utterances' positions, none of them negative; int64 `[batch]`.
-            firsts: The first frame to read of each; int64 `[batch]`; by default the first that it has.
-            counts: How many frames to read of each; int64 `[batch]`.
-            codebooks, padding_value, raw, check: As for `batch`.
-            out: As for `batch`; or buffers to take the memory from, by default the cache's own.
+        """The features that `batch` returns: of utterances by their positions, `counts` frames of each from `firsts`
+        on, or from its beginning; int64 `[batch]`, not negative. Only `out` is checked: it may be buffers, too, to take
+        the memory from; by default the cache's own.
         """
         spec = self.spec
         as_values = spec.is_quantized and not raw
@@ -332,21 +324,12 @@ class Cache:
 
     def scales_and_offsets(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """What `quantization` returns, by positions, as an array; nothing is checked."""
-        scales_and_offsets = np.empty((len(positions), 2, *self.spec.item_shape), np.float32)
-        for row, position in zip(scales_and_offsets, positions.tolist(), strict=True):
-            row[...] = self._shards.quantization(position)
-        return scales_and_offsets
+        parameters = [self._shards.quantization(position) for position in positions.tolist()]
+        return np.array(parameters, np.float32).reshape(-1, 2, *self.spec.item_shape)
 
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
-        """An utterance's entries of a side array: additional output of the extractor, such as scales.
-
-        Args:
-            name: The side array's name; `spec.side` lists them.
-            key: An id, or a position, as for `item`.
-
-        Returns:
-            `[entries, *item_shape]` of the side array's dtype, read-only; may be empty. If the cache was opened with
-            `check`, the shard's side array has been compared with its checksum.
+        """An utterance's entries of one of the side arrays that `spec.side` lists, such as scales: read-only,
+        `[entries, *item_shape]`, maybe empty. With `check`, the shard's whole array is compared with its checksum.
 
         Raises:
             StoreError: There is no such side array. Other errors as in `batch`.
@@ -359,14 +342,15 @@ class Cache:
 
     def missing_error(self, ids: list[str], num_wanted: int) -> MissingItemError:
         """The error for ids that are not here, of `num_wanted` in all; it says whether, and why, they failed."""
-        return missing_error(self.version, self.index, self._failures, ids, num_wanted)
+        from featcache.version.join import missing_error
 
-    def _facts(self) -> dict[str, str]:
-        return facts_of(self.spec, self.version.dtype, len(self), int(self.lengths.sum()))
+        return missing_error(self.version, self.index, self._failures, ids, num_wanted)
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:
-        return latest_failures(self.version)
+        from featcache.version.ledger import standing_failures
+
+        return standing_failures(self.version, self.index)
 
     def _position(self, key: str | SupportsIndex) -> int:
         if isinstance(key, str):
@@ -390,7 +374,3 @@ class Cache:
         if len(keys) and isinstance(next(iter(keys)), str):
             return self.find(cast("Iterable[str]", keys))
         return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
-
-
-def _reopen(version: Version, check: bool, shards: list[str], tiers: Tiers | None) -> Cache:
-    return Cache(version, check=check, shards=shards, tiers=tiers)

@@ -13,13 +13,16 @@ from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-__all__ = ["Column", "Names", "Where", "columns_of", "numbered", "rows_where", "take"]
+__all__ = ["Column", "Names", "Types", "Where", "columns_of", "numbered", "rows_where", "take"]
 
 Column = Strings | NDArray[Any]
 """One value for each utterance: text, float64 or int64."""
 
 Names = Collection[str] | Mapping[str, type] | None
-"""Which columns of a manifest to take, or also their types; None for all."""
+"""Which columns of a manifest to take, or also their types (`str`, `int`, `float`); None for all."""
+
+Types = Mapping[str, type]
+"""The types that columns are to have, by name: `str`, `int` or `float`. Others hold numbers if all their values are."""
 
 Where = Mapping[str, object] | Callable[[dict[str, Any]], object]
 """Which rows of a manifest to take: values of columns, or a function of a row."""
@@ -31,15 +34,12 @@ _NUMBER_BYTES = np.frombuffer(b"0123456789+-.eE", np.uint8)
 _CHUNK = 1 << 16
 
 
-def columns_of(manifest: Manifest, names: Names, texts: Collection[str] = ()) -> dict[str, Column]:
+def columns_of(manifest: Manifest, names: Collection[str] | None, types: Types) -> dict[str, Column]:
     """A manifest's columns (those of these names), by name.
-
-    A column of the user's own holds numbers if all its values are numbers, unless it is one of `texts`; with a mapping,
-    it holds what that says: `str`, `int` or `float`.
 
     Raises:
         ManifestError: There is no such column, its name is one that items and batches use themselves, or its values
-            are of another type than `names` says.
+            are of another type than `types` says.
     """
     available = _available(manifest)
     selected: dict[str, Column] = {}
@@ -54,21 +54,21 @@ def columns_of(manifest: Manifest, names: Names, texts: Collection[str] = ()) ->
                 f"{manifest.source}: the column {name!r} would hide the dataset's own: "
                 "rename it, or leave it out of columns="
             )
-        selected[name] = _typed(available[name], _wanted(name, names, texts), f"{manifest.source}: the column {name!r}")
+        selected[name] = _typed(manifest, name, available[name], types)
     return selected
 
 
-def rows_where(manifest: Manifest, where: Where, names: Names = None, texts: Collection[str] = ()) -> NDArray[np.int64]:
+def rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.int64]:
     """The rows whose columns (or `id`) have certain values, or one of several; int64 `[rows]`.
 
     Values are compared as text; 3 is also 3.0, and True also true. A function gets each row as a dictionary: `id` and
-    all columns, with values as items have them; `names` and `texts` say what types columns have, as for `columns_of`.
+    all columns, with values as items have them.
 
     Raises:
         ManifestError: There is no such column, no row has such a value, or no row has all of them.
     """
     if callable(where):
-        return _rows_that_fit(manifest, where, names, texts)
+        return _rows_that_fit(manifest, where, types)
     kept = np.ones(len(manifest), bool)
     for name, value in where.items():
         column = manifest.ids if name == "id" else manifest.columns.get(name)
@@ -100,12 +100,10 @@ def _texts_of(value: object) -> set[str]:
     return {str(value), str(int(value))} if isinstance(value, float) and value.is_integer() else {str(value)}
 
 
-def _rows_that_fit(
-    manifest: Manifest, where: Callable[[dict[str, Any]], object], names: Names, texts: Collection[str]
-) -> NDArray[np.int64]:
+def _rows_that_fit(manifest: Manifest, where: Callable[[dict[str, Any]], object], types: Types) -> NDArray[np.int64]:
     columns: dict[str, Iterable[Any]] = {"id": manifest.ids}
     for name, given in _available(manifest).items():
-        column = _typed(given, _wanted(name, names, texts), f"{manifest.source}: the column {name!r}")
+        column = _typed(manifest, name, given, types)
         columns[name] = column if isinstance(column, Strings) else column.tolist()
     values = zip(*columns.values(), strict=True)
     kept = [row for row, cells in enumerate(values) if where(dict(zip(columns, cells, strict=True)))]
@@ -115,12 +113,8 @@ def _rows_that_fit(
 
 
 def numbered(column: Strings, labels: Sequence[str] | None, what: str) -> tuple[NDArray[np.int64], list[str]]:
-    """The number of each label among all labels, int64 `[rows]`, and these: by default those that occur, sorted.
-
-    Args:
-        column: The labels, as text.
-        labels: All labels that there may be.
-        what: The column, for messages.
+    """The number of each label among all labels, int64 `[rows]`, and these: by default those that occur, sorted. `what`
+    is the column, for messages.
 
     Raises:
         ManifestError: A row has no label, or one that is not among them.
@@ -162,27 +156,20 @@ def _available(manifest: Manifest) -> dict[str, Column]:
     return available | manifest.columns
 
 
-def _wanted(name: str, names: Names, texts: Collection[str]) -> type | None:
-    """The type that a column is wanted in, if anything says one."""
-    if name in texts:
-        return str
-    return names.get(name) if isinstance(names, Mapping) else None
-
-
-def _typed(column: Column, wanted: type | None, what: str) -> Column:
-    """The column as the wanted type; by default as numbers, if it holds numbers."""
-    if wanted is None:
-        numbers = _numbers(column) if isinstance(column, Strings) else None
-        return column if numbers is None else numbers
+def _typed(manifest: Manifest, name: str, column: Column, types: Types) -> Column:
+    """A column as the type that is wanted; by default as numbers, if it holds numbers."""
+    wanted, what = types.get(name), f"{manifest.source}: the column {name!r}"
     if wanted is str and isinstance(column, Strings):
         return column
-    if wanted in (int, float):
-        numbers = _numbers(column) if isinstance(column, Strings) else column
-        if numbers is not None and (wanted is float or numbers.dtype.kind == "i"):
-            return numbers if wanted is int else numbers.astype(np.float64)
+    if wanted not in (None, int, float):
+        kind = getattr(wanted, "__name__", wanted)
+        raise ManifestError(f"{what} cannot be {kind}: choose str for text columns, int or float for numbers")
+    numbers = _numbers(column) if isinstance(column, Strings) else column
+    if wanted is None:
+        return column if numbers is None else numbers
+    if numbers is None or (wanted is int and numbers.dtype.kind != "i"):
         raise ManifestError(f"{what} should be {wanted.__name__}, but not all its values are")
-    kind = getattr(wanted, "__name__", wanted)
-    raise ManifestError(f"{what} cannot be {kind}: choose str for text columns, int or float for numbers")
+    return numbers if wanted is int else numbers.astype(np.float64)
 
 
 def _numbers(column: Strings) -> NDArray[Any] | None:

@@ -7,40 +7,36 @@ looked up in the index of its part.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, FeatcacheWarning, StoreError, counted, listing
+from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
+from featcache.storage.base import in_parallel, open_store
 from featcache.storage.location import Location
-from featcache.storage.objects import REQUESTS
-from featcache.store.corpus import PartVersion, read_parts
-from featcache.store.index import Index, index_folder, open_index
-from featcache.store.ledger import Failure, latest_failures
-from featcache.store.selection import gone_parts, version_names
-from featcache.store.shard import Shard
-from featcache.store.unfinished import find_unfinished
-from featcache.store.version import Version
-from featcache.store.version_info import VersionInfo
 from featcache.strings import Strings
+from featcache.version.corpus import PartVersion, gone_parts, read_parts
+from featcache.version.index import Index, index_name, open_index
+from featcache.version.info import VersionInfo
+from featcache.version.ledger import Failure, standing_failures
+from featcache.version.selection import version_names
+from featcache.version.version import Version
+from featcache.version.wanted import find_lacking
 
 if TYPE_CHECKING:
-    from featcache.loader.tiers import Tiers
+    from featcache.loader.local_copies import Tiers
 
 __all__ = ["Corpus", "open_corpus"]
 
 _FEW = 4096
 """Of so many positions, each is looked up by itself; for more, the columns of all parts are joined for a moment."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class Corpus(Cache):
         self._path, self._parts = path, {part.name: part for part in parts}
         first = parts[0].version
         self._joined = _JoinedIndex(parts)
-        version = _VersionOfParts(path / first.path.name, first.info)
+        version = _VersionOfParts(open_store(path / first.path.name), first.info)
         self._begin(version, cast(Index, self._joined), check, tiers)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,14 +105,11 @@ class Corpus(Cache):
         ((number, inside),) = self._joined.places(np.array([self._position(position)]))
         return self.parts[number], inside
 
-    def _facts(self) -> dict[str, str]:
-        return {"parts": f"{len(self._parts):,}"} | super()._facts()
-
     @cached_property
     def _failures(self) -> dict[str, Failure]:
         failures: dict[str, Failure] = {}
         for part in self._parts.values():
-            failures |= latest_failures(part.version)
+            failures |= standing_failures(part.version, part.index)
         return failures
 
     def _part(self, name: str) -> _Part:
@@ -147,17 +140,18 @@ class _VersionOfParts(Version):
 
     def shard(self, name: str) -> Shard:
         part, _, shard = name.rpartition("/")
-        return Shard(self.path.parent / part / self.path.name / "shards" / shard, self.info.fingerprint)
+        store = open_store(self.path.parent / part / self.path.name)
+        return Shard(store, shard, self.info.fingerprint, self.info.spec)
 
 
 class _JoinedIndex:
-    """The indexes of all parts as one: where utterances are; see `featcache.store.index.Index`."""
+    """The indexes of all parts as one: where utterances are; see `featcache.version.index.Index`."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
-        self._parts = parts
         indexes = [part.index for part in parts]
         self.starts = np.cumsum([0, *map(len, indexes)])
         """The position of each part's first utterance, and the end of the last, int64 `[parts + 1]`."""
+        self._parts = {part.name: (part.index, start) for part, start in zip(parts, self.starts.tolist(), strict=False)}
         self.shards = [f"{part.name}/{shard}" for part in parts for shard in part.index.shards]
         self.ids = _JoinedIds(self, parts)
         first_shards = np.cumsum([0, *(len(index.shards) for index in indexes)]).astype(np.uint32)
@@ -182,30 +176,30 @@ class _JoinedIndex:
         if isinstance(ids, _JoinedIds):
             return np.concatenate([self._find_in(part.name, part.index.ids) for part in ids.parts])
         positions = np.full(len(ids), -1, np.int64)
-        for part in self._parts:
+        for name in self._parts:
             missing = np.flatnonzero(positions < 0)
             if not len(missing):
                 break
-            positions[missing] = self._find_in(part.name, ids.take(missing))
+            positions[missing] = self._find_in(name, ids.take(missing))
         return positions
 
     def find_one(self, id_: str) -> int:
         """The position of an id in the first part that has it, -1 if none has."""
-        for part, start in zip(self._parts, self.starts.tolist(), strict=False):
-            if (position := part.index.find_one(id_)) >= 0:
-                return int(start) + position
+        for index, start in self._parts.values():
+            if (position := index.find_one(id_)) >= 0:
+                return int(start + position)
         return -1
 
     def _find_in(self, name: str, ids: Strings) -> NDArray[np.int64]:
         """The position of each id in a part; -1 if that lacks it, or there is no such part."""
-        for part, start in zip(self._parts, self.starts.tolist(), strict=False):
-            if part.name == name:
-                inside = part.index.find(ids)
-                return np.where(inside < 0, -1, inside + start)
-        return np.full(len(ids), -1, np.int64)
+        if name not in self._parts:
+            return np.full(len(ids), -1, np.int64)
+        index, start = self._parts[name]
+        inside = index.find(ids)
+        return np.where(inside < 0, -1, inside + start)
 
 
-class _JoinedColumn(NDArrayOperatorsMixin):
+class _JoinedColumn:
     """A column over all parts, as an array: of a batch, only what is asked for is read.
 
     Args:
@@ -236,10 +230,6 @@ class _JoinedColumn(NDArrayOperatorsMixin):
         kept = self._columns[0].dtype
         parts = [column + kept.type(more) for column, more in zip(self._columns, self._added, strict=False)]
         return np.concatenate(parts).astype(kept if dtype is None else dtype, copy=False)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **settings: Any) -> Any:
-        arrays = (np.asarray(each) if isinstance(each, _JoinedColumn) else each for each in inputs)
-        return getattr(ufunc, method)(*arrays, **settings)
 
 
 class _JoinedIds(Sequence[str]):
@@ -281,19 +271,16 @@ def open_corpus(
     strict: bool,
     tiers: Tiers | None,
 ) -> Corpus:
-    """Open the version that the parts of a corpus hold; those that lack it are left out, which is said.
-
-    Args:
-        corpus: The corpus.
-        name: The version's name, or its folder's.
-        config: The name and the fingerprint of the config that made the version.
-        check, strict, tiers: As for `featcache.open`.
+    """Open the version that the parts of a corpus hold: of this name (its own or its folder's), or made by the config
+    of this name and fingerprint. Parts that lack it are left out, which is said. All else is as for `featcache.open`.
 
     Raises:
         StoreError: There is no such version, or there are several; with `strict`, also if something is unfinished.
     """
     known = {part.name: part for part in read_parts(corpus)}
-    names = dict(zip(known, _each(lambda part: version_names(corpus / part), [*known], corpus), strict=True))
+    threads = 1 if isinstance(corpus, Path) else 64
+    folders = in_parallel(lambda part: version_names(corpus / part), [*known], threads)
+    names = dict(zip(known, folders, strict=True))
     folder, info = _version_in(corpus, names, name, config)
     lacking = [part for part, folders in names.items() if folder not in folders]
     gone = gone_parts(corpus, known.values())
@@ -305,7 +292,7 @@ def open_corpus(
     def open_part(part: str) -> tuple[_Part, list[str]]:
         return _open_part(part, corpus / part / folder, info, known[part].versions.get(folder), strict)
 
-    opened = _each(open_part, [part for part in known if part not in lacking], corpus)
+    opened = in_parallel(open_part, [part for part in known if part not in lacking], threads)
     for message in [*messages, *(message for _, unfinished in opened for message in unfinished)]:
         if strict:
             raise StoreError(message)
@@ -316,14 +303,8 @@ def open_corpus(
 def _version_in(
     corpus: Location, folders: Mapping[str, Sequence[str]], name: str | None, config: tuple[str, str] | None
 ) -> tuple[str, VersionInfo]:
-    """The folder and the attributes of the only version that parts of a corpus hold; of that name, or of that config.
-
-    Args:
-        corpus, name, config: As for `open_corpus`.
-        folders: The names of the versions' folders in each part.
-
-    Raises:
-        StoreError: There is none, or there are several.
+    """The folder and the attributes of the only version that these folders of the parts hold; of that name, or of that
+    config. StoreError if there is none, or there are several.
     """
     first = {folder: corpus / part / folder for part, names in [*folders.items()][::-1] for folder in names}
     fingerprint = None if config is None else config[1]
@@ -351,14 +332,6 @@ def _open_part(
     if version.info.fingerprint != info.fingerprint:
         raise StoreError(f"{path}: has another fingerprint than the version of the same name in other parts")
     index = open_index(version)
-    if known is not None and not strict and index_folder(version, index.shards).name == known.index:
+    if known is not None and not strict and index_name(version, index.shards) == known.index:
         return _Part(name, version, index), []
-    return _Part(name, version, index), [f"{path}: {run}" for run in find_unfinished(version, index, all_runs=strict)]
-
-
-def _each(work: Callable[[str], _T], names: Sequence[str], corpus: Location) -> list[_T]:
-    """What `work` returns for each name; of an object store, for several at once. `work` may call `in_parallel`."""
-    if isinstance(corpus, Path):
-        return list(map(work, names))
-    with ThreadPoolExecutor(REQUESTS) as threads:
-        return list(threads.map(work, names))
+    return _Part(name, version, index), [f"{path}: {run}" for run in find_lacking(version, index)]

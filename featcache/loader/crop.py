@@ -1,7 +1,4 @@
-"""Which frames of utterances are read: spans of time, and windows of a fixed length, drawn anew in each epoch.
-
-Frame `i` of a version with `rate` frames a second covers the time from `i / rate` to `(i + 1) / rate`. So a span of
-time begins within half a frame of the same point in versions of different rates.
+"""Windows of utterances, of a fixed length, drawn anew in each epoch.
 
 The place of an utterance's window is a hash of the seed, the epoch and the utterance's position: it does not depend on
 the rest of the batch, on the number of ranks or workers, or on whether training was resumed in between.
@@ -10,21 +7,18 @@ the rest of the batch, on the number of ranks or workers, or on whether training
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal, SupportsIndex, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from featcache.arguments import is_number, require_int
-from featcache.errors import ArgumentError, listing
-from featcache.spec import FeatureSpec
+from featcache.errors import MOST_COUNTED, ArgumentError, is_number, require_int
 
-__all__ = ["Crop", "Windows", "check_codebooks", "check_padding", "frames_between", "positions_in"]
+__all__ = ["Crop", "Windows"]
 
 Where = Literal["random", "start", "center"]
 Short = Literal["pad", "drop", "error"]
@@ -54,9 +48,9 @@ class Crop:
         if (self.frames is None) == (self.seconds is None):
             raise ArgumentError("a crop has either frames or seconds: Crop(frames=200), or Crop(seconds=2.0)")
         if self.frames is not None:
-            object.__setattr__(self, "frames", require_int("crop: frames", self.frames, 1))
-        if self.seconds is not None and not (is_number(self.seconds) and 0 < self.seconds < np.inf):
-            raise ArgumentError(f"crop: seconds is {self.seconds!r}: it must be a number above 0")
+            object.__setattr__(self, "frames", require_int("crop: frames", self.frames, 1, MOST_COUNTED))
+        if self.seconds is not None and not (is_number(self.seconds) and 0 < self.seconds < 1e9):
+            raise ArgumentError(f"crop: seconds is {self.seconds!r}: it must be a number above 0, and less than 1e9")
         for name, value, allowed in (("where", self.where, get_args(Where)), ("short", self.short, get_args(Short))):
             if value not in allowed:
                 raise ArgumentError(f"crop: {name} is {value!r}: it must be one of {', '.join(allowed)}")
@@ -132,116 +126,6 @@ class Windows:
         for length, ratio in zip(lengths[1:], self._ratios[1:], strict=True):
             shortest = np.minimum(shortest, length * ratio.denominator // ratio.numerator)
         return shortest
-
-
-def frames_between(
-    lengths: NDArray[np.int64], rate: float, start: ArrayLike, duration: ArrayLike | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The frames of a span of time in each of some utterances.
-
-    Args:
-        lengths: The utterances' lengths, in frames; int64 `[n]`.
-        rate: Frames a second.
-        start: The span's start in seconds; one number, or one for each utterance `[n]`.
-        duration: The span's duration in seconds, likewise; to the end by default.
-
-    Returns:
-        The first frame, and the number of frames: the duration's, rounded, but at least one, or as many as there are.
-        int64 `[n]`, both.
-
-    Raises:
-        ArgumentError: A span is negative, not a number, or begins where its utterance has ended.
-    """
-    starts = _seconds("start", start, len(lengths))
-    late = np.flatnonzero(starts * rate >= lengths)
-    if len(late):
-        spans = [f"{starts[i]:g} s of {lengths[i] / rate:g} s (number {i})" for i in late.tolist()]
-        raise ArgumentError(f"start lies beyond the end of {len(late)} of {len(lengths)} utterances: {listing(spans)}")
-    first = np.minimum(np.rint(starts * rate).astype(np.int64), lengths - 1)  # half a frame before the end is the last
-    counts = lengths - first
-    if duration is not None:
-        durations = _seconds("duration", duration, len(lengths))
-        wanted = np.maximum(np.rint(durations * rate), durations > 0).astype(np.int64)
-        counts = np.minimum(counts, wanted)
-    return first, counts
-
-
-def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> NDArray[np.int64]:
-    """Return positions in a sequence, int64 `[values]`, counted from its beginning.
-
-    Args:
-        name: The argument's name, for messages.
-        values: A sized sequence of whole numbers of Python, numpy or torch; negative ones count from the end.
-        count: The length of the sequence.
-        where: What has the sequence, for messages.
-        wanted: What to give instead, for messages.
-
-    Raises:
-        ArgumentError: The values are not whole numbers, or not in a sequence.
-        IndexError: There is no such position.
-    """
-    if not isinstance(values, Sized):
-        raise ArgumentError(f"{name} is {values!r}: give {wanted}")
-    positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
-    if positions.dtype.kind not in "iu" or positions.ndim != 1:
-        raise ArgumentError(f"{name} are {positions.dtype} {list(positions.shape)}: give {wanted}")
-    outside = positions[(positions < -count) | (positions >= count)]
-    if len(outside):
-        raise IndexError(f"no utterance at {outside[0]}: {where} has {count:,}")
-    return positions.astype(np.int64) % count if len(positions) else positions.astype(np.int64)
-
-
-def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:
-    """How many codebooks to read; None for all of them.
-
-    Raises:
-        ArgumentError: The features are not codes of several codebooks, or there are not so many.
-    """
-    if codebooks is None:
-        return None
-    there = len(spec.codebook_sizes)
-    if not there or spec.item_shape != (there,):
-        raise ArgumentError(f"codebooks is {codebooks}, but these features are {spec.units}, not codes of codebooks")
-    if not isinstance(codebooks, SupportsIndex) or not 1 <= operator.index(codebooks) <= there:
-        raise ArgumentError(f"codebooks is {codebooks!r}: there are {there}, so it must be 1 to {there}")
-    return operator.index(codebooks)
-
-
-def check_padding(spec: FeatureSpec, value: float) -> None:
-    """Refuse a padding value that the features' dtype cannot hold.
-
-    Raises:
-        ArgumentError: It is not a number, or none of that dtype.
-    """
-    dtype = np.dtype(spec.dtype)
-    if not is_number(value):
-        raise ArgumentError(f"padding_value is {value!r}: give a number")
-    if dtype.kind == "f":
-        largest = float(np.finfo(dtype).max)
-        if largest < abs(value) < np.inf:
-            raise ArgumentError(
-                f"padding_value is {value}: these features are {dtype}, whose largest value is {largest:g}"
-            )
-        return
-    limits = np.iinfo(dtype)
-    if not (limits.min <= value <= limits.max and int(value) == value):
-        raise ArgumentError(
-            f"padding_value is {value}: these features are {dtype}, so it must be a whole number from {limits.min} to "
-            f"{limits.max}; lengths tell where padding begins"
-        )
-
-
-def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
-    array: NDArray[Any] = np.asarray(value, np.float64)
-    if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
-        raise ArgumentError(
-            f"{name} has shape {list(array.shape)}: give one number, or one for each of {count} utterances"
-        )
-    array = np.broadcast_to(array, count)
-    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if len(wrong):
-        raise ArgumentError(f"{name} is {array[wrong[0]]:g}: it must be seconds, 0 or more")
-    return array
 
 
 @lru_cache(4)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from time import perf_counter
 from typing import Any, Unpack
@@ -16,14 +17,13 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from featcache.arguments import require_int
 from featcache.device import parse_device
-from featcache.errors import ArgumentError, FeatcacheError, listing
-from featcache.loader.ahead import ShardsAhead, asks_store, has_windows_to_fetch
+from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
+from featcache.loader.ahead import ShardsAhead, asks_store, fetches
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.display import Batch
 from featcache.loader.sampler import Batching, BucketBatchSampler
-from featcache.loader.transfers import CudaTransfer, MemoryTransfer
+from featcache.loader.transfers import Transfer, transfer_to
 from featcache.loader.utterances import DatasetVersion, by_version
 
 __all__ = ["DataLoader"]
@@ -105,18 +105,13 @@ class DataLoader:
             raise ArgumentError(f"device is {device!r}: {error}") from error
         asks = asks_store(self.dataset)
         default = _PREFETCH_ASKED if asks else _PREFETCH
-        self.prefetch = default if prefetch is None else require_int("prefetch", prefetch, 1)
+        self.prefetch = default if prefetch is None else require_int("prefetch", prefetch, 1, 1 << 20)
         self._dtypes = _dtypes(self.dataset, dtype)
         self._threads = self.prefetch if asks else min(self.prefetch, len(os.sched_getaffinity(0)))
-        self._transfer = self._new_transfer()
         self._latest = _Progress()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_transfer"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._transfer = self._new_transfer()
 
     def __repr__(self) -> str:
         settings = f"device={str(self.device)!r}, prefetch={self.prefetch}"
@@ -177,10 +172,9 @@ class DataLoader:
         samplers = (self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
         return next((sampler for sampler in samplers if hasattr(sampler, name)), None)
 
-    def _new_transfer(self) -> MemoryTransfer | CudaTransfer:
-        num_batches = self.prefetch + 2  # training has one, and holds it while it asks for the next
-        kind = CudaTransfer if self.device.type == "cuda" else MemoryTransfer
-        return kind(self.device, num_batches)
+    @cached_property
+    def _transfer(self) -> Transfer:
+        return transfer_to(self.device, self.prefetch + 2)  # training holds one while it asks for the next
 
     def _stateful(self) -> Any:
         if not hasattr(self.batch_sampler, "load_state_dict"):
@@ -190,10 +184,11 @@ class DataLoader:
 
     def _batches(self, batches: Iterator[Iterable[int]], epoch: int, progress: _Progress) -> Iterator[dict[str, Any]]:
         started, process = perf_counter(), os.getpid()
-        ahead: deque[Future[_BatchUnderWay]] = deque()
+        ahead: deque[Future[list[Any]]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
         given = _counted(batches, progress)
-        shards = ShardsAhead(self.dataset) if has_windows_to_fetch(batches, self.dataset) else None
+        has_windows = getattr(batches, "has_windows", False)
+        shards = ShardsAhead(self.dataset) if has_windows and fetches(self.dataset) else None
         if shards is not None:
             given = shards.windows(given, batches)
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
@@ -210,11 +205,11 @@ class DataLoader:
             try:
                 ask(self.prefetch)
                 while ahead:
-                    under_way = ahead.popleft().result()
+                    made = ahead.popleft().result()
                     ask(1)
                     progress.ahead -= 1
-                    batch = under_way.hand_over(self._transfer)
-                    del under_way  # nobody but training holds its memory
+                    mark, batch = made.pop(), made.pop()  # nobody but training holds its memory
+                    self._transfer.make_ready(mark, batch)
                     progress.waited += perf_counter() - started
                     yield batch
                     if os.getpid() != process:
@@ -228,8 +223,8 @@ class DataLoader:
                 if shards is not None:
                     shards.close()
 
-    def _make(self, rows: list[int], epoch: int, reading: AbstractContextManager[None]) -> _BatchUnderWay:
-        """Gather a batch and send it on its way."""
+    def _make(self, rows: list[int], epoch: int, reading: AbstractContextManager[None]) -> list[Any]:
+        """Gather a batch and send it on its way: the batch as training gets it, and the mark of its arrival."""
         ranges, ids, selected = self.dataset.select(rows, epoch)
         gather, move = self._transfer.gather, self._transfer.move
         with reading:
@@ -243,7 +238,7 @@ class DataLoader:
         if self.transform is not None:
             with self._transfer.working():
                 batch = self.transform(batch)
-        return _BatchUnderWay(batch, self._transfer.mark())
+        return [batch, self._transfer.mark()]
 
 
 def _whole(dataset: FeatureDataset | Subset[dict[str, Any]]) -> FeatureDataset:
@@ -318,35 +313,15 @@ class _Progress:
     """The epoch, once training has received all of it."""
 
 
-@dataclass
-class _BatchUnderWay:
-    """A batch that may still be on its way to the device."""
-
-    batch: Any
-    """The batch as training gets it."""
-    mark: Any
-    """The transfer's mark after which it is on the device."""
-
-    def hand_over(self, transfer: MemoryTransfer | CudaTransfer) -> Any:
-        """The batch, ready for the caller's stream; nothing of it is held here any more."""
-        transfer.make_ready(self.mark, self.batch)
-        batch, self.batch = self.batch, None
-        return batch
-
-
 def _counted(batches: Iterator[Iterable[int]], progress: _Progress) -> Iterator[list[int]]:
     """The rows of the batches that a sampler gives."""
     for batch in batches:
-        rows = _rows(batch)
+        try:
+            rows = [*batch]
+        except TypeError:
+            raise ArgumentError(
+                f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions; "
+                "torch.utils.data.BatchSampler makes them of single positions"
+            ) from None
         progress.ahead += 1
         yield rows
-
-
-def _rows(batch: Iterable[int]) -> list[int]:
-    try:
-        return [*batch]
-    except TypeError:
-        raise ArgumentError(
-            f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions; "
-            "torch.utils.data.BatchSampler makes them of single positions"
-        ) from None

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
-from featcache.arguments import require_int
-from featcache.errors import ArgumentError, listing
+from featcache.errors import MOST_COUNTED, ArgumentError, listing, require_int
 from featcache.loader.buffers import Buffers
 from featcache.loader.cache import Cache
 from featcache.loader.columns import Names, Where, take
-from featcache.loader.crop import Crop, Windows, positions_in
+from featcache.loader.crop import Crop, Windows
 from featcache.loader.display import Batch, beginning, card
+from featcache.loader.spans import positions_in
 from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances, labels_by_column
 from featcache.manifest import Manifest, Table
 from featcache.strings import Strings
@@ -233,8 +233,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return part
 
     @property
-    def shards(self) -> NDArray[np.uint32]:
-        """The number of the shard that has each utterance in the first version, from 0; uint32 `[utterances]`."""
+    def shards(self) -> NDArray[np.int64]:
+        """The number of the shard that has each utterance in the first version, from 0; int64 `[utterances]`."""
         version = self.versions[0]
         shards = np.asarray(version.cache.index.shard)
         return shards if version.positions is None else shards[version.positions]
@@ -249,7 +249,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
         `featcache.DataLoader` calls this itself. With torch's DataLoader, also in Lightning, you must call it.
         """
-        self._epoch.fill_(require_int("epoch", epoch, 0))
+        self._epoch.fill_(require_int("epoch", epoch, 0, MOST_COUNTED))
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the batch is empty."""

@@ -11,7 +11,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 from featcache.errors import hours, megabytes
 from featcache.spec import FeatureSpec
 
-__all__ = ["Batch", "beginning", "card", "facts_of", "in_a_line", "png"]
+if TYPE_CHECKING:
+    from featcache.loader.cache import Cache
+
+__all__ = ["Batch", "beginning", "card", "card_of", "line_of", "png"]
 
 _PICTURE_SECONDS = 10.0
 """How much of an item a picture shows, from its beginning."""
@@ -57,21 +60,34 @@ class Batch(dict[str, Any]):
         return values
 
 
-def facts_of(spec: FeatureSpec, stored: np.dtype[Any], num_utterances: int, num_frames: int) -> dict[str, str]:
-    """What a version holds, in numbers with their units; `stored` is the dtype on disk."""
-    num_bytes = num_frames * math.prod(spec.item_shape) * stored.itemsize
+def line_of(cache: Cache) -> str:
+    """A cache as one line."""
+    facts = (f"{value} {name}" if name in _COUNTED else value for name, value in _facts_of(cache).items())
+    return f"{type(cache).__name__}({cache.version.path.name}: {', '.join(facts)})"
+
+
+def card_of(cache: Cache) -> str:
+    """HTML that shows a cache, and its first utterance."""
+
+    def first_item() -> NDArray[Any]:
+        return beginning(cache.item(0, check=True), cache.spec) if len(cache) else np.empty(0)
+
+    return card(f"{type(cache).__name__} {cache.version.path.name}", lambda: _facts_of(cache), first_item)
+
+
+def _facts_of(cache: Cache) -> dict[str, str]:
+    """What a cache holds, in numbers with their units."""
+    spec, num_frames = cache.spec, int(cache.lengths.sum())
+    num_bytes = num_frames * math.prod(spec.item_shape) * cache.version.dtype.itemsize
     shape = ", ".join(map(str, ("frames", *spec.item_shape)))
+    parts = getattr(cache, "parts", None)  # of a corpus
     return {
-        "utterances": f"{num_utterances:,}",
+        **({} if parts is None else {"parts": f"{len(parts):,}"}),
+        "utterances": f"{len(cache):,}",
         "duration": f"{hours(num_frames / spec.frame_rate)} of frames",
         "size": megabytes(num_bytes),
         "features": f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.frame_rate:g} Hz",
     }
-
-
-def in_a_line(facts: Mapping[str, str]) -> str:
-    """Facts as one text."""
-    return ", ".join(f"{value} {name}" if name in _COUNTED else value for name, value in facts.items())
 
 
 def beginning(frames: NDArray[Any], spec: FeatureSpec) -> NDArray[Any]:

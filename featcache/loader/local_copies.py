@@ -17,28 +17,34 @@ Threads and their locks do not survive a fork: a child begins anew when it reads
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import threading
 import time
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import Enum
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from types import NoneType
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError, FeatcacheWarning, StoreError
-from featcache.store import zarr3
-from featcache.store.chunk_file import Chunk, checked_blocks
-from featcache.store.version import Version
+from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, StoreError, is_number, refuse_url
+from featcache.format.frames import Frames
+from featcache.format.group import CHECKSUM_BYTES
+from featcache.loader.places import CopyRefused, Place, disk, memory
+from featcache.version.version import Version
 
-__all__ = ["CopyRefused", "LocalCopies", "LocalCopy", "Place", "Tier"]
+__all__ = ["LocalCopies", "LocalCopy", "Tiers", "parse_size"]
+
+_IDLE_SECONDS = 60.0
+"""How long nobody has read a copy of a shard in an object store that may make room for another."""
 
 _WAIT_SECONDS = 0.5
 """How long to wait if other processes are copying all that is wanted."""
@@ -55,108 +61,100 @@ _MOST_HELD = 128
 _TOUCH_SECONDS = 1.0
 """How often it is said of a copy that it is in use."""
 
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
+    _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([a-z]*)", re.ASCII)
+
 _lock = threading.RLock()  # held for a moment, and while the process forks
 _all: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 
 
-class CopyRefused(Enum):
-    """Why a copy is not made."""
+@dataclass(frozen=True)
+class Tiers:
+    """What a cache keeps nearer, and how much of it."""
 
-    UNDER_WAY = "somebody is making it, or has just made it"
-    FULL = "there is no room but what is in use"
+    ram: int | None = None
+    """Bytes of memory for copies of shards; None makes none."""
+    copy_to: Path | None = None
+    """A folder on a disk of this machine, for copies of shards; None makes none."""
+    copy_limit: int | None = None
+    """The limit for all copies in that folder together, in bytes; by default, a tenth of the disk stays free."""
+
+    @classmethod
+    def parse(cls, ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None) -> Tiers | None:
+        """The arguments of `featcache.open`, or None if nothing is kept elsewhere.
+
+        Raises:
+            ArgumentError: A size or the folder is invalid, or there is a limit without a folder.
+        """
+        if copy_limit is not None and copy_to is None:
+            raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
+        if not isinstance(copy_to, (str, os.PathLike, NoneType)):
+            raise ArgumentError(f"copy_to is {copy_to!r}: give a folder on a disk of this machine")
+        if copy_to == "":  # of a variable that is not set; it would be the working directory
+            raise ArgumentError("copy_to is empty: give a folder on a disk of this machine")
+        if copy_to is not None:
+            refuse_url("copy_to", copy_to)
+        if ram is None and copy_to is None:
+            return None
+        num_bytes = None if ram is None else parse_size("ram", ram)
+        if num_bytes is not None and num_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            raise ArgumentError(f"ram is {num_bytes:,} bytes: more than this machine has")
+        return cls(
+            num_bytes,
+            None if copy_to is None else Path(copy_to).expanduser().absolute(),
+            None if copy_limit is None else parse_size("copy_limit", copy_limit),
+        )
+
+    def places(self, version: Version) -> Iterator[Place]:
+        """The places of a version's copies, the nearest one first."""
+        idle_seconds = None if isinstance(version.path, Path) else _IDLE_SECONDS
+        if self.ram is not None:
+            yield memory(version, self.ram, idle_seconds)
+        if self.copy_to is not None:
+            yield disk(self.copy_to, version, self.copy_limit, idle_seconds)
 
 
-class Place(Protocol):
-    """Where copies lie, by their names. Every method raises OSError: the disk is full, broken, read-only, or lacks
-    locks.
-    """
-
-    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
-        """The copy of that name and size, which is now the last to be removed; None if there is none."""
-
-    def path(self, name: str) -> Path | None:
-        """The file of the copy of that name; None in a place without files."""
-
-    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
-        """Make the copy of that name, of these blocks, which appears whole or not at all. Raises what they raise."""
-
-    def is_under_way(self, name: str) -> bool:
-        """Whether somebody is making the copy of that name."""
-
-    def has(self, name: str) -> bool:
-        """Whether there is a copy of that name."""
-
-    def touch(self, name: str) -> bool:
-        """Have a copy be the last to be removed; False if it has been removed."""
-
-    def count(self, name: str, amount: int, whole: int) -> bool:
-        """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""
-
-    def let_go(self, name: str) -> None:
-        """Have a copy look as if nobody had read it for a while: it is the first to go, unless somebody holds it."""
-
-    def hold(self, name: str) -> Callable[[], None] | None:
-        """Keep a copy from being removed until the function is called that is returned; None if it is not there."""
-
-
-class Tier:
-    """A place of copies, which is opened as late as possible: it may be slow, or hang.
+def parse_size(name: str, value: str | float) -> int:
+    """A size in bytes.
 
     Args:
-        where: The place, for messages.
-        limit: The limit of everything in it, in bytes; None for what is free.
-        setting: The argument that limits it, for messages.
-        open_place: Opens it.
+        name: The argument's name, for the message.
+        value: A positive number of bytes; or text: a number and kB, MB, GB, TB (powers of 1000), or KiB, MiB, GiB, TiB
+            (powers of 1024), in upper or lower case, with or without the B.
+
+    Raises:
+        ArgumentError: It is neither, or less than a byte.
     """
-
-    def __init__(self, where: str, limit: int | None, setting: str, open_place: Callable[[], Place]) -> None:
-        self.where, self.limit, self.setting = where, limit, setting
-        self.may_make = True
-        """Whether copies are still made there; what is there, or what others make, is used."""
-        self.is_broken = False
-        self._open = open_place
-        self._place: Place | None = None
-
-    @property
-    def place(self) -> Place:
-        """The place; raises OSError if it cannot be opened."""
-        if self._place is None:
-            self._place = self._open()
-        return self._place
-
-    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
-        """As `Place.find`."""
-        return None if self.is_broken else self.place.find(name, num_bytes)
-
-    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
-        """As `Place.make`; refuses what may no longer be made."""
-        if self.may_make:
-            return self.place.make(name, num_bytes, blocks)
-        is_under_way = not self.is_broken and self.place.is_under_way(name)
-        return CopyRefused.UNDER_WAY if is_under_way else CopyRefused.FULL
-
-    def give_up(self) -> None:
-        """Make no more copies there; read none either if the place cannot be opened."""
-        self.may_make, self.is_broken = False, self._place is None
+    num_bytes = math.nan if isinstance(value, str) else value
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip().lower())) and found[2] in _UNITS:
+        num_bytes = float(found[1]) * _UNITS[found[2]]
+    if not is_number(num_bytes) or not math.isfinite(num_bytes):
+        raise ArgumentError(f'{name} is {value!r}: give a size like "4GB" or "512MiB", or a number of bytes')
+    if num_bytes < 1:
+        raise ArgumentError(f"{name} is {value!r}: it must be at least one byte; leave it out for none")
+    return int(num_bytes)
 
 
+@dataclass
 class LocalCopy:
-    """A copy that this process has mapped.
+    """A copy that this process has mapped."""
 
-    Args:
-        number: The shard's number in the index.
-        place, name: Where it is.
-        features: The shard's features, `[frames, *item_shape]`.
-    """
-
-    def __init__(self, number: int, place: Place, name: str, features: NDArray[Any]) -> None:
-        self.number, self.name, self.features = number, name, features
-        self.path = place.path(name)
-        self.place = place
-        self.is_held = False
-        """Whether this process holds it, and says itself when it may go."""
-        self._touched = time.monotonic()
+    number: int
+    """The shard's number in the index."""
+    place: Place
+    name: str
+    """Its name in that place."""
+    path: Path | None
+    """Its file, if it has one."""
+    features: NDArray[Any]
+    """The shard's features, `[frames, *item_shape]`."""
+    is_held: bool = False
+    """Whether this process holds it, and says itself when it may go."""
+    _touched: float = field(default_factory=time.monotonic)
 
     def is_there(self) -> bool:
         """Whether nobody has removed it; and it is in use, which others see."""
@@ -182,15 +180,15 @@ class LocalCopies:
     Args:
         version: The version to copy from.
         shards: The shards' names, by their numbers in the index.
-        tiers: The places of copies, the nearest one first.
+        places: Where copies are made, the nearest place first.
     """
 
-    def __init__(self, version: Version, shards: Sequence[str], tiers: Sequence[Tier]) -> None:
-        self.tiers = tiers
+    def __init__(self, version: Version, shards: Sequence[str], places: Sequence[Place]) -> None:
+        self.places = places
         self.has_news = False
         """Whether `collect` is to be called before the next read."""
-        self._version = version
-        self._shards = shards
+        self._version, self._shards = version, shards
+        self._used_up: set[Place] = set()  # where a copy has failed, and no more are made
         self._wanted: dict[int, None] = {}  # the shards' numbers, in the order they were asked for
         self._finished: list[LocalCopy] = []
         self._warnings: list[str] = []
@@ -211,13 +209,13 @@ class LocalCopies:
     @property
     def room(self) -> int | None:
         """The bytes of the largest place; None if one has no limit."""
-        limits = [tier.limit for tier in self.tiers]
-        return None if None in limits else max(limit for limit in limits if limit is not None)
+        limits = [math.inf if place.limit is None else place.limit for place in self.places]
+        return None if math.inf in limits else int(max(limits))
 
     @property
     def where(self) -> str:
         """The places, for messages."""
-        return ", ".join(tier.where for tier in self.tiers)
+        return ", ".join(place.where for place in self.places)
 
     # Of a cache in a folder: in the background.
 
@@ -273,7 +271,7 @@ class LocalCopies:
 
     # Of a cache in an object store: before they are read.
 
-    def features(self, number: int, chunk: Chunk, num_frames: int) -> LocalCopy | None:
+    def features(self, number: int, chunk: Frames, num_frames: int) -> LocalCopy | None:
         """The copy of a shard, by its number in the index, to read so many frames of it. It is made now if there is
         none; None if there is no room for it.
 
@@ -289,7 +287,7 @@ class LocalCopies:
             copy.count(num_frames)
         return copy
 
-    def hold(self, number: int, chunk: Chunk) -> Callable[[], None] | None:
+    def hold(self, number: int, chunk: Frames) -> Callable[[], None] | None:
         """Fetch a shard, and keep its copy until the function is called that is returned; None if there is no room.
 
         Raises: as `features`.
@@ -313,7 +311,7 @@ class LocalCopies:
 
         return let_go
 
-    def _opened(self, number: int, chunk: Chunk) -> LocalCopy | None:
+    def _opened(self, number: int, chunk: Frames) -> LocalCopy | None:
         with _lock:
             one_at_a_time = self._one_at_a_time[number]
         with one_at_a_time:
@@ -335,61 +333,69 @@ class LocalCopies:
 
     # For both.
 
-    def _find_or_make(self, number: int, chunk: Chunk) -> LocalCopy | CopyRefused:
+    def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
         """The nearest copy of a shard, whose features these are; where a nearer place has none, it is made there.
 
         Raises:
             StoreError: The features cannot be read, or are not what was written.
         """
-        shard = self._shards[number].rpartition("/")[2]  # a corpus names its part before it
-        name, num_bytes = f"{shard}-{chunk.checksum:08x}", chunk.num_bytes + zarr3.CHECKSUM_BYTES
+        name, num_bytes = self._shards[number].rpartition("/")[2], chunk.num_bytes + CHECKSUM_BYTES
         copy: LocalCopy | None = None
-        nearer: list[Tier] = []
+        nearer: list[Place] = []
 
-        def opened(tier: Tier) -> LocalCopy | None:
-            if (found := tier.find(name, num_bytes)) is None:
+        def opened(place: Place) -> LocalCopy | None:
+            if (found := place.find(name, num_bytes)) is None:
                 return None
             features = found[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
-            return LocalCopy(number, tier.place, name, features)
+            return LocalCopy(number, place, name, place.path(name), features)
 
-        for tier in self.tiers:
-            with self._giving_up(tier):
-                copy = opened(tier)
+        for place in self.places:
+            with self._giving_up(place):
+                copy = opened(place)
             if copy is not None:
                 break
-            nearer.append(tier)
-        for tier in reversed(nearer):
-            blocks = partial(checked_blocks, chunk.path, num_bytes, chunk.version)
-            if copy is not None and copy.path is not None:
-                blocks = partial(_blocks_of_copy, copy.path, num_bytes)
-            with self._giving_up(tier):
-                refused = tier.make(name, num_bytes, blocks)
+            nearer.append(place)
+        for place in reversed([place for place in nearer if place not in self._used_up]):
+            blocks = partial(self._blocks, number, None if copy is None else copy.path)
+            with self._giving_up(place):
+                refused = place.make(name, num_bytes, blocks)
                 if refused is CopyRefused.UNDER_WAY and copy is None:
                     return refused
-                copy = opened(tier) or copy
+                copy = opened(place) or copy
         return copy or CopyRefused.FULL
 
+    def _blocks(self, number: int, copy: Path | None) -> Iterator[memoryview]:
+        """The file of a shard's features, or the copy of it, in blocks; it is checked on the way."""
+        shard = self._version.shard(self._shards[number])
+        if copy is None:
+            yield from shard.feature_blocks()
+            return
+        try:
+            yield from shard.feature_blocks(copy)
+        except DamagedError as error:
+            raise DamagedError(f"{error.what}; remove this copy") from error
+
     @contextmanager
-    def _giving_up(self, tier: Tier) -> Iterator[None]:
+    def _giving_up(self, place: Place) -> Iterator[None]:
         """Make no more copies in a place in which that fails within."""
         try:
             yield
         except OSError as error:
-            tier.give_up()
-            self._warn_of_the_end(error, f"{error.filename or tier.where}: {error.strerror}", tier.where)
+            self._used_up.add(place)
+            self._warn_of_the_end(error, f"{error.filename or place.where}: {error.strerror}", place.where)
 
     def _warn_of_the_end(self, error: Exception, reason: str, where: str) -> None:
         origin = self._version.path
         self._warn(type(error), f"{reason}: no more shards are copied to {where}; the others are read from {origin}")
 
-    def _warn_of_no_room(self, chunk: Chunk, what_is: str) -> None:
-        for tier in self.tiers:
-            if tier.may_make:
-                unless = "raised" if tier.limit is not None else "given: without one, a tenth of the disk stays free"
+    def _warn_of_no_room(self, chunk: Frames, what_is: str) -> None:
+        for place in self.places:
+            if place not in self._used_up:
+                unless = "raised" if place.limit is not None else "given: without one, a tenth of the disk stays free"
                 self._warn(
                     CopyRefused,
-                    f"{tier.where}: has no room for a shard of {chunk.num_bytes:,} bytes besides what is in use: "
-                    f"{what_is} read from {self._version.path}, unless {tier.setting} is {unless}",
+                    f"{place.where}: has no room for a shard of {chunk.num_bytes:,} bytes besides what is in use: "
+                    f"{what_is} read from {self._version.path}, unless {place.setting} is {unless}",
                 )
 
     def _warn(self, kind: type, message: str) -> None:
@@ -405,13 +411,6 @@ class LocalCopies:
             messages, self._warnings = self._warnings, []
         for message in messages:
             warnings.warn(message, FeatcacheWarning, stacklevel=2)
-
-
-def _blocks_of_copy(path: Path, num_bytes: int) -> Iterator[memoryview]:
-    try:
-        yield from checked_blocks(path, num_bytes)
-    except DamagedError as error:
-        raise DamagedError(f"{error.what}; remove this copy") from error
 
 
 def _wake() -> None:

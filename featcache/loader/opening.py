@@ -9,13 +9,9 @@ from typing import Any, Protocol
 
 from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
-from featcache.loader.corpus import open_corpus
-from featcache.loader.tiers import Tiers
 from featcache.storage.location import parse_location
-from featcache.store.corpus import corpus_of
-from featcache.store.selection import select_configured, select_version
-from featcache.store.tags import at_tag
-from featcache.store.unfinished import find_unfinished
+from featcache.version.selection import corpus_of, select_configured, select_version
+from featcache.version.wanted import find_lacking
 
 __all__ = ["open"]
 
@@ -48,7 +44,7 @@ def open(  # noqa: A001
             URL of one: "s3://bucket/features", gs:// or az://, which needs the extra `cloud`; see docs/scale.md.
         name: The version's name, or its folder's name; not needed if the cache has only one version.
         config: Open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
-            The first two need the extra `extract`.
+            The first two need `featcache[extract]`.
         tag: Open the version as it was when `featcache tag` gave it this name, whatever was added or replaced since;
             of several versions, the one that has this tag. "features/fbank80@paper" does the same.
         check: Whether to compare every utterance that is read with its checksum. Its features are then read, and not
@@ -65,15 +61,18 @@ def open(  # noqa: A001
     Raises:
         StoreError: There is no such version, or there are several; lists them, and the config keys that differ. With
             `strict`, also if the version is not finished.
-        DamagedError: The version's metadata is damaged; or a shard of the tag is gone. From what is read later, also if
-            it is not the shard that was tagged.
+        DamagedError: The version's metadata is damaged; or a shard of the tag is gone.
         ConfigError, MissingDependencyError: `config` has errors or cannot be read, or packages for it are missing.
         ArgumentError: A size is invalid, larger than the machine's memory, or less than a shard in an object store; or
             a URL is of no object store.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache, or its URL")
-    tiers = Tiers.parse(ram, copy_to, copy_limit)
+    tiers = None
+    if (ram, copy_to, copy_limit) != (None, None, None):
+        from featcache.loader.local_copies import Tiers
+
+        tiers = Tiers.parse(ram, copy_to, copy_limit)
     location = parse_location("path", path)
     if config is not None:
         config = _load(config)
@@ -81,18 +80,22 @@ def open(  # noqa: A001
         if found[1] and name is None:
             name = found[1]
         if tag is not None:
-            raise ArgumentError(
-                f"tag is {tag!r}: {location} is a corpus: open the parts, each of which has its own tags"
-            )
+            hint = "open the parts, each of which has its own tags"
+            raise ArgumentError(f"tag is {tag!r}: {location} is a corpus: {hint}")
+        from featcache.loader.corpus import open_corpus
+
         made_by = None if config is None else (config.name, config.fingerprint())
         return open_corpus(found[0], name, made_by, check=check, strict=strict, tiers=tiers)
     if config is None:
         version = select_version(location, name, tag)
     else:
         version = select_configured(location, name, config.name, config.fingerprint(), config.resolved())
-        version = at_tag(version, tag)
+        if tag is not None:
+            from featcache.version.tags import at_tag
+
+            version = at_tag(version, tag)
     cache = Cache(version, check=check, tiers=tiers)
-    for run in find_unfinished(version, cache.index, all_runs=strict):
+    for run in find_lacking(version, cache.index):
         message = f"{version.path}: {run}"
         if strict:
             raise StoreError(message)

@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from featcache.arguments import require_int
-from featcache.errors import ArgumentError
+from featcache.errors import ArgumentError, require_int
 from featcache.loader.batches import Batches, Rules, make_batches
 
 __all__ = ["Batching", "BucketBatchSampler"]

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
+from typing import Any
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
-from featcache.loader.buffers import Readahead
+from featcache.format.frames import Frames
+from featcache.format.shard import Shard, SideArray
 from featcache.spec import QUANTIZATION
 from featcache.storage.location import Location
-from featcache.store.checksums import crc32c
-from featcache.store.chunk_file import Chunk, open_chunk, reading_error
-from featcache.store.index import Index
-from featcache.store.shard import Shard, SideArray
-from featcache.store.version import Version
-
-if TYPE_CHECKING:
-    from featcache.loader.local_copies import LocalCopies, LocalCopy
-    from featcache.loader.object_shards import ToFetch
+from featcache.storage.maps import Readahead
+from featcache.version.index_table import Index
+from featcache.version.version import Version
 
 __all__ = ["Shards"]
-
 
 _FILES_OPEN = 128
 """The most shards' files that are open to be read from, unless an eighth of what the process may open is less."""
@@ -38,34 +33,29 @@ class Shards:
     shorter, the kernel ends the process by SIGBUS. `load` reads it at once, from the file, and raises an error.
 
     Every method that reads raises DamagedError if the shard is not what was written, and StoreError if it cannot be
-    read.
-
-    Args:
-        version, index: The version to read, and its items.
-        check: Whether to compare side arrays with their checksums.
-        copies: Makes copies of shards, which are read instead as soon as they are complete.
+    read. With `check`, side arrays are compared with their checksums.
     """
 
-    def __init__(
-        self, version: Version, index: Index, *, check: bool = False, copies: LocalCopies | None = None
-    ) -> None:
+    def __init__(self, version: Version, index: Index, *, check: bool = False) -> None:
         self.version = version
         self.index = index
         self._check = check
-        self._features: dict[int, NDArray[Any]] = {}  # by the shard's number in the index; so are the others
-        self._checksums: dict[int, NDArray[np.uint32]] = {}
+        self._opened: dict[int, Shard] = {}  # by the shard's number in the index; so are the others
+        self._features: dict[int, NDArray[Any]] = {}
+        self._checksums: dict[int, NDArray[np.uint64]] = {}
         self._sides: dict[tuple[str, int], SideArray] = {}
-        self._files: dict[int, Chunk] = {}
+        self._files: dict[int, Frames] = {}
         self._most_files = max(1, min(_FILES_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
         self._readahead = Readahead()
-        self._copies = copies
-        self._copied: dict[int, LocalCopy] = {}
 
     def utterance(self, position: int) -> NDArray[Any]:
         """All frames of an utterance, `[frames, *item_shape]`; read-only, nothing is copied."""
+        shard, first, count = self._place(position)
+        return self._slices([shard], [first], [count])[0]
+
+    def _place(self, position: int) -> tuple[int, int, int]:
         index = self.index
-        shard, first, count = index.shard[position], index.first_frame[position], index.num_frames[position]
-        return self._slices([int(shard)], [int(first)], [int(count)])[0]
+        return int(index.shard[position]), int(index.first_frame[position]), int(index.num_frames[position])
 
     def frames(
         self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
@@ -85,12 +75,7 @@ class Shards:
 
     def load(self, position: int, out: NDArray[Any]) -> NDArray[Any]:
         """All frames of an utterance, read from the file into the beginning of `out`: a view of that."""
-        index = self.index
-        shard, first, count = (
-            int(index.shard[position]),
-            int(index.first_frame[position]),
-            int(index.num_frames[position]),
-        )
+        shard, first, count = self._place(position)
         self._slices([shard], [first], [count])  # which says if the shard is too short
         self._read_into(out[:count], shard, first)
         return out[:count]
@@ -103,16 +88,8 @@ class Shards:
         """The context to load these utterances in, likewise."""
         return self.read_ahead(self.frames(positions, None, self.index.num_frames[positions]))
 
-    def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]:
-        """The shards that are copied before these utterances are read; see `ObjectShards`."""
-        return {}
-
     def side(self, name: str, position: int) -> NDArray[Any]:
-        """An utterance's entries of a side array, `[entries, *item_shape]`; read-only.
-
-        Raises:
-            StoreError: There is no such side array; the message lists those that exist.
-        """
+        """An utterance's entries of a side array, `[entries, *item_shape]`; read-only. StoreError if there is none."""
         number = int(self.index.shard[position])
         side = self._sides.get((name, number))
         if side is None:
@@ -135,14 +112,15 @@ class Shards:
         if number not in self._checksums:
             if self.version.info.spec.is_quantized:
                 self._sides[QUANTIZATION, number] = self._open_side(QUANTIZATION, shard, check=True)
-            with self._reading(shard):
-                self._checksums[number] = shard.column("crc32c")
+            self._checksums[number] = shard.table["item_crc32c"]
         checksums = self._checksums[number]
         if crc32c(frames) != checksums[self._item(position, len(checksums))]:
-            copy = self._copied.get(number)
-            where = shard.folder if copy is None else copy.path or "memory"
-            what = f"{self.index.ids[position]}: damaged: its features in {where} are not what was written"
-            raise DamagedError(f"{what}; remove this copy") if copy else DamagedError(what, _version_of(shard))
+            raise self._not_as_written(number, self.index.ids[position])
+
+    def _not_as_written(self, number: int, id_: str) -> DamagedError:
+        shard = self._shard(number)
+        what = f"{id_}: damaged: its features in {shard.folder} are not what was written"
+        return DamagedError(what, _version_of(shard))
 
     def _item(self, position: int, count: int) -> int:
         """The number of an utterance's item in its shard, which holds `count`."""
@@ -153,16 +131,7 @@ class Shards:
             raise DamagedError(f"{folder}: damaged: there is no item {item} in shard {shard.name}: remove this folder")
         return item
 
-    def use_copies(self) -> None:
-        """Read the local copies from now on that were completed; the thread that makes them changes nothing itself."""
-        for copy in self._copies.collect() if self._copies is not None else ():
-            self._features[copy.number] = copy.features
-            self._copied[copy.number] = copy
-            self._files.pop(copy.number, None)
-
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
-        if self._copies is not None and self._copies.has_news:
-            self.use_copies()
         maps = {shard: self._map(shard) for shard in set(shards)}
         slices = [maps[shard][first : first + n] for shard, first, n in zip(shards, firsts, counts, strict=True)]
         if list(map(len, slices)) != counts:
@@ -173,48 +142,36 @@ class Shards:
         return slices
 
     def _read_into(self, out: NDArray[Any], number: int, first: int) -> None:
-        copy = self._copied.get(number)
-        if copy is not None and copy.path is None:  # in this process's memory
-            out[...] = copy.features[first : first + len(out)]
-            return
-        try:
-            self._file(number).read_into(out, first)
-        except DamagedError as error:
-            if copy is not None:
-                raise DamagedError(f"{error.what}; remove this copy") from error
-            raise
+        self._file(number).read_into(out, first)
 
-    def _file(self, number: int) -> Chunk:
-        """The file that a shard's features are read from: the shard's own, or a local copy."""
+    def _file(self, number: int) -> Frames:
         file = self._files.get(number)
         if file is None:
-            features, copy = self._map(number), self._copied.get(number)
-            if copy is None or copy.path is None:
-                file = self._shard(number).open_features()
-            else:
-                file = open_chunk(copy.path, features.shape, features.dtype, None)
+            file = self._open_file(number)
             if len(self._files) >= self._most_files:
                 with suppress(KeyError):  # another thread has taken it
                     self._files.popitem()
             self._files[number] = file
         return file
 
+    def _open_file(self, number: int) -> Frames:
+        return self._shard(number).open_features()
+
     def _shard(self, number: int) -> Shard:
-        return self.version.shard(self.index.shards[number])
+        shard = self._opened.get(number)
+        if shard is None:
+            shard = self._opened[number] = self.version.shard(self.index.shards[number])
+        return shard
 
     def _map(self, number: int) -> NDArray[Any]:
         features = self._features.get(number)
         if features is None:
-            opened = self._open(number)
-            features = self._features.setdefault(number, opened)  # or another thread's
-            if self._copies is not None and features is opened and opened.nbytes:
-                self._copies.want(number)
+            features = self._features.setdefault(number, self._open(number))  # or another thread's
         return features
 
     def _open(self, number: int) -> NDArray[Any]:
         shard = self._shard(number)
-        with self._reading(shard):
-            features = shard.features
+        features = shard.features
         self._check_form(shard, features.shape, features.dtype)
         return features
 
@@ -224,23 +181,11 @@ class Shards:
             raise _damaged(shard, f"features are {dtype} {list(shape)}")
 
     def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
-        specs = {spec.name: spec for spec in self.version.info.spec.side}
-        if name not in specs:
-            there = listing(specs) or "none"
+        names = [spec.name for spec in self.version.info.spec.side]
+        if name not in names:
+            there = listing(names) or "none"
             raise StoreError(f"{self.version.path}: has no side array {name!r}; it has {there}")
-        spec = specs[name]
-        with self._reading(shard):
-            side = shard.side(name, check)
-        if (side.entries.shape[1:], side.entries.dtype) != (spec.item_shape, np.dtype(spec.dtype)):
-            raise _damaged(shard, f"side array {name} is {side.entries.dtype} {list(side.entries.shape)}")
-        return side
-
-    @contextmanager
-    def _reading(self, shard: Shard) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise reading_error(error, shard.folder, _version_of(shard)) from error
+        return shard.side(name, check=check)
 
 
 def _version_of(shard: Shard) -> Location:

@@ -16,13 +16,17 @@ from featcache.loader.buffers import Buffers
 from featcache.loader.dataset import FrameRanges
 from featcache.quantize import dequantize
 
-__all__ = ["CudaTransfer", "MemoryTransfer", "dequantized"]
+__all__ = ["Transfer", "dequantized", "transfer_to"]
 
 
-class MemoryTransfer:
-    """Brings batches to CPU memory; to a device that is not CUDA, torch copies them, and waits.
+def transfer_to(device: torch.device, num_batches: int) -> Transfer:
+    """What brings batches to a device, of which there are so many at a time."""
+    return (_CudaTransfer if device.type == "cuda" else Transfer)(device, num_batches)
 
-    Safe to use from several threads, as is `CudaTransfer`, which returns tensors that may still be on their way.
+
+class Transfer:
+    """Brings batches to CPU memory; to a device that is not CUDA, torch copies them, and waits. That to a GPU returns
+    tensors that may still be on their way. Safe to use from several threads.
     """
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
@@ -59,7 +63,7 @@ class MemoryTransfer:
         """Have the caller's stream wait for a mark before it uses the tensors of a batch."""
 
 
-class CudaTransfer:
+class _CudaTransfer(Transfer):
     """Batches on a GPU, copied from page-locked memory on a stream of their own.
 
     The allocator must not give a batch's memory to others while the training's stream still works on it, although it
@@ -75,7 +79,6 @@ class CudaTransfer:
             self._free.put(PinnedMemory())
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        """As `MemoryTransfer.gather`."""
         version, counts = ranges.version, ranges.counts
         cache = version.cache
         raw = cache.spec.is_quantized  # a quarter of the bytes are copied, and become values on the GPU
@@ -96,28 +99,22 @@ class CudaTransfer:
             self._free.put(pinned)
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As `MemoryTransfer.move`."""
         with self.working():
             # From memory that is not page-locked, the copy would first wait for all others on the stream.
             return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def begin(self) -> None:
-        """As `MemoryTransfer.begin`."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """As `MemoryTransfer.working`."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
-    def mark(self) -> torch.cuda.Event:
-        """As `MemoryTransfer.mark`."""
-        event: torch.cuda.Event = self._stream.record_event()
-        return event
+    def mark(self) -> Any:
+        return self._stream.record_event()
 
-    def make_ready(self, mark: torch.cuda.Event, batch: Any) -> None:
-        """As `MemoryTransfer.make_ready`."""
+    def make_ready(self, mark: Any, batch: Any) -> None:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(mark)
         for tensor in _tensors_in(batch):

@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, MissingItemError, listing
 from featcache.loader.cache import Cache
-from featcache.loader.columns import Column, Names, Where, columns_of, numbered, rows_where, take
+from featcache.loader.columns import Column, Names, Types, Where, columns_of, numbered, rows_where, take
 from featcache.loader.corpus import Corpus
-from featcache.loader.crop import Windows, check_codebooks, check_padding
+from featcache.loader.crop import Windows
+from featcache.loader.spans import check_codebooks, check_padding
 from featcache.manifest import Manifest, manifest_of, read_manifest
 from featcache.manifest.copies import Copies, copies_of
-from featcache.store.corpus import by_part_name, manifests_of_parts
-from featcache.store.join import RowKeys, describe_changed, join_version
 from featcache.strings import Strings
+from featcache.version.corpus import by_part_name, manifests_of_parts
+from featcache.version.join import RowKeys, describe_changed, join_version
 
 __all__ = ["DatasetVersion", "Utterances", "by_version", "caches_by_name", "find_utterances", "labels_by_column"]
 
@@ -206,6 +207,8 @@ def find_utterances(
         )
     if not isinstance(columns, (Collection, NoneType)):
         raise ArgumentError(f"columns is {columns!r}: give a list of names")
+    if isinstance(columns, str):
+        raise ArgumentError(f"columns is one name, {columns!r}: give a list of names")
     if on_changed not in _ON_CHANGED:
         raise ArgumentError(f"on_changed is {on_changed!r}: choose {listing(map(repr, _ON_CHANGED))}")
     first = next(iter(caches.values()))
@@ -217,15 +220,14 @@ def find_utterances(
     if any(isinstance(cache, Corpus) for cache in caches.values()):
         settings: dict[str, Any] = {"where": where, "columns": columns, "classes": classes, "copies": copies}
         return _of_parts(caches, manifest, on_changed=on_changed, **settings)
+    types = {**(columns if isinstance(columns, Mapping) else {}), **dict.fromkeys(classes, str)}
     if not isinstance(manifest, Manifest):
         carry = columns is None or len(columns) > 0 or bool(where)
-        if isinstance(manifest, (str, Path)):
-            manifest = read_manifest(manifest, audio=False, carry=carry)
-        else:
-            manifest = manifest_of(manifest, carry=carry)
+        is_file = isinstance(manifest, (str, Path))
+        manifest = read_manifest(manifest, audio=False, carry=carry) if is_file else manifest_of(manifest, carry=carry)
     if where:
-        manifest = manifest.take(rows_where(manifest, where, columns, classes))
-    ids, all_columns = _with_copies(manifest, columns, classes, list(caches.values()), copies)
+        manifest = manifest.take(rows_where(manifest, where, types))
+    ids, all_columns = _with_copies(manifest, columns, types, list(caches.values()) if copies else [])
     if on_changed == "use":
         return Utterances(manifest.source, ids, all_columns, _positions(caches, ids))
     positions = _compared_positions(manifest, RowKeys.of(manifest, ids), caches, on_changed == "error")
@@ -297,32 +299,31 @@ def _compared_positions(
 
 
 def _with_copies(
-    manifest: Manifest, names: Names, texts: Collection[str], caches: Sequence[Cache], copies: bool
+    manifest: Manifest, names: Collection[str] | None, types: Types, caches: Sequence[Cache]
 ) -> tuple[Strings, dict[str, Column]]:
-    """The ids and columns of a manifest's utterances, and of the copies that all versions have of them.
+    """The ids and columns of a manifest's utterances, and of the copies that all these versions have of them.
 
     Raises:
         ManifestError: A column is missing or has other values; an id ends in a copy's suffix; or a column has the name
             of one that copies have.
-        ArgumentError: `names` is one name, or the versions have no copies in common.
+        ArgumentError: The versions have no copies in common.
     """
-    if isinstance(names, str):
-        raise ArgumentError(f"columns is one name, {names!r}: give a list of names")
-    common = _common_copies(caches) if copies else copies_of({})
-    own = _columns_of_copies(common, np.arange(len(common)))
-    if hidden := [name for name in own if (names is None or name in names) and name in manifest.columns]:
+    copies = _common_copies(caches) if caches else copies_of({})
+    of_copies = _columns_of_copies(copies, np.arange(len(copies)))
+    own = {name: column for name, column in of_copies.items() if names is None or name in names}
+    if hidden := [name for name in own if name in manifest.columns]:
         raise ManifestError(
             f"{manifest.source}: the column {hidden[0]!r} would hide the copies' own: rename it, leave it out of "
             "columns=, or take no copies: copies=False"
         )
-    columns = columns_of(manifest, _without(names, own), texts)
-    if common.are_plain:
+    given = None if names is None else [name for name in names if name not in own]
+    columns = columns_of(manifest, given, types)
+    if copies.are_plain:
         return manifest.ids, columns
-    common.refuse_suffixed(manifest.ids, manifest.source)
-    rows = np.repeat(np.arange(len(manifest)), len(common))
+    copies.refuse_suffixed(manifest.ids, manifest.source)
+    rows = np.repeat(np.arange(len(manifest)), len(copies))
     repeated = {name: take(column, rows) for name, column in columns.items()}
-    wanted = {name: np.tile(column, len(manifest)) for name, column in own.items() if names is None or name in names}
-    return common.ids(manifest.ids), repeated | wanted
+    return copies.ids(manifest.ids), repeated | {name: np.tile(column, len(manifest)) for name, column in own.items()}
 
 
 def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, dict[str, Column]]:
@@ -364,12 +365,3 @@ def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> dict[str, 
     if not np.isnan(copies.snrs).all():
         columns["snr"] = copies.snrs[numbers]
     return columns
-
-
-def _without(names: Names, own: Collection[str]) -> Names:
-    """The names without those of copies' columns."""
-    if names is None:
-        return None
-    if isinstance(names, Mapping):
-        return {name: kind for name, kind in names.items() if name not in own}
-    return [name for name in names if name not in own]

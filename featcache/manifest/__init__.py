@@ -7,22 +7,38 @@ Text is UTF-8, with or without a byte order mark; a file may be compressed by gz
 skipped. A manifest may have 10^7 rows: they are read and checked in batches, and only flat arrays are kept.
 """
 
-from featcache.manifest.columns import SPELLINGS
-from featcache.manifest.formats import FORMATS
-from featcache.manifest.in_memory import Table, manifest_of
-from featcache.manifest.read import read_manifest
-from featcache.manifest.utterances import CallersUrls, Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
+from __future__ import annotations
 
-__all__ = [
-    "FORMATS",
-    "SPELLINGS",
-    "CallersUrls",
-    "Manifest",
-    "Segment",
-    "SegmentColumns",
-    "Table",
-    "Utterance",
-    "manifest_of",
-    "read_manifest",
-    "rows_at_even_steps",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featcache.manifest.columns import SPELLINGS as SPELLINGS
+    from featcache.manifest.formats import FORMATS as FORMATS
+    from featcache.manifest.in_memory import Table as Table
+    from featcache.manifest.in_memory import manifest_of as manifest_of
+    from featcache.manifest.read import read_manifest as read_manifest
+    from featcache.manifest.segments import Segment as Segment
+    from featcache.manifest.segments import SegmentColumns as SegmentColumns
+    from featcache.manifest.segments import Utterance as Utterance
+    from featcache.manifest.utterances import CallersUrls as CallersUrls
+    from featcache.manifest.utterances import Manifest as Manifest
+    from featcache.manifest.utterances import rows_at_even_steps as rows_at_even_steps
+
+_HOMES = {
+    "formats": ("FORMATS",),
+    "columns": ("SPELLINGS",),
+    "utterances": ("CallersUrls", "Manifest", "rows_at_even_steps"),
+    "segments": ("Segment", "SegmentColumns", "Utterance"),
+    "in_memory": ("Table", "manifest_of"),
+    "read": ("read_manifest",),
+}
+"""Where names are found: what reads a version needs segments, and no format of manifests."""
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f"featcache.manifest.{home}"), name)
+            return value
+    raise AttributeError(f"module 'featcache.manifest' has no attribute {name!r}")

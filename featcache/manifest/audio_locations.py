@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from featcache.arguments import refuse_secrets
+from featcache.errors import refuse_secrets
 from featcache.strings import Strings
 
 AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
@@ -179,10 +179,7 @@ def _is_folder(container: Path) -> bool:
 
 
 def as_root(text: str) -> AudioLocation:
-    """A root as it is written on a command line or in a record: a folder, or the beginning of URLs.
-
-    Raises:
-        ArgumentError: It is a URL with what may be a secret.
-    """
+    """A root as a command line or a record has it: a folder, or the beginning of URLs; an ArgumentError if it may have
+    a secret."""
     refuse_secrets("--root", text)
     return Url(text) if is_audio_url(text) else Path(text)

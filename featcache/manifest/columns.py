@@ -19,6 +19,9 @@ from featcache.strings import Strings
 _LONGEST = 4000
 """The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has place for (4,096)."""
 
+MOST_SECONDS = 1e9
+"""The latest second of a recording that a cell may name: a later one is a slip, such as a number of samples."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -33,11 +36,8 @@ def refused_command(path: str) -> str:
 
 
 def refuse_secrets(cell: Any, allow_queries: bool) -> None:
-    """Refuse a cell that has a URL which gives access to something, whatever column it is in.
-
-    Raises:
-        ValueError: It has one. The message does not quote it.
-    """
+    """Raise a ValueError, which does not quote it, if a cell has a URL that gives access to something, whatever its
+    column."""
     if isinstance(cell, str) and (fault := secret_in(cell, allow_query=allow_queries)):
         raise ValueError(
             f"{fault}, and would be stored in the cache: give the URL without it, and credentials by the environment "
@@ -66,11 +66,7 @@ def _path(cell: Any) -> str:
 
 
 def path_or_command(cell: Any) -> str:
-    """A cell of the column `path` where commands are allowed.
-
-    Raises:
-        ValueError: What is wrong with it.
-    """
+    """A cell of the column `path` where commands are allowed; a ValueError says what is wrong with it."""
     if "\0" in _text(cell):
         raise ValueError(f"has a NUL character: {shown(cell)}")
     return _storable(cell)
@@ -99,14 +95,12 @@ def _number(cell: Any) -> float:
 
 
 def seconds_of(cell: Any) -> float:
-    """A cell of the column `start`, or of an end.
-
-    Raises:
-        ValueError: What is wrong with it.
-    """
+    """A cell of the column `start`, or of an end; a ValueError says what is wrong with it."""
     seconds = _number(cell)
     if seconds < 0:
         raise ValueError(f"is negative: {seconds}")
+    if seconds > MOST_SECONDS:
+        raise ValueError(f"is more seconds than a recording has: {shown(cell)}")
     return seconds
 
 
@@ -138,7 +132,7 @@ class Column(NamedTuple):
     pack: Callable[[Sequence[Any]], Any]
     """Makes one flat array of values."""
     least: float | None = None
-    """The least of its values, if these are floats: all from it on, up to infinity, are values."""
+    """The least of its values, if these are floats: all from it on, up to `MOST_SECONDS`, are values."""
 
 
 # Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
@@ -181,20 +175,16 @@ def meaning_of(name: str) -> str:
     return _COLUMN_OF.get(name.strip().lower(), name)
 
 
-def names_of_whole_files(names: Sequence[str]) -> list[str]:
-    """The names by which columns are carried where rows are whole files: what a start, a duration or a channel tells is
-    where a clip came from, and what it says of the file."""
-    return [f"original_{name}" if meaning_of(name) in ("start", "duration", "channel") else name for name in names]
+def names_of_whole_files(path: str, names: Sequence[str]) -> list[str]:
+    """The names by which columns are carried where rows are whole files, named by the column `path`: what a start, a
+    duration or a channel tells is where a clip came from, and what it says of the file."""
+    of_clips = [name for name in names if meaning_of(name) in ("start", "duration", "channel") or name == "path"]
+    return ["path" if name == path else f"original_{name}" if name in of_clips else name for name in names]
 
 
 def default_id(path: str, start: float, duration: float, channel: int) -> str:
-    """The id of a row that has none: its path, and what it cuts of the file, in hundredths of seconds.
-
-    This is how NeMo names the cuts that it makes of a manifest's rows. NaN and -1 stand for what is not given.
-
-    Raises:
-        ValueError: A path that is no id: the message says why.
-    """
+    """The id of a row that has none: its path, and what it cuts of the file in hundredths of seconds, as NeMo names the
+    cuts that it makes of rows. NaN and -1 stand for what is not given. A ValueError says why a path is no id."""
     name = path if math.isnan(start) else f"{path}-{round(start * 100):06d}"
     if not (math.isnan(start) or math.isnan(duration)):
         name += f"-{round(duration * 100):06d}"

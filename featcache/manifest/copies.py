@@ -22,8 +22,6 @@ from featcache.errors import ManifestError, listing
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-__all__ = ["PLAIN", "Copies", "Copy", "copies_of", "expand"]
-
 _BLOCK = 1 << 16  # ids that are worked on at once, since this takes several times their bytes
 
 
@@ -52,11 +50,7 @@ PLAIN = Copy()
 
 
 class Copies:
-    """The copies that are made of every utterance, in the order in which a version stores them.
-
-    Args:
-        copies: The copies: at least one, and all different.
-    """
+    """The copies that are made of every utterance, all different, in the order in which a version stores them."""
 
     suffixes: list[str]
     """The suffix of each copy's id."""
@@ -135,11 +129,7 @@ class Copies:
         return Strings.concatenate(parts)
 
     def refuse_suffixed(self, ids: Strings, source: str) -> None:
-        """Refuse utterances whose ids would be taken for those of copies.
-
-        Raises:
-            ManifestError: An id ends in a copy's suffix. The message names some, and says what to do.
-        """
+        """Raise a ManifestError, which names some, if ids of utterances would be taken for those of copies."""
         marked = np.zeros(len(ids), bool)
         for suffix in filter(None, self.suffixes):
             marked |= _end_in(ids, suffix)
@@ -153,25 +143,18 @@ class Copies:
 
 
 def copies_of(config: Mapping[str, Any]) -> Copies:
-    """The copies that a config makes: at every speed the clean one, then one for each SNR.
-
-    Args:
-        config: The resolved config, as a version keeps it. Without an `augment` section, the utterance itself is the
-            only copy.
-    """
+    """The copies that a resolved config makes: at every speed the clean one, then one for each SNR; without an
+    `augment` section, the utterance itself alone."""
     augment = config.get("augment") or {}
     snrs = (augment.get("noise") or {}).get("snr", [])
     return Copies([Copy(speed, snr) for speed in augment.get("speed", [1.0]) for snr in (math.nan, *snrs)])
 
 
 def expand(manifest: Manifest, copies: Copies) -> Manifest:
-    """A manifest with a row for every copy, those of an utterance next to each other.
+    """A manifest with a row for every copy, those of an utterance next to each other; a ManifestError if an id ends in
+    a copy's suffix.
 
-    The row of a copy says what is cut from the file, as its utterance's row does: `start` and `duration` are those of
-    the recording, whatever the copy's speed.
-
-    Raises:
-        ManifestError: An utterance's id ends in the suffix of a copy.
+    The `start` and `duration` of a copy are those of the recording, whatever the copy's speed.
     """
     if copies.are_plain:
         return manifest

@@ -19,8 +19,6 @@ from featcache.manifest.formats.tables import json_batches, parquet_batches
 from featcache.manifest.read import checked_manifest, gather
 from featcache.manifest.utterances import Manifest
 
-__all__ = ["Table", "is_table", "manifest_of"]
-
 _NOT_GIVEN = ("NAType", "NaTType")
 """The types of what pandas has for values that are missing, besides NaN."""
 
@@ -45,16 +43,11 @@ def manifest_of(
 ) -> Manifest:
     """Check a table and take it as a manifest, with the columns and the rules of one in a file.
 
-    Args:
-        table: A data frame of pandas or Polars, a table of Arrow, or a list of dictionaries, one for each utterance.
-            None, NaN, NA and NaT are values that are not given.
-        audio: Whether paths are required.
-        carry: Whether to keep the columns that an `Utterance` does not have.
-        root: What relative paths are relative to, a folder or a URL; None for the current folder.
-
-    Raises:
-        ArgumentError: It is none of these.
-        ManifestError: It has faults. The message lists the first 20, with rows counted from 1.
+    `table` is a data frame of pandas or Polars, a table of Arrow, or a list of dictionaries, one for each utterance (an
+    ArgumentError refuses others). None, NaN, NA and NaT are values that are not given. `audio` says whether paths are
+    required, `carry` whether to keep the columns that an `Utterance` does not have, `root` what relative paths are
+    relative to, a folder or a URL; None for the current folder. A ManifestError lists the first 20 faults, with rows
+    counted from 1.
     """
     is_list = isinstance(table, Sequence) and not isinstance(table, (str, bytes))
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from featcache import trust
-from featcache.arguments import refuse_url
-from featcache.errors import ManifestError, listing
+from featcache.errors import ManifestError, listing, refuse_url
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
 from featcache.manifest.columns import (
     COLUMNS,
     ENDS,
+    MOST_SECONDS,
     SPELLINGS,
     Column,
     carried,
@@ -75,15 +75,8 @@ def read_manifest(
     try:
         source = _table_of(source, format)
         name = name if source == "-" else str(source)
-        with Source(
-            source,
-            audio=audio,
-            carry=carry,
-            root=root,
-            values=values,
-            allow_commands=allow_commands,
-            allow_queries=allow_queries,
-        ) as opened:
+        allowed = {"allow_commands": allow_commands, "allow_queries": allow_queries}
+        with Source(source, root=root, values=values, audio=audio, carry=carry, **allowed) as opened:
             kind = format_of(opened, format)
             parts, places = gather(FORMATS[kind].read(opened), opened)
             recognised = f"read as {kind}" if format is None and kind not in PLAIN.values() else ""
@@ -108,11 +101,7 @@ def read_manifest(
 def checked_manifest(
     reading: Reading, parts: dict[str, list[Any]], places: array[int], root: str | Path, kind: str
 ) -> Manifest:
-    """The manifest of what `gather` has returned.
-
-    Raises:
-        ManifestError: There were faults, or two rows have one id.
-    """
+    """The manifest of what `gather` has returned; a ManifestError if there were faults, or two rows have one id."""
     if not places and not reading.faults.count:
         reading.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
     ids = Strings.concatenate(parts.pop("id"))
@@ -140,11 +129,7 @@ def checked_manifest(
 
 
 def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A002
-    """The list in a folder as LJSpeech is, with `metadata.csv` beside `wavs`; otherwise the manifest itself.
-
-    Raises:
-        ManifestError: The list fits several formats.
-    """
+    """The list in a folder as LJSpeech is, with `metadata.csv` beside `wavs`; otherwise the manifest itself."""
     table = Path(source, "metadata.csv")
     if not (table.is_file() and table.with_name("wavs").is_dir()):
         return source
@@ -157,7 +142,7 @@ def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A0
 def _is_cache(folder: Source) -> bool:
     """Whether a folder without audio is a cache, a version or a corpus of caches."""
     inside = [folder.names, *(frozenset(os.listdir(folder.path / name)) for name in folder.folders)]
-    return "corpus.json" in folder.names or any({"zarr.json", "shards"} <= names for names in inside)
+    return "parts" in folder.folders or any({"zarr.json", "shards"} <= names for names in inside)
 
 
 def _default_root(source: Source) -> str | Path:
@@ -208,11 +193,8 @@ def _with_durations(places: Sequence[int], cells: dict[str, Sequence[Any]], faul
 
 
 def _between(start: Any, end: Any) -> float | None:
-    """The seconds from a start to an end, in decimals as they are written; None if there is no end.
-
-    Raises:
-        ValueError: What is wrong with the end.
-    """
+    """The seconds from a start to an end, in decimals as they are written; None if there is no end. A ValueError says
+    what is wrong."""
     if end is None or end == "":
         return None
     last, first = seconds_of(end), 0.0
@@ -231,7 +213,7 @@ def _values(
         return [column.not_given] * len(places)
     if column.least is not None and set(map(type, cells[column.name])) == {float}:
         seconds = np.array(cells[column.name])
-        if ((seconds >= column.least) & (seconds < np.inf)).all():
+        if ((seconds >= column.least) & (seconds <= MOST_SECONDS)).all():
             return cells[column.name]
     parse = path_or_command if column.name == "path" and source.allow_commands else column.parse
     is_required = column.name in source.required

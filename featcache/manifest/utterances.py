@@ -1,128 +1,22 @@
-"""Utterances: one of them, and a manifest of them as flat columns."""
+"""A manifest: utterances as flat columns."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, have_urls, locate, url_of
-from featcache.strings import Strings, extend_hashes
+from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.strings import Strings
 
 
 def nearest_sample(seconds: float, rate: float) -> int:
-    """The number of samples nearest to some seconds; half a sample counts as one, as Lhotse and Kaldi count it.
-
-    It is Lhotse's `compute_num_samples`: what is off by less than 1e-8 samples, as binary fractions are, is a half too.
-    """
+    """The number of samples nearest to some seconds; half a sample counts as one, as Lhotse and Kaldi count it. It is
+    Lhotse's `compute_num_samples`: what is off by less than 1e-8 samples, as binary fractions are, is a half too."""
     return math.floor(round(seconds * rate, 8) + 0.5)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A stretch of one channel of an audio file, in Kaldi's sense: what a row of a manifest asks for.
-
-    Features belong to their segment: rows ask for the same features if their segments are equal. Among many segments,
-    `SegmentColumns.hashes` tells which are.
-    """
-
-    path: str
-    """The audio file, as the manifest has it; `Manifest.resolve` gives its place."""
-    start: float | None = None
-    """Seconds from the beginning of the file; None if the row does not give it."""
-    duration: float | None = None
-    """Seconds; None if the row does not give it."""
-    channel: int | None = None
-    """The number of the file's channel, from 0; None if the row does not give it."""
-
-    @property
-    def segment(self) -> Segment:
-        """The segment alone, to be compared, without what an utterance or an item has besides."""
-        return Segment(path=self.path, start=self.start, duration=self.duration, channel=self.channel)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Utterance(Segment):
-    """One row of a manifest."""
-
-    id: str
-    """The id, unique in its manifest."""
-
-    @classmethod
-    def of_columns(cls, id: str, path: str, start: float, duration: float, channel: int) -> Utterance:  # noqa: A002
-        """An utterance from the values of flat columns, in which NaN and -1 stand for what is not given."""
-        return Utterance(
-            id=id,
-            path=path,
-            start=None if math.isnan(start) else start,
-            duration=None if math.isnan(duration) else duration,
-            channel=None if channel < 0 else channel,
-        )
-
-    def __repr__(self) -> str:
-        # In the order of a manifest's columns. The names of shard tasks are hashes of this text.
-        segment = f"path={self.path!r}, start={self.start!r}, duration={self.duration!r}, channel={self.channel!r}"
-        return f"Utterance(id={self.id!r}, {segment})"
-
-    def row(self) -> dict[str, Any]:
-        """The id and the segment's four values by name, in the order of a manifest's columns."""
-        return {
-            "id": self.id,
-            "path": self.path,
-            "start": self.start,
-            "duration": self.duration,
-            "channel": self.channel,
-        }
-
-    def document(self) -> dict[str, Any]:
-        """All values by name, for JSON: the row first, then what an item or a failure has besides."""
-        return {**self.row(), **asdict(self)}
-
-
-class SegmentColumns(NamedTuple):
-    """Segments as flat columns."""
-
-    paths: Strings
-    """The paths `[rows]`."""
-    start: NDArray[np.float64]
-    """Seconds, float64 `[rows]`; NaN if not given."""
-    duration: NDArray[np.float64]
-    """Seconds, float64 `[rows]`; NaN if not given."""
-    channel: NDArray[np.int32]
-    """Numbers of channels, int32 `[rows]`; -1 if not given."""
-
-    @classmethod
-    def of(cls, segments: Collection[Segment]) -> SegmentColumns:
-        """The columns of some segments, in their order."""
-        return cls(
-            Strings.of(segment.path for segment in segments),
-            np.array([math.nan if segment.start is None else segment.start for segment in segments], np.float64),
-            np.array([math.nan if segment.duration is None else segment.duration for segment in segments], np.float64),
-            np.array([-1 if segment.channel is None else segment.channel for segment in segments], np.int32),
-        )
-
-    @classmethod
-    def of_arrays(cls, paths: Strings, segments: NDArray[np.float64], channels: NDArray[np.int32]) -> SegmentColumns:
-        """The columns as a shard has them: starts and durations in one array, `[rows, 2]`."""
-        return cls(paths, segments[:, 0], segments[:, 1], channels)
-
-    def hashes(self) -> NDArray[np.uint64]:
-        """Hashes that tell rows apart by their segments: equal for equal path, start, duration and channel.
-
-        It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one
-        zero) and channel (little-endian int32).
-
-        Returns:
-            uint64 `[rows]`.
-        """
-        hashes = self.paths.hashes()
-        for seconds in (self.start, self.duration):
-            hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))
-        return extend_hashes(hashes, self.channel.astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,11 +32,11 @@ class Manifest:
     paths: Strings
     """The paths `[rows]`, as written; empty if not given, which only `audio=False` allows."""
     start: NDArray[np.float64]
-    """Seconds, float64 `[rows]`; NaN if not given."""
+    """Seconds `[rows]`; NaN if not given."""
     duration: NDArray[np.float64]
-    """Seconds, float64 `[rows]`; NaN if not given."""
+    """Seconds `[rows]`; NaN if not given."""
     channel: NDArray[np.int32]
-    """Numbers of channels, int32 `[rows]`; -1 if not given."""
+    """Numbers of channels `[rows]`; -1 if not given."""
     columns: dict[str, Strings]
     """Every other column `[rows]`, as text, by its own name."""
     format: str = "csv"
@@ -186,13 +80,10 @@ class Manifest:
 
 
 class CallersUrls:
-    """The URLs that a user's own manifest names, and no others.
+    """The URLs that a user's own manifest names, if he has given one, and no others.
 
     Paths in a cache are a stranger's, if the cache is: they alone must not make this machine send a request, since that
     may be to a service that trusts this machine. A file at a URL is fetched if a manifest names it, too.
-
-    Args:
-        manifest: The manifest; None if the user has given none.
     """
 
     def __init__(self, manifest: Manifest | None) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from featcache.errors import ArgumentError, ManifestError, MissingDependencyError, listing
+from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest.audio_locations import Command, Member, Url
 from featcache.manifest.columns import COLUMNS, meaning_of
+from featcache.manifest.formats.parquet import pyarrow
 from featcache.manifest.formats.source import suffix_of
-from featcache.manifest.utterances import Manifest, Utterance, nearest_sample
+from featcache.manifest.utterances import Manifest, nearest_sample
 
 AudioFile = tuple[int, int, int]
 """A file's sample rate in Hz, its samples per channel, and its channels."""
@@ -29,11 +30,8 @@ _BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "p
 
 
 def format_to_write(target: Path, name: str | None) -> str:
-    """The format to write: the one named, or the one that a file's suffix means.
-
-    Raises:
-        ArgumentError: There is no such format, or the suffix means none.
-    """
+    """The format to write: the one named, or the one that a file's suffix means; an ArgumentError if there is none
+    such."""
     chosen = name or _BY_SUFFIX.get(suffix_of(target))
     if chosen not in WRITTEN:
         what = f"--to: there is no {name!r}: choose" if name else f"-o: {target} does not say the format: give --to"
@@ -61,30 +59,19 @@ def to_jsonl(manifest: Manifest) -> bytes:
 
 
 def to_parquet(manifest: Manifest) -> bytes:
-    """Parquet; what is not given is null.
-
-    Raises:
-        MissingDependencyError: pyarrow is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingDependencyError("pyarrow", "a manifest in Parquet", "parquet") from error
-    numbers = {"start": pyarrow.float64(), "duration": pyarrow.float64(), "channel": pyarrow.int32()}
+    """Parquet; what is not given is null."""
+    arrow = pyarrow("a manifest in Parquet")
+    numbers = {"start": arrow.float64(), "duration": arrow.float64(), "channel": arrow.int32()}
     named = dict(zip(*_columns(manifest), strict=True))
-    table = {name: pyarrow.array(cells, numbers.get(name, pyarrow.string())) for name, cells in named.items()}
+    table = {name: arrow.array(cells, numbers.get(name, arrow.string())) for name, cells in named.items()}
     out = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(table), out)
+    arrow.parquet.write_table(arrow.table(table), out)
     return out.getvalue()
 
 
 def require_names(manifest: Manifest, kind: str) -> None:
-    """Check that NeMo, or Lhotse, has names for where the audio is.
-
-    Raises:
-        ManifestError: Some is inside a container, or for NeMo, what a command prints.
-    """
+    """Raise a ManifestError if NeMo, or Lhotse, has no name for where the audio is: inside a container, or for NeMo,
+    what a command prints."""
     for path in manifest.paths:
         location = manifest.resolve(path)
         if isinstance(location, Member):
@@ -96,27 +83,23 @@ def require_names(manifest: Manifest, kind: str) -> None:
 def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
     """NeMo's JSON lines, with absolute paths and the ids. Every row has a duration."""
 
-    def rows() -> Iterator[dict[str, Any]]:
-        for number, row in _utterances(manifest):
-            found = {"audio_filepath": str(manifest.resolve(row.path)), "duration": row.duration, "id": row.id}
-            found |= {"offset": row.start} if row.start is not None else {}
-            found |= {"channel": row.channel} if row.channel is not None else {}
-            yield found | _carried(manifest, number)
+    def of_row(number: int) -> dict[str, Any]:
+        row = manifest[number]
+        found = {"audio_filepath": str(manifest.resolve(row.path)), "duration": row.duration, "id": row.id}
+        found |= {"offset": row.start} if row.start is not None else {}
+        found |= {"channel": row.channel} if row.channel is not None else {}
+        return found | _carried(manifest, number)
 
-    return _json_lines(rows())
+    return _json_lines(map(of_row, range(len(manifest))))
 
 
 def to_lhotse(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
     """Lhotse's cuts, with absolute paths. `files` has the file of each row; every row has a duration."""
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for number, row in _utterances(manifest):
-            yield _cut(manifest, row, files[number], _carried(manifest, number))
-
-    return _json_lines(rows())
+    return _json_lines(_cut(manifest, number, files[number]) for number in range(len(manifest)))
 
 
-def _cut(manifest: Manifest, row: Utterance, file: AudioFile, carried: dict[str, str]) -> dict[str, Any]:
+def _cut(manifest: Manifest, number: int, file: AudioFile) -> dict[str, Any]:
+    row, carried = manifest[number], _carried(manifest, number)
     rate, num_samples, num_channels = file
     location = manifest.resolve(row.path)
     channels = list(range(num_channels))
@@ -184,10 +167,6 @@ def _columns(manifest: Manifest) -> tuple[list[str], list[Any]]:
 
 def _or_none(values: Any, are_none: Any) -> list[Any]:
     return [None if is_none else value for value, is_none in zip(values.tolist(), are_none.tolist(), strict=True)]
-
-
-def _utterances(manifest: Manifest) -> Iterator[tuple[int, Utterance]]:
-    return ((number, manifest[number]) for number in range(len(manifest)))
 
 
 def _carried(manifest: Manifest, row: int) -> dict[str, str]:

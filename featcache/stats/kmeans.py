@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
-from featcache.spec import QUANTIZATION, all_finite
-from featcache.store.dequantize import dequantize_array
-from featcache.store.index import Index, open_index
-from featcache.store.version import Version
-from featcache.store.version_info import library_versions
+from featcache.format.dequantize import dequantize_array
+from featcache.version.index import Index, open_index
+from featcache.version.info import library_versions
+from featcache.version.version import Version
 
 FRAMES_PER_UNIT = 1000
 """The default number of frames in the sample for each unit; more hardly lower the inertia of other frames."""
@@ -58,23 +57,14 @@ def fit_version(
     device: torch.device | None = None,
     threads: int = 1,
 ) -> tuple[Codebook, Fit]:
-    """Fit `k` centroids to a sample of a version's frames.
+    """Fit `k` centroids to a sample of a version's frames, `[frames, D]` of floats: of at most so many `frames`, or of
+    `FRAMES_PER_UNIT` for each centroid.
 
-    On one device and with the same libraries, the same seed gives the same centroids, however the version's utterances
-    lie in its shards, and with any number of threads.
+    On one device and with the same libraries, the same `seed` gives the same centroids, however the version's
+    utterances lie in its shards, and with any number of threads (one is enough for a GPU; torch's own should be one).
 
-    Args:
-        version: A version of floats, `[frames, D]`.
-        k: The number of centroids.
-        seed: The seed of the sample and of the first centroids.
-        frames: The largest number of frames in the sample; by default `FRAMES_PER_UNIT` for each centroid.
-        device: The device to cluster on; the CPU by default.
-        threads: The number of threads to compute with; one is enough for a GPU. Torch's own threads should be one.
-
-    Raises:
-        ConfigError: The version's features are not vectors of floats, the sample has fewer frames than `k`, or it
-            holds NaN or infinity.
-        DamagedError: A shard is damaged.
+    Raises ConfigError if the features are no vectors of floats, the sample has fewer frames than `k`, or holds NaN or
+    infinity; DamagedError if a shard is damaged.
     """
     spec = version.info.spec
     if np.dtype(spec.dtype).kind != "f":
@@ -92,7 +82,7 @@ def fit_version(
         raise ConfigError(f"{version.path}: {k:,} units need at least as many frames; {few}")
     generator = np.random.default_rng(seed)
     sample = draw_frames(version, index, min(available, wanted), generator)
-    if not all_finite(sample):
+    if not np.isfinite(sample).all():
         raise ConfigError(f"{version.path}: holds NaN or infinity: `featcache verify` says where")
     fit = cluster(torch.from_numpy(sample).to(device or "cpu"), k, generator, threads)
     fitted = {
@@ -107,11 +97,9 @@ def fit_version(
 
 
 def draw_frames(version: Version, index: Index, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
-    """Draw different frames of the version, each with the same probability: float32 `[count, D]`.
-
-    For the draw, frames are numbered in the order of the hashes of their utterances' ids, so the draw does not
-    depend on which shard holds an utterance.
-    """
+    """Draw different frames of the version, each with the same probability: float32 `[count, D]`. Frames are numbered
+    in the order of the hashes of their utterances' ids, so the draw does not depend on which shard holds an
+    utterance."""
     utterances = index.by_hash.astype(np.int64)
     ends = np.cumsum(index.num_frames[utterances])
     chosen = np.sort(generator.choice(int(ends[-1]), count, replace=False, shuffle=False))
@@ -126,18 +114,15 @@ def draw_frames(version: Version, index: Index, count: int, generator: np.random
         source = version.shard(index.shards[number])
         frames = source.open_features().take(in_shard[rows])
         if version.info.spec.is_quantized:
-            parameters = source.side(QUANTIZATION, check=True).entries[index.item[position[rows]]]
+            parameters = source.quantization[index.item[position[rows]]]
             frames = dequantize_array(frames, parameters[:, 0], parameters[:, 1])
         sample[rows] = frames
     return sample
 
 
 def cluster(frames: torch.Tensor, k: int, generator: np.random.Generator, threads: int = 1) -> Fit:
-    """Lloyd's algorithm, starting from the centroids of k-means++.
-
-    A centroid to which no frame is nearest moves to one of the frames that are farthest from their centroids. There are
-    at least `k` frames, float32 `[N, D]`; `generator` draws the first centroids.
-    """
+    """Lloyd's algorithm over frames, float32 `[N, D]`, at least `k`, from the centroids of k-means++, which `generator`
+    draws. A centroid to which no frame is nearest moves to one of the frames that are farthest from their centroids."""
     chosen = generator.choice(len(frames), min(len(frames), _SEEDING_FRAMES_PER_UNIT * k), replace=False)
     centroids = first_centroids(frames[torch.from_numpy(np.sort(chosen)).to(frames.device)], k, generator)
     before = math.inf
@@ -187,11 +172,9 @@ def _assign(
 
 
 def first_centroids(frames: torch.Tensor, k: int, generator: np.random.Generator) -> torch.Tensor:
-    """The greedy k-means++ of Arthur and Vassilvitskii (2007): each centroid is a frame, drawn with a probability
-    proportional to its squared distance from those before it; of a few draws, the one that leaves the least distance.
-
-    Both `frames` `[n, D]` and the centroids `[k, D]` are float32.
-    """
+    """The greedy k-means++ of Arthur and Vassilvitskii (2007), float32 `[k, D]`: each centroid is one of the frames
+    `[n, D]`, drawn with a probability proportional to its squared distance from those before it; of a few draws, the
+    one that leaves the least distance."""
     centred = frames - frames.mean(0)
     squares = centred.square().sum(1)
 

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import StoreError
+from featcache.format.dequantize import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
 from featcache.stats.pieces import PIECE_FRAMES, SelectedParts, ShardPieces, for_each, pieces_by_shard, select_parts
 from featcache.stats.result import Stats
-from featcache.store.dequantize import dequantize_array
 
 _BLOCK_VALUES = 1 << 15
 """Values that are summed at once: 256 kB as float64 stay in a core's cache, and torch starts no threads for them."""
@@ -118,10 +118,8 @@ def moments(
 
 
 def _shift(chosen: SelectedParts) -> Array:
-    """A value close to the mean of every dimension that the features' dtype can hold: float64 `[dims]`.
-
-    Differences of float16 values are exact in float64, so means of float16 features are exact to the last bit.
-    """
+    """A value close to the mean of every dimension that the features' dtype can hold: float64 `[dims]`. Differences of
+    float16 values are exact in float64, so means of float16 features are exact to the last bit."""
     found: list[tuple[int, int, NDArray[np.int64]]] = []
     for number, (part, selection) in enumerate(chosen):
         selected = np.zeros(len(part.index), bool)
@@ -151,11 +149,8 @@ class _PieceSums:
         self.dtype = np.dtype(cache.spec.dtype)
 
     def sums(self, pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
-        """The sums of x - shift and of (x - shift)² over each piece, float64 `[pieces, dims]`.
-
-        Raises:
-            StoreError: An utterance holds NaN or infinity.
-        """
+        """The sums of x - shift and of (x - shift)² over each piece, float64 `[pieces, dims]`; a StoreError if an
+        utterance holds NaN or infinity."""
         features = pieces.read(self.cache)
         sums, squares = np.empty((2, len(pieces.starts), self.columns))
         with np.errstate(invalid="ignore"):
@@ -185,14 +180,10 @@ class _PieceSums:
     def _values(self, stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: slice) -> Array:
         """Stored frames as a new float64 array."""
         if self.cache.spec.is_quantized:
-            parameters = self._parameters(pieces, block)[..., columns]
-            stored = dequantize_array(stored, parameters[:, 0], parameters[:, 1])
+            of_pieces = self.cache.scales_and_offsets(pieces.positions[block])
+            of_frames = np.repeat(of_pieces.reshape(len(of_pieces), 2, -1), pieces.counts[block], axis=0)[..., columns]
+            stored = dequantize_array(stored, of_frames[:, 0], of_frames[:, 1])
         return stored.astype(np.float64)
-
-    def _parameters(self, pieces: ShardPieces, block: slice) -> NDArray[np.float32]:
-        """The scale and offset of every frame, float32 `[frames, 2, dims]`."""
-        parameters = self.cache.scales_and_offsets(pieces.positions[block])
-        return np.repeat(parameters.reshape(len(parameters), 2, -1), pieces.counts[block], axis=0)
 
 
 def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:
@@ -233,12 +224,8 @@ class ExactSums:
         self._parts: dict[int, NDArray[np.int64]] = {}  # part n counts units of 2^(32 n)
 
     def add(self, groups: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Add values.
-
-        Args:
-            groups: The group of each row, int64 `[n]`; n is at most 2^21.
-            values: The values, float64 `[n, columns]`: zeros, or of sizes from 2^-900 to 2^900.
-        """
+        """Add values, float64 `[n, columns]`, zeros or of sizes from 2^-900 to 2^900, to the group of each row, int64
+        `[n]`, n at most 2^21."""
         order = np.argsort(groups, kind="stable")
         starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
         targets, rest = groups[order][starts], values[order]

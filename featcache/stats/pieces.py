@@ -17,8 +17,8 @@ from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import copies_of, expand
-from featcache.store.index import Index
-from featcache.store.join import RowKeys, describe_changed, join_version
+from featcache.version.index import Index
+from featcache.version.join import RowKeys, describe_changed, join_version
 
 PIECE_FRAMES = 256
 
@@ -61,11 +61,8 @@ class ShardPieces:
         return int(self.starts[0])
 
     def read(self, cache: Cache) -> NDArray[Any]:
-        """The shard's features from the first piece to the end of the last, `[frames, dims]`, read-only.
-
-        Raises:
-            DamagedError: The shard is damaged.
-        """
+        """The shard's features from the first piece to the end of the last, `[frames, dims]`, read-only; a DamagedError
+        if it is damaged."""
         if cache.check:
             begins = self.starts == cache.index.first_frame[self.positions]
             for position in self.positions[begins].tolist():
@@ -93,11 +90,8 @@ class SelectedParts:
 
 
 def select_parts(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> SelectedParts:
-    """What `select` selects of a cache, or all utterances of a corpus.
-
-    Raises:
-        ArgumentError: A manifest is given, or `by`, for a corpus. Other errors as in `select`.
-    """
+    """What `select` selects of a cache, or all utterances of a corpus, for which an ArgumentError refuses a manifest
+    and `by`."""
     if not isinstance(cache, Corpus):
         return SelectedParts([cache], select(cache, manifest, by))
     if manifest is not None or by is not None:
@@ -111,11 +105,8 @@ def select_parts(cache: Cache, manifest: str | Path | Manifest | None, by: str |
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:
     """The utterances of a manifest, or all of a cache; in groups by a column of the manifest, or in a single group.
 
-    Raises:
-        ManifestError: The manifest cannot be read, has faults, or no such column; or one of its rows has a path, and
-            the cache has the features of another row under its id.
-        MissingItemError: The manifest has utterances that the cache does not have; up to ten are listed.
-        StoreError: There are no utterances.
+    Raises ManifestError if the manifest cannot be read, has faults, or no such column, or the cache has the features of
+    another row under an id; MissingItemError if the cache lacks utterances; StoreError if there are none.
     """
     if manifest is None:
         if by is not None:

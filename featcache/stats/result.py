@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, StoreError
-from featcache.storage.folder import open_file
-from featcache.store.files import write_file
+from featcache.storage.base import open_store
+from featcache.storage.files import write_file
 
 FORMAT = "featcache stats 1"
+
+_AT_MOST_BYTES = 1 << 30
 
 _STILL = 1e-3
 """A dimension hardly varies if its standard deviation is at most this part of the median over dimensions."""
@@ -88,17 +90,19 @@ class Stats:
         Raises:
             StoreError: There is no such file, or it is not a file of statistics.
         """
+        place = Path(path)
         try:
-            with open_file(Path(path)) as opened:
-                with zipfile.ZipFile(opened) as members:
-                    # What is packed might unpack to any size; `save` packs nothing.
-                    if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):
-                        raise ValueError("packed")
-                opened.seek(0)
-                with np.load(opened, allow_pickle=False) as file:
-                    arrays = {name: file[name] for name in file.files}
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+            data = io.BytesIO(open_store(place.parent).read(place.name, _AT_MOST_BYTES))
+            with zipfile.ZipFile(data) as members:
+                # What is packed might unpack to any size; `save` packs nothing.
+                if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):
+                    raise ValueError("packed")
+            with np.load(data, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except FileNotFoundError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        except StoreError:
+            raise
         except Exception as error:
             raise StoreError(f"{path}: not a file written by `featcache stats`") from error
         if str(arrays.pop("format", "")) != FORMAT:
@@ -126,10 +130,6 @@ class Stats:
 
 
 def refuse_to_replace(path: Path, overwrite: bool) -> None:
-    """Refuse to replace an existing file, unless `overwrite` is set.
-
-    Raises:
-        ArgumentError: The file exists, and `overwrite` is not set.
-    """
+    """Raise an ArgumentError if a file exists, and `overwrite` is not set."""
     if path.exists() and not overwrite:
         raise ArgumentError(f"{path}: already exists: give another name, or --force to replace it")

@@ -1,33 +1,40 @@
-"""Connections to object stores and web servers: one for each bucket or host, and process.
+"""Connections to object stores and web servers, one for each bucket or host, and process; and requests to stores.
 
 obstore, the library, runs its requests in threads of its own, which a forked process does not have, and it cannot be
 told to start others: in a child, its calls wait for ever. torch's DataLoader forks. So a child whose parent has used
 obstore loads a second copy of it, from a copy of its files: a library of another file begins anew. (20 ms, 15 MB.)
 
+It repeats requests that fail on the way to the answer. If the connection breaks while a body comes, they are repeated
+here.
 A store that does not answer is waited for: two minutes, or as many seconds as `FEATCACHE_STORE_SECONDS` says.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from featcache.errors import ArgumentError, MissingDependencyError, StoreError
+from featcache.errors import ArgumentError, DamagedError, FeatcacheError, MissingDependencyError, StoreError
+from featcache.storage.location import ObjectPath
 
-__all__ = ["awaited", "client", "library", "seconds_to_wait"]
+__all__ = ["asked", "client", "has_no_credentials", "in_words", "library", "seconds_to_wait", "status_of"]
 
 _TIMEOUTS = {  # by whether obstore repeats requests; `timeout` is for the whole of a file, and 30 s by default
     True: {"connect_timeout": "10s", "timeout": "10m"},  # a `read_timeout` would end what is sent for longer
@@ -49,6 +56,39 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _said: set[str] = set()
 """The buckets and servers that have been said to be awaited."""
+
+_PAUSES = (0.1, 0.2, 0.4, 0.8)
+"""Seconds before a request is made again."""
+
+_GIVEN_UP = re.compile(r"after ([1-9]\d*) retries, max_retries: \1\b")
+"""What obstore says of a request that it has repeated as often as it may."""
+
+_FINAL = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "InvalidPathError", "ValueError")
+
+_STATUS = re.compile(r"status code: (\d{3})( [A-Za-z' -]{1,40}[a-z])?")
+_KEY = re.compile(r'Path "(.{1,1024}?)"(?: contained|:)', re.DOTALL)
+_NO_CREDENTIALS = re.compile(
+    r"Missing AccessKeyId|169\.254\.169\.254|token request|metadata\.google|Account must be", re.I
+)
+_WORDS = (
+    ("NoSuchBucket", "there is no such bucket"),
+    ("dns error", "its host is not known"),
+    ("Connection refused", "its host refuses the connection"),
+    ("kind: Connect,", "its host cannot be reached"),
+    ("Timeout", "the server does not answer in time"),
+    ("timed out", "the server does not answer in time"),
+    ("kind: Interrupted", "the connection breaks off"),
+    ("kind: Body", "the connection breaks off"),
+    ("ConnectionReset", "the connection breaks off"),
+    ("IncompleteMessage", "the connection breaks off"),
+    ("Content-Length", "the server does not say how long the file is"),
+    ("certificate", "the server's certificate is not valid"),
+)
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
 
 _lock = threading.RLock()  # held for a moment, and while the process forks
 _clients: OrderedDict[tuple[str, bool], Any] = OrderedDict()  # those used last are at the end
@@ -204,3 +244,68 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
+
+
+def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
+    """What a request about a file returns, by the connection and the file's key; it is made again if that breaks. One
+    that `is_long` sends or fetches so much that it may take a while.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedError: It ends before what is to be read.
+        StoreError: It cannot be read or written.
+    """
+    given_up_at = time.monotonic() + seconds_to_wait()
+    for pause in (*_PAUSES, None):
+        try:
+            connection = client(place.root)
+            if is_long:
+                return request(connection, place.key)
+            return awaited(place.root, partial(request, connection, place.key))
+        except FeatcacheError:
+            raise
+        except Exception as error:  # obstore's errors, which in a forked process are other classes
+            kind, text = type(error).__name__, str(error)
+            has_bucket = "NoSuchBucket" not in text
+            if has_bucket and (isinstance(error, FileNotFoundError) or kind == "NotFoundError"):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place)) from error
+            if status_of(error) == 416 or "Invalid range" in text:
+                raise DamagedError(f"{place}: damaged: it ends before what is to be read") from error
+            is_final = kind in _FINAL or not has_bucket or _GIVEN_UP.search(text) or has_no_credentials(error)
+            if pause is None or is_final or time.monotonic() > given_up_at:
+                words = f"{in_words(place.root, error)} ({kind})"
+                raise StoreError(f"{place}: cannot be read or written: {words}") from error
+        time.sleep(pause)
+    raise AssertionError
+
+
+# Errors of obstore in plain words. Its own quote addresses, to which a server may have redirected the request with
+# signatures in them, and whole documents of XML.
+
+
+def has_no_credentials(error: BaseException | None) -> bool:
+    """Whether the environment has no credentials for the store."""
+    return _NO_CREDENTIALS.search(str(error)) is not None
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status that the server answered, or 0."""
+    status = _STATUS.search(str(error))
+    return int(status[1]) if status else 0
+
+
+def in_words(url: str, error: BaseException) -> str:
+    """What an error says about the store or server of a URL, without what it quotes."""
+    scheme = url.partition("://")[0].lower()
+    if has_no_credentials(error):
+        hint = f": {_CREDENTIALS[scheme]}" if scheme in _CREDENTIALS else ""
+        return f"there are no credentials{hint}"
+    # By their names: in a forked process, obstore's errors are other classes.
+    if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return f"the server forbids it ({403 if type(error).__name__ == 'PermissionDeniedError' else 401})"
+    text = str(error)
+    if type(error).__name__ == "InvalidPathError" and (key := _KEY.search(text)) is not None:
+        return f"the bucket holds {key[1]}, which is no path: remove that object, or rename it"
+    if "NoSuchBucket" not in text and (status := _STATUS.search(text)) is not None:
+        return f"the server answers {status[1]}{status[2] or ''}"
+    return next((words for sign, words in _WORDS if sign in text), "the request fails")

@@ -12,8 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from featcache.arguments import refuse_almost_url, refuse_secrets
-from featcache.errors import ArgumentError, StoreError, listing
+from featcache.errors import ArgumentError, StoreError, listing, refuse_almost_url, refuse_secrets
 
 __all__ = [
     "SCHEMES",
@@ -22,7 +21,6 @@ __all__ = [
     "absolute",
     "as_location",
     "desk_of",
-    "folder_of",
     "is_url",
     "make_desk",
     "parse_location",
@@ -51,10 +49,6 @@ class ObjectPath:
 
     def __str__(self) -> str:
         return f"{self.root}/{self.key}" if self.key else self.root
-
-    def joinpath(self, *names: str) -> ObjectPath:
-        """The location below this one by these names, one in the other."""
-        return self / "/".join(names)
 
     @property
     def name(self) -> str:
@@ -121,17 +115,6 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
     if not bucket or {".", ".."} & {*parts}:
         raise ArgumentError(f"{name}: {text} names no location in a bucket: give {scheme}://BUCKET/FOLDER")
     return ObjectPath(f"{scheme}://{bucket}", "/".join(parts))
-
-
-def folder_of(location: Location) -> Path:
-    """A location as a folder, for what only a folder can do: its files are mapped, or renamed.
-
-    Raises:
-        StoreError: It is in an object store.
-    """
-    if isinstance(location, ObjectPath):
-        raise StoreError(f"{location}: is in an object store: `featcache copy` brings it to a folder, and back")
-    return location
 
 
 def desk_of(location: ObjectPath) -> Path:

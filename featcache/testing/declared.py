@@ -12,8 +12,7 @@ import torch
 
 from featcache.config import Config, config_from
 from featcache.extraction.batching import BATCHINGS
-from featcache.extractors.base import Extractor, Params
-from featcache.spec import FeatureSpec
+from featcache.extractors import Extractor, FeatureSpec, Params
 from featcache.testing.base import Checks, with_params
 
 

@@ -16,8 +16,7 @@ from featcache.errors import ConfigError
 from featcache.extraction.batching import declared_batchings
 from featcache.extractors.base import Clip, Extractor, Params
 from featcache.extractors.rows import RowExtractor, Rows, pad_rows
-from featcache.testing.base import Checks, check_features, extract, with_params
-from featcache.testing.clips import assert_same, label, largest_error
+from featcache.testing.base import Checks, assert_same, check_features, extract, label, largest_error, with_params
 
 
 class RowChecks(Checks):

@@ -14,8 +14,17 @@ from numpy.typing import NDArray
 from featcache.config import Config
 from featcache.errors import AudioError
 from featcache.extractors.base import Clip, Extractor, Params
-from featcache.testing.base import Checks, check_features, extract, hop_of
-from featcache.testing.clips import UNUSUAL, assert_same, differing_frames, label, unusual_clip
+from featcache.testing.base import (
+    UNUSUAL,
+    Checks,
+    assert_same,
+    check_features,
+    differing_frames,
+    extract,
+    hop_of,
+    label,
+    unusual_clip,
+)
 
 
 class ValueChecks(Checks):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.errors import ConfigError, MissingDependencyError, first_line, listing
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 """The suffixes of files that hold weights."""
@@ -59,11 +59,6 @@ def weights_error(path: Path | str, what: str) -> ConfigError:
     return ConfigError(f"params.weights: {path}: {what}")
 
 
-def first_line(error: object) -> str:
-    """The first line of another library's error, or its type if it has no text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 # JSON
 
 _MOST_JSON_BYTES = 32 << 20
@@ -71,11 +66,8 @@ _MOST_JSON_BYTES = 32 << 20
 
 
 def read_json(located: Located, name: str) -> dict[str, Any]:
-    """One of the folder's JSON files; {} if it does not exist.
-
-    Raises:
-        ConfigError: The file is not JSON, or not a mapping.
-    """
+    """One of the folder's JSON files; {} if it does not exist. Raises ConfigError if it is not JSON, or not a
+    mapping."""
     path = located.folder / name
     if not path.exists():
         return {}
@@ -93,14 +85,9 @@ def read_json(located: Located, name: str) -> dict[str, Any]:
 
 
 def read_preprocessing(located: Located) -> dict[str, Any]:
-    """How the model wants its waveforms prepared; {} if the folder does not say.
-
-    preprocessor_config.json says it. transformers 5 writes processor_config.json instead if the model is saved with a
-    tokenizer; then the settings are in its part `feature_extractor`.
-
-    Raises:
-        ConfigError: The file is not JSON, or not a mapping.
-    """
+    """How the model wants its waveforms prepared; {} if the folder does not say. preprocessor_config.json says it.
+    transformers 5 writes processor_config.json instead if the model is saved with a tokenizer; then the settings are in
+    its part `feature_extractor`."""
     found = read_json(located, PREPROCESSING[0])
     if not found:
         found = read_json(located, PREPROCESSING[1]).get("feature_extractor", {})
@@ -122,11 +109,8 @@ def folder_with_weights(folder: Path) -> Path | None:
 
 
 def weight_files(located: Located) -> list[Path]:
-    """The files with the tensors: the file that the user named, or the files that transformers would load.
-
-    Raises:
-        ConfigError: There is none, one is missing, or there are several and none has a standard name.
-    """
+    """The files with the tensors: the file that the user named, or the files that transformers would load. Raises
+    ConfigError if there is none, one is missing, or there are several and none has a standard name."""
     if located.file:
         return [located.file]
     folder = located.folder
@@ -162,11 +146,7 @@ def _listed_in_index(located: Located, name: str) -> list[Path]:
 
 def state_dict(located: Located) -> dict[str, torch.Tensor]:
     """The tensors by name, on the CPU, in their stored dtypes. They may be views of the file: do not write to them.
-
-    Raises:
-        ConfigError: There are no weights, or a file is missing, damaged, or holds other things than tensors.
-        MissingDependencyError: A `.safetensors` file needs safetensors.
-    """
+    Raises ConfigError if there are none, or a file is missing, damaged, or holds other things than tensors."""
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(located):
         try:
@@ -177,14 +157,12 @@ def state_dict(located: Located) -> dict[str, torch.Tensor]:
 
 
 def digest(located: Located) -> str:
-    """SHA-256, in hex, of what decides values: the tensors by name, config.json, and how waveforms are prepared.
+    """SHA-256, in hex, of what decides values: the tensors by name, config.json, and how waveforms are prepared. Raises
+    ConfigError as `state_dict` and `read_json` do.
 
     All copies have the same digest, wherever they are, in one file or several, as safetensors or saved by torch. If
     config.json names Python code in the folder, the code is hashed too. There is one exception: a tensor that a model
     uses twice is saved twice by torch and once as safetensors, so these two files have different digests.
-
-    Raises:
-        ConfigError: See `state_dict` and `read_json`.
     """
     jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
     code = sorted(located.folder.rglob("*.py")) if "auto_map" in read_json(located, "config.json") else []

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from featcache.errors import ConfigError, ExtractorError, FeatcacheError, counted
+from featcache.errors import ConfigError, ExtractorError, FeatcacheError, counted, first_line
 from featcache.trust import may_download
-from featcache.weights.files import PREPROCESSING, first_line, folder_with_weights, has_all_weights
+from featcache.weights.files import PREPROCESSING, folder_with_weights, has_all_weights
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -54,11 +54,8 @@ _TOKEN = "run `hf auth login`, or set HF_TOKEN"
 
 @dataclass(frozen=True)
 class HubModel:
-    """A commit of a model on a hub, and its place in the hub's cache on this machine.
-
-    The cache is laid out as huggingface_hub documents it:
-    https://huggingface.co/docs/huggingface_hub/guides/manage-cache
-    """
+    """A commit of a model on a hub, and its place in the hub's cache on this machine, laid out as huggingface_hub
+    documents it: https://huggingface.co/docs/huggingface_hub/guides/manage-cache"""
 
     name: str
     """The model's name: `org/name`."""
@@ -111,13 +108,9 @@ class HubModel:
 
 
 def download(model: HubModel) -> None:
-    """Download the files that the model needs and the cache lacks.
-
-    Raises:
-        ConfigError: The hub has no such model or commit, or does not give it to this user; or HF_HUB_OFFLINE is set; or
-            downloads are not allowed here.
-        ExtractorError: The hub cannot be reached, or the files cannot be kept.
-    """
+    """Download the files that the model needs and the cache lacks. Raises ConfigError if the hub has no such model or
+    commit, or does not give it to this user, or downloads are forbidden; ExtractorError if it cannot be reached, or the
+    files cannot be kept."""
     from huggingface_hub import HfApi, constants
 
     if not may_download():
@@ -143,10 +136,8 @@ def download(model: HubModel) -> None:
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:
-    """The files of a repository that are to be downloaded: JSON, and then the weights under their best name.
-
-    Files are downloaded in this order, so weights are only there if the rest is.
-    """
+    """The files of a repository to download: JSON, and then the weights under their best name, which are only there if
+    the rest is."""
     jsons = [name for name in names if name.endswith(".json")]
     for pattern in _NAMES_OF_WEIGHTS:
         if weights := [name for name in names if re.fullmatch(pattern, name)]:
@@ -163,10 +154,8 @@ def require_space(model: HubModel, num_bytes: int) -> None:
 
 
 def _download_file(file: RepoSibling, model: HubModel) -> None:
-    """Download a file to the hub's cache, and remove it again if its content is not what the hub lists.
-
-    huggingface_hub compares no hashes, and the fingerprint would take damaged weights for other weights.
-    """
+    """Download a file to the hub's cache, and remove it again if its content is not what the hub lists: huggingface_hub
+    compares no hashes, and the fingerprint would take damaged weights for other weights."""
     from huggingface_hub import hf_hub_download
 
     for attempt in range(1, _ATTEMPTS + 1):

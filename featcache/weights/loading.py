@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, remove_weight_norm
 
-from featcache.errors import ConfigError, MissingDependencyError, listing
+from featcache.errors import ConfigError, MissingDependencyError, first_line, listing
 from featcache.trust import remote_code_is_allowed
-from featcache.weights.files import Located, first_line, read_json, state_dict, weights_error
+from featcache.weights.files import Located, read_json, state_dict, weights_error
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
 """Parameters that a model in eval mode never uses, and that fine-tuned checkpoints may lack."""
@@ -25,11 +25,8 @@ _loading = threading.Lock()
 
 
 def transformers_class(name: str, needed_for: str) -> Any:
-    """A class of transformers, by its name.
-
-    Raises:
-        MissingDependencyError: transformers is not installed, or a package that the class needs cannot be imported.
-    """
+    """A class of transformers, by its name; a MissingDependencyError if it or a package that it needs cannot be
+    imported."""
     try:
         import transformers
 
@@ -46,16 +43,9 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
     The model is in eval mode, in float32, needs no gradients, and has weight norm folded into its weights. Folding is
     done on the CPU in one thread, as the model's own forward does it there, so every device gets the same bits.
 
-    Args:
-        model_class: A class of transformers: `EncodecModel`, or `AutoModel` for the class that config.json names.
-        located: The weights.
-        device: The device to move the model to.
-        options: Further options of `from_pretrained`, for example `attn_implementation="eager"`.
-
-    Raises:
-        ConfigError: config.json is missing or is another class's; weights are damaged, missing or have other shapes;
-            or the model brings its own code.
-        MissingDependencyError: transformers is not installed.
+    `model_class` is `EncodecModel`, say, or `AutoModel` for the class that config.json names; `options` are further
+    ones of `from_pretrained`. Raises ConfigError if config.json is missing or another class's; weights are damaged,
+    missing or have other shapes; or the model brings its own code.
     """
     with _loading, _quiet():
         config, found_class = _resolve(model_class, located)

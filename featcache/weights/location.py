@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from featcache.errors import ConfigError, MissingDependencyError, listing
-from featcache.weights.files import SUFFIXES, Located, first_line, folder_with_weights, weights_error
+from featcache.errors import ConfigError, MissingDependencyError, first_line, listing
+from featcache.weights.files import SUFFIXES, Located, folder_with_weights, weights_error
 from featcache.weights.hub import HubModel, download
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -17,15 +17,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def locate(weights: str, revision: str | None) -> Located:
     """Find weights on this machine, after downloading them from the hub if necessary and allowed.
 
-    Args:
-        weights: A folder, a file in such a folder, or a hub's id: `org/name`.
-        revision: The commit of a hub's id, 40 hex digits.
-
-    Raises:
-        ConfigError: The folder or file does not exist or holds no model; a hub's id comes without a commit; the hub has
-            no such model; or it may not be downloaded, and then the message says what to download, and to where.
-        ExtractorError: The hub cannot be reached, or its files cannot be kept.
-        MissingDependencyError: A hub's id needs huggingface_hub.
+    `weights` is a folder, a file in such a folder, or a hub's id, `org/name`, with a commit of 40 hex digits as
+    `revision`. Raises ConfigError if there is no such folder, file, model or commit, or it may not be downloaded: then
+    the message says what to download, and to where; ExtractorError if the hub cannot be reached, or its files cannot be
+    kept.
     """
     path = Path(os.path.expanduser(weights))  # Path.expanduser would raise for the home of an unknown user
     if weights and os.path.isdir(path):  # "" would be the current folder

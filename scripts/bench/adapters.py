@@ -22,9 +22,6 @@ Collate, 5.1 × item by item, and 10.9 × CachedDynamicItem. Hugging Face: 6,110
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
@@ -33,7 +30,8 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from load import make_features, make_version
+from harness import Timed, available, columns, options, present, take_turns
+from made_up import make_features, make_version
 
 import featcache
 
@@ -44,43 +42,38 @@ Reads = dict[str, Callable[[], Iterable[int]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--utterances", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    asked = options(__doc__, utterances=1000, rounds=4)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_version(folder / "features", make_features(arguments.utterances))
+        make_version(folder / "features", make_features(asked.utterances))
         dataset = featcache.FeatureDataset(featcache.open(folder / "features"))
         order = np.random.default_rng(0).permutation(len(dataset)).tolist()
-        tables = {}
-        for make in (lhotse_cuts, lhotse_parts, lhotse_batches, speechbrain_batches, huggingface_rows):
-            try:
-                tables[make.__name__.replace("_", " ")] = measure(make(folder, dataset, order), arguments.rounds)
-            except ImportError as error:
-                print(f"{make.__name__}: left out: {error}", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps(tables, indent=2))
-        return
-    for title, speeds in tables.items():
-        print(f"{title:44}{'utterances/s':>14}{'featcache':>12}")
-        first = next(iter(speeds.values()))
-        for what, speed in speeds.items():
-            print(f"  {what:42}{speed:14,.0f}{first / speed:10.1f} ×")
+        kinds = (lhotse_cuts, lhotse_parts, lhotse_batches, speechbrain_batches, huggingface_rows)
+        reads = available({make.__name__.replace("_", " "): make for make in kinds}, folder, dataset, order)
+        present({title: speeds(each, asked.rounds) for title, each in reads.items()}, show, asked)
 
 
-def measure(reads: Reads, rounds: int) -> dict[str, float]:
+def speeds(reads: Reads, rounds: int) -> dict[str, float]:
     """Utterances per second of each, the best of some rounds."""
-    speeds = dict.fromkeys(reads, 0.0)
-    for _ in range(rounds):
-        for what, read in reads.items():
-            start = perf_counter()
-            count = sum(read())
-            speeds[what] = max(speeds[what], count / (perf_counter() - start))
-    return speeds
+
+    def seconds_of_one(read: Callable[[], Iterable[int]]) -> Timed:
+        start = perf_counter()
+        count = sum(read())
+        return Timed((perf_counter() - start) / count)
+
+    turns = take_turns({what: lambda read=read: seconds_of_one(read) for what, read in reads.items()}, rounds)
+    return {what: 1 / turns.best(what) for what in reads}
+
+
+def show(tables: dict[str, dict[str, float]]) -> str:
+    parts = []
+    for title, found in tables.items():
+        first = next(iter(found.values()))
+        rows = [(f"  {what}", f"{speed:,.0f}", f"{first / speed:.1f} ×") for what, speed in found.items()]
+        parts.append(columns([title, "utterances/s", "featcache"], *rows))
+    return "\n".join(parts)
 
 
 # Lhotse

@@ -22,14 +22,12 @@ loop writes only what it masks, and draws no noise for padding: on a CPU, that c
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import sys
 from collections.abc import Callable
-from time import perf_counter
+from functools import partial
 
 import torch
-from clock import median, remark, timed, undisturbed
+from harness import available, columns, options, present, quick_turns, remark
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -129,73 +127,55 @@ KINDS: dict[str, dict[str, Callable[[], Augment]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--frames", type=int, default=1500, help="of the longest utterance; the shortest has half")
-    parser.add_argument("--dims", type=int, default=80)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    asked = options(
+        __doc__,
+        rows=64,
+        frames=(1500, "of the longest utterance; the shortest has half"),
+        dims=80,
+        device="cpu",
+        threads=1,
+        rounds=15,
+    )
+    torch.set_num_threads(asked.threads)
     keep_freed_memory()
-    results = {kind: measure(given, arguments) for kind, given in KINDS.items()}
-    if arguments.json:
-        print(json.dumps(results, indent=2))
-        return
-    shape = f"[{arguments.rows}, {arguments.frames}, {arguments.dims}]"
-    print(f"{arguments.device}, torch {torch.__version__}, {arguments.threads} threads, {shape}")
-    for kind, result in results.items():
-        print(f"\n{kind:20}{'ms':>8}{'× featcache':>14}{'operations':>13}")
-        for name, seconds in result["seconds"].items():
-            print(f"{name:20}{1e3 * seconds:8.2f}{result['ratio'][name]:14.2f}{result['operations'][name]:13,}")
-        if disturbed := remark(result["others"]):
-            print(disturbed)
+    present({kind: measure(given, asked) for kind, given in KINDS.items()}, partial(show, asked), asked)
 
 
-def measure(given: dict[str, Callable[[], Augment]], arguments: argparse.Namespace) -> dict:
+def measure(given: dict[str, Callable[[], Augment]], asked: argparse.Namespace) -> dict:
     """Median seconds of each, and how many times as long as `featcache` it took in the same round."""
-    runs = {}
-    for name, make in given.items():
-        try:
-            runs[name] = make()
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(arguments.frames // 2, arguments.frames + 1, (arguments.rows,), generator=generator)
-    lengths_list = lengths.tolist()
-    shape = arguments.rows, arguments.frames, arguments.dims
-    features = torch.randn(shape, generator=generator).to(arguments.device)
-    lengths = lengths.to(arguments.device)
-
-    def take_turns() -> None:
-        seconds.update({name: [] for name in runs})
-        for _ in range(arguments.rounds):
-            for name, run in runs.items():
-                best = float("inf")
-                for _ in range(3):
-                    settle(arguments.device)
-                    started = perf_counter()
-                    run(features, lengths, lengths_list)
-                    settle(arguments.device)
-                    best = min(best, perf_counter() - started)
-                seconds[name].append(best)
-
-    seconds: dict[str, list[float]] = {}
-    take_turns()  # the first calls take memory, and compile
-    measured = undisturbed(lambda: timed(take_turns))
+    device, generator = torch.device(asked.device), torch.Generator().manual_seed(0)
+    lengths = torch.randint(asked.frames // 2, asked.frames + 1, (asked.rows,), generator=generator)
+    features = torch.randn(asked.rows, asked.frames, asked.dims, generator=generator).to(device)
+    batch = features, lengths.to(device), lengths.tolist()
+    runs = {name: partial(call, augment, batch) for name, augment in available(given).items()}
+    quick_turns(runs, 1, 3)  # the first calls take memory, and compile
+    turns = quick_turns(runs, asked.rounds, 3)
     return {
-        "seconds": {name: median(values) for name, values in seconds.items()},
-        "ratio": {
-            name: median([its / ours for its, ours in zip(values, seconds[OURS], strict=True)])
-            for name, values in seconds.items()
-        },
-        "operations": {
-            name: operations(lambda run=run: run(features, lengths, lengths_list)) for name, run in runs.items()
-        },
-        "others": measured.others,
+        "seconds": {name: turns.median(name) for name in runs},
+        "ratio": {name: turns.ratio(name, OURS) for name in runs},
+        "operations": {name: operations(run) for name, run in runs.items()},
+        "others": turns.others,
     }
+
+
+def show(asked: argparse.Namespace, results: dict) -> str:
+    parts = [
+        f"{asked.device}, torch {torch.__version__}, {asked.threads} threads, "
+        f"[{asked.rows}, {asked.frames}, {asked.dims}]"
+    ]
+    for kind, result in results.items():
+        rows = [
+            (name, f"{1e3 * seconds:.2f}", f"{result['ratio'][name]:.2f}", f"{result['operations'][name]:,}")
+            for name, seconds in result["seconds"].items()
+        ]
+        parts += [columns([kind, "ms", "× featcache", "operations"], *rows), remark(result["others"])]
+    return "\n".join(parts)
+
+
+def call(augment: Augment, batch: tuple[Tensor, Tensor, list[int]]) -> None:
+    augment(*batch)
+    if batch[0].is_cuda:
+        torch.cuda.synchronize(batch[0].device)
 
 
 class Counting(TorchDispatchMode):
@@ -212,11 +192,6 @@ def operations(call: Callable[[], object]) -> int:
     with Counting() as counting:
         call()
     return counting.count
-
-
-def settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

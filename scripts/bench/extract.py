@@ -4,7 +4,6 @@
     python scripts/bench/extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]
     python scripts/bench/extract.py --kind short          many short clips, that are resampled too
     python scripts/bench/extract.py --no-peers --packed   the same corpus in tars, in Parquet, and as MP3, too
-    python scripts/bench/extract.py --memory              10^5 and 10^6 clips of 0.1 s: see `memory.py`
 
 A stage by itself goes over the whole corpus on one core: decoding all files; resampling, where the corpus has
 another rate; fbank of all waveforms, in the batches that a run makes; writing all features as one shard, flushed
@@ -22,7 +21,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -33,10 +31,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import soundfile
-import torch
-from clock import CORES, Timed, median, remark, timed, undisturbed
-from corpus import KINDS, is_speech, make_corpus, packed
+from corpus import KINDS, make_corpus, packed
+from harness import KEPT, Timed, columns, median, options, present, remark, timed, undisturbed
 
 from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
@@ -46,12 +42,13 @@ from featcache.extraction.decoding import batches, decode_all
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.features import compute_clips
 from featcache.extraction.plan import Options, plan_extraction
+from featcache.format.shard import Item
+from featcache.format.writing import ShardBuilder
 from featcache.manifest import Manifest, Utterance, read_manifest
 from featcache.quantize import stored_spec
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
+from featcache.storage.base import open_store
 
-HERE = Path(__file__).parent
+PEER = Path(__file__).with_name("peer_lhotse.py")
 
 
 class Stages:
@@ -106,13 +103,12 @@ class Stages:
         return found.features, found.num_frames
 
     def _write(self, features: Sequence[tuple[np.ndarray, list[int]]]) -> None:
-        shards = self._folder / "shards"
-        shards.mkdir(parents=True)
-        writer = ShardWriter(self._folder / "work", self._spec)
+        builder = ShardBuilder(self._spec)
         for batch, (frames, num_frames) in zip(self._batches, features, strict=True):
-            items = [Item.of(row, 1, (1, 1, 1)) for row in batch]
-            writer.append(items, frames, num_frames)
-        writer.commit(shards, sample_rate=16000, row=0, supersedes={}, made_by={})
+            items = [Item(id=row.id, path=row.path, num_samples=1, size=1, mtime_ns=1, sample_rate=1) for row in batch]
+            builder.append(items, frames, num_frames)
+        name, files = builder.files(fingerprint="ab" * 32, row=0, manifest="0" * 16, made_by={}, where="")
+        open_store(self._folder).publish(files, f"shards/{name}")
 
 
 def measure(path: Path, asked: argparse.Namespace) -> dict:
@@ -179,7 +175,7 @@ def _lhotse_runs(path: Path, asked: argparse.Namespace) -> dict[str, Callable[[]
 
 def _lhotse(path: Path, *options: str) -> dict | list[str] | None:
     """What `peer_lhotse.py` prints; None where it cannot run."""
-    command = [sys.executable, str(HERE / "peer_lhotse.py"), str(path), *options]
+    command = [sys.executable, str(PEER), str(path), *options]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return json.loads(done.stdout) if done.returncode == 0 else None
 
@@ -187,95 +183,75 @@ def _lhotse(path: Path, *options: str) -> dict | list[str] | None:
 def _result(manifest: Manifest, rounds: list[tuple[dict[str, Timed], dict[str, Timed]]], asked: object) -> dict:
     audio = float(manifest.duration.sum())
     ideals = [sum(stage.seconds for stage in stages.values()) / asked.threads for stages, _ in rounds]
-    result = {
+
+    def line(taken: list[Timed]) -> dict[str, float]:
+        seconds = median([run.seconds for run in taken])
+        return {
+            "seconds": seconds,
+            "best_seconds": min(run.seconds for run in taken),
+            "cpu_seconds_an_hour": min(run.cpu_seconds for run in taken) * 3600 / audio,
+            "times_real_time": audio / seconds,
+        }
+
+    runs = {}
+    for name in rounds[0][1]:
+        taken = [its[name] for _, its in rounds]
+        ours = [its["featcache, library"].seconds for _, its in rounds]
+        runs[name] = line(taken) | {
+            "of_ideal": median([ideal / run.seconds for ideal, run in zip(ideals, taken, strict=True)]),
+            "library_is_times": median([run.seconds / own for own, run in zip(ours, taken, strict=True)]),
+        }
+    return {
         "audio_seconds": audio,
         "files": len(manifest),
         "threads": asked.threads,
         "rounds": len(rounds),
-        "libsndfile": soundfile.__libsndfile_version__,
         "others": max(taken.others for both in rounds for part in both for taken in part.values()),
-        "stages": {name: _line([stages[name] for stages, _ in rounds], audio) for name in rounds[0][0]},
+        "stages": {name: line([stages[name] for stages, _ in rounds]) for name in rounds[0][0]},
         "ideal": {"seconds": median(ideals), "times_real_time": audio / median(ideals)},
-        "runs": {},
-    }
-    for name in rounds[0][1]:
-        line = _line([runs[name] for _, runs in rounds], audio)
-        line["of_ideal"] = median([ideal / runs[name].seconds for ideal, (_, runs) in zip(ideals, rounds, strict=True)])
-        line["library_is_times"] = median(
-            [runs[name].seconds / runs["featcache, library"].seconds for _, runs in rounds]
-        )
-        result["runs"][name] = line
-    return result
-
-
-def _line(taken: list[Timed], audio: float) -> dict[str, float]:
-    seconds = median([run.seconds for run in taken])
-    return {
-        "seconds": seconds,
-        "best_seconds": min(run.seconds for run in taken),
-        "cpu_seconds_an_hour": min(run.cpu_seconds for run in taken) * 3600 / audio,
-        "times_real_time": audio / seconds,
+        "runs": runs,
     }
 
 
-def show(result: dict, kind: str) -> None:
-    form = KINDS[kind]
-    source = "LJSpeech, cut anew" if is_speech() else "a buzz, for want of speech"
-    print(
-        f"{result['audio_seconds'] / 3600:.2f} h in {result['files']:,} {form.suffix} files at "
-        f"{form.sample_rate // 1000} kHz ({source}); 80 mel bins, float16"
-    )
-    print(
-        f"{CORES} cores; Python {platform.python_version()}, torch {torch.__version__}, "
-        f"libsndfile {result['libsndfile'].removeprefix('libsndfile-')}; median of {result['rounds']} rounds\n"
-    )
-    print(f"{'one core, one stage':40}{'seconds':>9}{'best':>9}{'CPU s/h':>9}{'× real time':>13}")
-    for name, line in result["stages"].items():
-        print(_columns(name, line))
-    ideal = result["ideal"]
-    print(
-        f"{'the ideal, ' + str(result['threads']) + ' cores':40}{ideal['seconds']:9.3f}"
-        f"{ideal['times_real_time']:31,.0f}\n"
-    )
-    print(
-        f"{'end to end':40}{'seconds':>9}{'best':>9}{'CPU s/h':>9}{'× real time':>13}{'of ideal':>10}{'library is':>12}"
-    )
-    for name, line in result["runs"].items():
-        print(f"{_columns(name, line)}{line['of_ideal']:10.2f}{line['library_is_times']:10.2f} ×")
-    print(f"\n{remark(result['others'])}")
+def show(result: dict) -> str:
+    def row(name: str, line: dict[str, float]) -> list[str]:
+        cpu = line.get("cpu_seconds_an_hour", math.nan)
+        cells = [f"{line['seconds']:.3f}", f"{line.get('best_seconds', math.nan):.3f}", f"{cpu:.2f}"]
+        cells.append(f"{line['times_real_time']:,.0f}")
+        return [name, *("" if cell == "nan" else cell for cell in cells)]
 
-
-def _columns(name: str, line: dict[str, float]) -> str:
-    cpu = line["cpu_seconds_an_hour"]
-    shown = f"{'':9}" if math.isnan(cpu) else f"{cpu:9.2f}"
-    return f"{name:40}{line['seconds']:9.3f}{line['best_seconds']:9.3f}{shown}{line['times_real_time']:13,.0f}"
+    head = ["seconds", "best", "CPU s/h", "× real time"]
+    stages = [row(name, line) for name, line in result["stages"].items()]
+    runs = [
+        [*row(name, line), f"{line['of_ideal']:.2f}", f"{line['library_is_times']:.2f} ×"]
+        for name, line in result["runs"].items()
+    ]
+    ideal = f"the ideal, {result['threads']} cores"
+    return "\n".join(
+        [
+            f"{result['audio_seconds'] / 3600:.2f} h in {result['files']:,} files; 80 mel bins, float16; median of "
+            f"{result['rounds']} rounds",
+            columns(["one core, one stage", *head], *stages, row(ideal, result["ideal"])),
+            columns(["end to end", *head, "of ideal", "library is"], *runs),
+            remark(result["others"]),
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "featcache-corpora"))
-    parser.add_argument("--kind", choices=sorted(KINDS), default="long")
-    parser.add_argument("--hours", type=float, default=1.4, help="of a long corpus")
-    parser.add_argument("--count", type=int, default=3000, help="files of a short corpus")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-peers", action="store_true", help="leave Lhotse out")
-    parser.add_argument("--packed", action="store_true", help="also from tars, from Parquet and from MP3 files")
-    parser.add_argument("--memory", action="store_true", help="measure memory over 10^6 clips instead")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    asked = options(
+        __doc__,
+        folder=KEPT,
+        kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"),
+        hours=(1.4, "of a long corpus"),
+        count=(3000, "files of a short corpus"),
+        threads=2,
+        rounds=5,
+        no_peers=(False, "leave Lhotse out"),
+        packed=(False, "also from tars, from Parquet and from MP3 files"),
+    )
     asked.folder.mkdir(parents=True, exist_ok=True)
-    if asked.memory:
-        import memory
-
-        memory.report(asked.folder, memory.ROWS, asked.threads, asked.json)
-        return
-    path = make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count)
-    result = measure(path, asked)
-    if asked.json:
-        print(json.dumps(result, indent=2))
-    else:
-        show(result, asked.kind)
+    present(measure(make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count), asked), show, asked)
 
 
 if __name__ == "__main__":

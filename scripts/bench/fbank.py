@@ -8,11 +8,9 @@ both so, and with all clips in one call, as a run makes it. A call costs whole b
 clip is not for short clips. The difference is that of the largest value, to featcache's.
 """
 
-import argparse
-from time import perf_counter
-
 import torch
 import torchaudio
+from harness import available, columns, options, quick_turns
 
 from featcache.config import load_config
 from featcache.extractors import Clip
@@ -21,49 +19,33 @@ RATE = 16000
 SETS = {"12 s": (16, 12.0), "1 s": (192, 1.0)}
 
 
+@torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--profile", action="store_true", help="also show the share of each operation")
-    arguments = parser.parse_args()
+    asked = options(__doc__, rounds=20, profile=(False, "also show the share of each operation"))
     torch.set_num_threads(1)
-    config = load_config("fbank80")
-    extractor = config.build(torch.device("cpu"))
-    others = {name: make() for name, make in PEERS.items() if importable(make)}
-    print(f"torch {torch.__version__}, torchaudio {torchaudio.__version__}, 1 thread, best of {arguments.rounds}\n")
-    print(f"{'':28}{'clips':>14}{'x real time':>13}{'torchaudio =':>14}{'max difference':>16}")
-    with torch.inference_mode():
-        for length, (count, seconds) in SETS.items():
-            clips = [Clip(str(i), torch.randn(int(seconds * RATE)) * 0.1) for i in range(count)]
-            runs = {
-                "featcache, one call": lambda clips=clips: extractor.extract(clips),
-                "featcache, clip by clip": lambda clips=clips: [extractor.extract([clip])[0] for clip in clips],
-            }
-            for name, function in others.items():
-                runs[name] = lambda clips=clips, function=function: [function(clip.waveform) for clip in clips]
-            best = fastest(runs, arguments.rounds)
-            ours = torch.cat(extractor.extract(clips))
-            for name, taken in best.items():
-                difference = (torch.cat(runs[name]()) - ours).abs().max()
-                print(
-                    f"{name:28}{f'{count} x {length}':>14}{count * seconds / taken:13.0f}"
-                    f"{best['torchaudio'] / taken:14.2f}{difference:16.1e}"
-                )
-            print()
-        if arguments.profile:
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-                extractor.extract(clips)
-            print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=12))
-
-
-def fastest(runs, rounds):
-    best = dict.fromkeys(runs, float("inf"))
-    for _ in range(rounds):
-        for name, run in runs.items():
-            started = perf_counter()
-            run()
-            best[name] = min(best[name], perf_counter() - started)
-    return best
+    extractor = load_config("fbank80").build(torch.device("cpu"))
+    others = available(PEERS)
+    print(f"torch {torch.__version__}, torchaudio {torchaudio.__version__}, 1 thread, best of {asked.rounds}")
+    for length, (count, seconds) in SETS.items():
+        clips = [Clip(str(i), torch.randn(int(seconds * RATE)) * 0.1) for i in range(count)]
+        runs = {
+            "featcache, one call": lambda clips=clips: extractor.extract(clips),
+            "featcache, clip by clip": lambda clips=clips: [extractor.extract([clip])[0] for clip in clips],
+        }
+        for name, function in others.items():
+            runs[name] = lambda clips=clips, function=function: [function(clip.waveform) for clip in clips]
+        turns = quick_turns(runs, asked.rounds, 1)
+        ours, reference = torch.cat(extractor.extract(clips)), turns.best("torchaudio")
+        rows = [
+            (name, f"{count * seconds / turns.best(name):.0f}", f"{reference / turns.best(name):.2f}",
+             f"{(torch.cat(runs[name]()) - ours).abs().max():.1e}")
+            for name in runs
+        ]  # fmt: skip
+        print(columns([f"{count} × {length}", "× real time", "torchaudio =", "max difference"], *rows))
+    if asked.profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            extractor.extract(clips)
+        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=12))
 
 
 def by_torchaudio():
@@ -97,15 +79,6 @@ def by_native():
 
 
 PEERS = {"torchaudio": by_torchaudio, "lhotse": by_lhotse, "kaldi-native-fbank": by_native}
-
-
-def importable(make):
-    try:
-        make()
-    except ImportError as error:
-        print(f"left out: {error}")
-        return False
-    return True
 
 
 if __name__ == "__main__":

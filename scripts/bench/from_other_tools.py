@@ -13,7 +13,6 @@ ratios within a round. Megabytes are those of all files that a tool has written.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import json
@@ -24,6 +23,9 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+
+from corpus import make_corpus
+from harness import KEPT, columns, median, options, present, remark, timed
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-other-tools.md"
 STEPS = ("extract", "train")
@@ -39,8 +41,6 @@ def blocks_by_tool() -> dict[str, list[str]]:
 
 def run_blocks(tool: str, rows: list[dict[str, str]], folder: Path) -> dict:
     """Run a tool's blocks in an empty folder."""
-    from clock import timed
-
     folder.mkdir()
     with (folder / "train.csv").open("w", newline="") as file:
         table = csv.writer(file)
@@ -81,13 +81,10 @@ def measure(manifest: Path, rounds: int) -> dict[str, list[dict]]:
     return spent
 
 
-def show(spent: dict[str, list[dict]], audio: float, utterances: int) -> None:
-    from clock import median, remark
-
+def show(result: dict) -> str:
+    spent, utterances = result["spent"], result["utterances"]
     ours = spent["featcache"]
-    print(f"{audio / 3600:.2f} h in {utterances:,} files; one core, CPU seconds, best of {len(ours)} rounds\n")
-    print("| | extract, × real time | featcache is | train, utterances/s | featcache is | on disk |")
-    print("|---|---|---|---|---|---|")
+    rows = []
     for tool, rounds in spent.items():
         extract, train = (min(found[step]["cpu_seconds"] for found in rounds) for step in STEPS)
         times = [
@@ -96,39 +93,30 @@ def show(spent: dict[str, list[dict]], audio: float, utterances: int) -> None:
             )
             for step in STEPS
         ]
-        print(
-            f"| {tool} | {audio / extract:,.0f} | {times[0]:.1f} × | {utterances * EPOCHS / train:,.0f} | "
-            f"{times[1]:.1f} × | {rounds[0]['bytes'] / 1e6:,.0f} MB |"
-        )
-    for step in STEPS:
-        best = {tool: min(found[step]["seconds"] for found in rounds) for tool, rounds in spent.items()}
-        print(f"{step}, by the clock: " + ", ".join(f"{tool} {seconds:.2f} s" for tool, seconds in best.items()))
-    print(remark(max(found[step]["others"] for rounds in spent.values() for found in rounds for step in STEPS)))
+        speeds = f"{result['audio_seconds'] / extract:,.0f}", f"{utterances * EPOCHS / train:,.0f}"
+        clock = (f"{min(found[step]['seconds'] for found in rounds):.2f} s" for step in STEPS)
+        size = f"{rounds[0]['bytes'] / 1e6:,.0f} MB"
+        rows.append((tool, speeds[0], f"{times[0]:.1f} ×", speeds[1], f"{times[1]:.1f} ×", size, *clock))
+    head = ["", "extract, × real time", "featcache is", "train, utterances/s", "featcache is", "on disk"]
+    others = max(found[step]["others"] for rounds in spent.values() for found in rounds for step in STEPS)
+    about = (
+        f"{result['audio_seconds'] / 3600:.2f} h in {utterances:,} files; one core, CPU seconds, best of {len(ours)}"
+    )
+    table = columns([*head, *(f"{step}, by the clock" for step in STEPS)], *rows, markdown=True)
+    return f"{about} rounds\n{table}\n{remark(others)}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "featcache-corpora"))
-    parser.add_argument("--hours", type=float, default=0.7)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--tool", help=argparse.SUPPRESS)
-    parser.add_argument("--manifest", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.tool:
-        one_tool(asked.tool, asked.manifest)
-        return
-    from corpus import make_corpus
-
+    if sys.argv[1:2] == ["--tool"]:
+        return one_tool(sys.argv[2], Path(sys.argv[4]))
+    asked = options(__doc__, folder=KEPT, hours=0.7, rounds=3)
     asked.folder.mkdir(parents=True, exist_ok=True)
     manifest = make_corpus(asked.folder, "long", hours=asked.hours)
     with manifest.open(newline="") as file:
         seconds = [float(row["duration"]) for row in csv.DictReader(file)]
     spent = measure(manifest, asked.rounds)
-    if asked.json:
-        print(json.dumps({"audio_seconds": sum(seconds), "utterances": len(seconds), "spent": spent}, indent=2))
-    else:
-        show(spent, sum(seconds), len(seconds))
+    present({"audio_seconds": sum(seconds), "utterances": len(seconds), "spent": spent}, show, asked)
+    return None
 
 
 if __name__ == "__main__":

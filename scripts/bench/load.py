@@ -1,7 +1,7 @@
 """How fast training reads: shuffled batches of padded fbank features, from featcache and from what others use.
 
     pip install '.[extract,bench]'
-    python scripts/bench/load.py [--utterances 3000] [--seconds 1] [--rounds 4] [--json]
+    python scripts/bench/load.py [--utterances 3000] [--seconds 1] [--rounds 4] [--folder FOLDER] [--json]
 
 The utterances are 16 kB a second, float16 [frames, 80], with the lengths of LibriSpeech's (12.3 s on average), or with
 --seconds of so many, to a tenth. The same ones quantised are in another version, for the line that says uint8.
@@ -18,24 +18,30 @@ pad_sequence is slower. For Hugging Face datasets, Array2D is what its documenta
 with_format converts to float32 unless told otherwise. A flat list, told so and reshaped by hand, is its fastest:
 a slice of a memory map.
 
-Seen on 2 shared cores, Python 3.11, torch 2.11, numpy 2.4, in one run: the limit 42,500 utterances/s (8.6 GB/s) with
-one buffer and 36,100 with three; featcache.DataLoader 41,000/s, 0.96 of the first and 1.14 of the second. That is
-5.9 × one .npy each, 31 × zarr-python, 33 × Lhotse, and of HF datasets 17 × (Array2D, numpy), 12 × (Array2D, torch),
-7.2 × (Array2D, numpy float16) and 2.7 × (flat list). In torch's DataLoader 0.80 of the limit, with 2 workers 0.10.
-Opening 10^6 utterances took 10 ms. With --seconds 1 a batch is 1 MB, and what is done in Python for each counts: of
-the limit, cache.batch 0.95, featcache.DataLoader 0.53, since threads hand each batch over, and in torch's 0.68.
+Seen on 2 shared cores, Python 3.11, torch 2.11, numpy 2.4, in one run: the limit 48,800 utterances/s (9.8 GB/s) with
+one buffer and 34,200 with three; featcache.DataLoader 41,200/s, 0.84 of the first and 1.21 of the second. That is
+7.5 × one .npy each, 36 × zarr-python, 35 × Lhotse, and of HF datasets 21 × (Array2D, numpy), 14 × (Array2D, torch),
+9.1 × (Array2D, numpy float16) and 2.9 × (flat list). In torch's DataLoader 0.59 of the limit, with 2 workers 0.08.
+With --seconds 1 a batch is 1 MB, and what is done in Python for each counts: of
+the limit, cache.batch 0.77, featcache.DataLoader 0.45, since threads hand each batch over, and in torch's 0.54.
+
+Cold means that no byte of the features is in the page cache before each round, on the disk that holds --folder;
+"without asking ahead" is what the kernel's own readahead makes of it. On another day, on a virtual disk: mapped 45,300,
+copies in memory (ram=) 43,300; cold 7,100, without asking ahead 1,340.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import pickle
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -43,43 +49,35 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from corpus import KINDS
+from harness import available, columns, forget, in_child, options, present, private_bytes
+from made_up import BINS, make_features, make_version
 from torch.utils.data import DataLoader
 
 import featcache
-from featcache.manifest import Utterance
-from featcache.quantize import quantize, stored_spec
-from featcache.spec import QUANTIZATION, FeatureSpec
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import Version
-from featcache.store.version_info import VersionInfo
+from featcache.storage.maps import Readahead
 
-BINS, BATCH, PEERS_HOLD = 80, 64, 1000
+BATCH, PEERS_HOLD = 64, 1000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--utterances", type=int, default=3000)
-    parser.add_argument("--seconds", type=float, help="of each utterance; by default as LibriSpeech's")
-    parser.add_argument("--open", type=int, default=1_000_000, help="utterances of the version that is opened")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    asked = options(
+        __doc__,
+        utterances=3000,
+        seconds=(float, "of each utterance; by default as LibriSpeech's"),
+        rounds=4,
+        folder=(Path, "on the disk that is to be cold"),
+    )
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name:
-        result = measure(Path(name), arguments)
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-    else:
-        show(result)
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        present(measure(Path(name), asked), show, asked)
 
 
-def measure(folder: Path, arguments: argparse.Namespace) -> dict:
-    utterances = make_features(arguments.utterances, arguments.seconds)
+def measure(folder: Path, asked: argparse.Namespace) -> dict:
+    utterances = make_features(asked.utterances, asked.seconds)
     make_version(folder / "features", utterances)
     make_version(folder / "quantized", utterances, quantized=True)
     np.concatenate(utterances).tofile(folder / "flat.bin")
+    speeds = in_child(cold_speeds, folder / "features", asked.rounds)
     cache = featcache.open(folder / "features")
     batches = shuffled(len(utterances), 80)
     added = memory_of_a_worker(cache, batches)
@@ -87,84 +85,43 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict:
     few = shuffled(min(PEERS_HOLD, len(utterances)), 20)
     runs = ours(cache, folder / "flat.bin", batches)
     runs[BATCH_QUANTIZED] = partial(map, featcache.open(folder / "quantized").batch, batches)
-    for name, peer in make_peers(folder, utterances[:PEERS_HOLD]).items():
+    runs[BATCH_COPIES] = partial(map, copies_in_memory(folder / "features").batch, batches)
+    for name, peer in available(PEERS, folder, utterances[:PEERS_HOLD]).items():
         for workers in (0, 2):
             runs[f"{name}, {workers} workers"] = partial(load, peer, few, peer.collate, workers)
-    speed = dict.fromkeys(runs, 0.0)
-    for _ in range(arguments.rounds):
-        for name, run in runs.items():
-            for _ in range(1 if name.endswith("workers") else 3):
-                speed[name] = max(speed[name], steady_speed(run()))
-
+    speeds |= best_speeds(runs, asked.rounds)
     return {
         "utterances": len(utterances),
         "bytes": int(cache.lengths.sum()) * BINS * 2,
-        "utterances_per_second": speed,
+        "utterances_per_second": speeds,
         "worker_adds_bytes": added,
-        "open": measure_open(folder / "large", arguments.open),
     }
 
 
-def show(result: dict) -> None:
+def show(result: dict) -> str:
     speed = result["utterances_per_second"]
-    print(f"{result['utterances']:,} utterances, {result['bytes'] / 1e6:,.0f} MB; {os.cpu_count()} cores")
-    print(f"torch {torch.__version__}, numpy {np.__version__}, Python {sys.version.split()[0]}\n")
-    print(f"{'':40}{'utterances/s':>14}{'GB/s':>8}{'of the limit':>14}")
     num_bytes = result["bytes"] / result["utterances"]
-    for name in OURS:
-        print(f"{name:40}{speed[name]:14,.0f}{speed[name] * num_bytes / 1e9:8.2f}{speed[name] / speed[LIMIT]:14.2f}")
-    print(f"\n{'':40}{'utterances/s':>14}{'GB/s':>8}{'featcache':>14}")
+
+    def line(name: str, value: float, compared: str) -> tuple[str, ...]:
+        return name, f"{value:,.0f}", f"{value * num_bytes / 1e9:.2f}", compared
+
+    lines = [line(name, speed[name], f"{speed[name] / speed[LIMIT]:.2f} of it") for name in OURS]
     for name in PEERS:
         found = {workers: speed.get(f"{name}, {workers} workers", 0.0) for workers in (0, 2)}
         workers = max(found, key=found.__getitem__)
         if value := found[workers]:
-            times = f"{speed[LOADER] / value:.1f} ×"
-            print(f"{f'{name}, {workers} workers':40}{value:14,.0f}{value * num_bytes / 1e9:8.2f}{times:>14}")
-    opened = result["open"]
-    print(f"\nopening {opened['utterances']:,} utterances: {opened['seconds'] * 1e3:.1f} ms")
-    print(f"… the first time, when the index is built: {opened['first_seconds'] * 1e3:,.0f} ms")
-    for method, added in result["worker_adds_bytes"].items():
-        print(f"memory of its own that a {method} worker has, all batches read: {added / 1e6:.1f} MB")
-
-
-# What is read
-
-
-def make_features(count: int, mean_seconds: float | None = None) -> list[np.ndarray]:
-    """Arrays float16 [frames, 80] that are about as smooth as log mel energies."""
-    random = np.random.default_rng(0)
-    noise = random.standard_normal((20_000, BINS), np.float32)
-    pool = np.cumsum(noise, 0)
-    pool = ((pool[50:] - pool[:-50]) / 5 + 8).astype(np.float16)
-    seconds = KINDS["long"].lengths(random)
-    if mean_seconds is not None:
-        seconds = iter(mean_seconds * random.uniform(0.9, 1.1, count))
-    cuts = ((int(next(seconds) * 100) - 2, int(random.integers(len(pool)))) for _ in range(count))
-    return [np.take(pool, np.arange(start, start + length), axis=0, mode="wrap") for length, start in cuts]
-
-
-def make_version(
-    cache: Path, utterances: list[np.ndarray], items_per_shard: int = 500, quantized: bool = False
-) -> Version:
-    first = utterances[0]
-    spec = FeatureSpec(first.shape[1:], first.dtype.name, 100.0, 400, 16000, "made up")
-    if quantized:
-        spec = stored_spec(spec, "uint8")
-    version = Version.create(cache, VersionInfo("made-up", "ab" * 32, {"name": "made-up"}, spec, {}))
-    for row in range(0, len(utterances), items_per_shard):
-        shard = utterances[row : row + items_per_shard]
-        items = [
-            Item.of(Utterance(id=f"speaker{n % 997:03}-{n:08}", path=f"{n}.wav"), len(array) * 160 + 240, (0, 0, 16000))
-            for n, array in enumerate(shard, row)
+            lines.append(line(f"{name}, {workers} workers", value, f"1 / {speed[LOADER] / value:.1f}"))
+    versions = f"torch {torch.__version__}, numpy {np.__version__}, Python {sys.version.split()[0]}"
+    return "\n".join(
+        [
+            f"{result['utterances']:,} utterances, {result['bytes'] / 1e6:,.0f} MB; {os.cpu_count()} cores; {versions}",
+            columns(["", "utterances/s", "GB/s", "the limit, or featcache"], *lines),
+            *(
+                f"memory of its own that a {method} worker has, all batches read: {added / 1e6:.1f} MB"
+                for method, added in result["worker_adds_bytes"].items()
+            ),
         ]
-        stored, lengths, side = np.concatenate(shard), [len(array) for array in shard], {}
-        if quantized:
-            levels, parameters = quantize(torch.from_numpy(stored), lengths)
-            stored, side = levels.numpy(), {QUANTIZATION: (parameters.numpy(), [1] * len(shard))}
-        writer = ShardWriter(version.work_folder("made-up"), spec)
-        writer.append(items, stored, lengths, side)
-        writer.commit(version.path / "shards", sample_rate=16000, row=row, supersedes={}, made_by={})
-    return version
+    )
 
 
 def shuffled(count: int, batches: int) -> list[list[int]]:
@@ -178,11 +135,10 @@ def shuffled(count: int, batches: int) -> list[list[int]]:
 
 LIMIT_NEW, LIMIT, LIMIT_THREE = "numpy memmap, new arrays", "numpy memmap, one buffer", "numpy memmap, three buffers"
 BATCH_NEW, BATCH_CHECKED, BATCH_REUSED = "cache.batch", "cache.batch, check=True", "cache.batch, reused buffer"
-BATCH_QUANTIZED = "cache.batch, uint8 to float32"
+BATCH_QUANTIZED, BATCH_COPIES = "cache.batch, uint8 to float32", "cache.batch, copies in memory"
+BATCH_COLD, BATCH_UNASKED = "cache.batch, cold", "cache.batch, cold, without asking ahead"
 LOADER, LOADER_FLOAT = "featcache.DataLoader", "featcache.DataLoader, to float32"
 LOADER_TORCH, LOADER_WORKERS = "featcache in torch's, 0 workers", "featcache in torch's, 2 workers"
-
-
 OURS = (
     LIMIT,
     LIMIT_THREE,
@@ -195,6 +151,9 @@ OURS = (
     BATCH_NEW,
     BATCH_CHECKED,
     BATCH_QUANTIZED,
+    BATCH_COPIES,
+    BATCH_COLD,
+    BATCH_UNASKED,
 )
 
 
@@ -326,16 +285,6 @@ PEERS = {
 }
 
 
-def make_peers(folder: Path, utterances: list[np.ndarray]) -> dict:
-    peers = {}
-    for name, make in PEERS.items():
-        try:
-            peers[name] = make(folder, utterances)
-        except ImportError as error:
-            print(f"{name}: left out: {error}", file=sys.stderr)
-    return peers
-
-
 # How it is measured
 
 
@@ -343,13 +292,50 @@ def load(dataset, batches: list[list[int]], collate: Callable, workers: int) -> 
     return DataLoader(dataset, batch_sampler=batches, collate_fn=collate, num_workers=workers)
 
 
-def steady_speed(batches: Iterable) -> float:
-    """Utterances per second from the first batch on: workers are then running."""
-    batches = iter(batches)
-    next(batches)
-    start = perf_counter()
-    count = sum(len(batch["ids"] if isinstance(batch, dict) else batch[0]) for batch in batches)
-    return count / (perf_counter() - start)
+def best_speeds(runs: dict[str, Callable[[], Iterable]], rounds: int) -> dict[str, float]:
+    """Utterances per second from the first batch on, when workers are running: the best of rounds in turns."""
+
+    def speed(batches: Iterable) -> float:
+        batches = iter(batches)
+        next(batches)
+        start = perf_counter()
+        count = sum(len(batch["ids"] if isinstance(batch, dict) else batch[0]) for batch in batches)
+        return count / (perf_counter() - start)
+
+    best = dict.fromkeys(runs, 0.0)
+    for _ in range(rounds):
+        for name, run in runs.items():
+            for _ in range(1 if name.endswith("workers") else 3):
+                best[name] = max(best[name], speed(run()))
+    return best
+
+
+def copies_in_memory(folder: Path) -> featcache.Cache:
+    """A cache that has been copied into memory."""
+    cache = featcache.open(folder, ram="8GB")
+    for _ in cache.values():
+        pass
+    while any(thread.name == "featcache-copies" for thread in threading.enumerate()):
+        time.sleep(0.1)
+    return cache
+
+
+class NoReadahead(Readahead):
+    def over(self, arrays: object) -> nullcontext[None]:
+        return nullcontext()
+
+
+def cold_speeds(folder: Path, rounds: int) -> dict[str, float]:
+    """Of batches whose features are on the disk alone: in a process of its own, as what it maps stays in memory."""
+
+    def cold(ask: bool) -> Iterable:
+        forget(folder.glob("*/shards/*/features/c/0/0"))
+        cache = featcache.open(folder)
+        if not ask:
+            cache._shards._readahead = NoReadahead()
+        return map(cache.batch, shuffled(len(cache), 10))
+
+    return best_speeds({BATCH_COLD: partial(cold, True), BATCH_UNASKED: partial(cold, False)}, rounds)
 
 
 def memory_of_a_worker(cache: featcache.Cache, batches: list[list[int]]) -> dict[str, int]:
@@ -358,44 +344,16 @@ def memory_of_a_worker(cache: featcache.Cache, batches: list[list[int]]) -> dict
     Not the features: mapped files are the page cache's, though `top` counts what a process has seen of them.
     """
     pickled = pickle.dumps(cache)
-    return {
-        "forked": in_a_fork(lambda: cache, batches),
-        "spawned": in_a_fork(lambda: pickle.loads(pickled), batches),
-    }
 
-
-def in_a_fork(get: Callable[[], featcache.Cache], batches: list[list[int]]) -> int:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
+    def added(get: Callable[[], featcache.Cache]) -> int:
         room = torch.from_numpy(np.ones(BATCH * 4000 * BINS, np.float16))  # torch's threads do not survive a fork
         before = private_bytes()
         cache = get()
         for rows in batches:
             cache.batch(rows, out=room)
-        os.write(writer, str(private_bytes() - before).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    added = int(os.read(reader, 100))
-    os.close(reader)
-    os.close(writer)
-    return added
+        return private_bytes() - before
 
-
-def private_bytes() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:"))
-
-
-def measure_open(folder: Path, count: int) -> dict:
-    frames = np.zeros((2, 8), np.uint16)
-    make_version(folder, [frames] * count, items_per_shard=50_000)
-    seconds = []
-    for _ in range(6):
-        start = perf_counter()
-        featcache.open(folder)
-        seconds.append(perf_counter() - start)
-    return {"utterances": count, "seconds": min(seconds), "first_seconds": seconds[0]}
+    return {"forked": in_child(added, lambda: cache), "spawned": in_child(added, lambda: pickle.loads(pickled))}
 
 
 if __name__ == "__main__":

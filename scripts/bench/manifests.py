@@ -7,13 +7,13 @@ the rounds counts. Seconds are those of the process on a core, so that others on
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from harness import options, take_turns
 
 from featcache.manifest import read_manifest
 
@@ -59,33 +59,24 @@ _WRITERS = {name: write for name, write in WRITERS.items() if name not in ("fold
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("formats", nargs="*", metavar="FORMAT", help=f"some of {', '.join(_WRITERS)}; default: all")
-    options = parser.parse_args()
-    if unknown := set(options.formats) - _WRITERS.keys():
-        parser.error(f"there is no {', '.join(sorted(unknown))}: choose some of {', '.join(_WRITERS)}")
+    asked = options(__doc__, rows=1_000_000, rounds=2, formats=([""], f"some of {', '.join(_WRITERS)}; default: all"))
     clips = [
         Clip(f"audio/{number % 1000:03d}/{number:07d}.flac", 12_000 + number % 9000, f"what was said {number}", "anna")
-        for number in range(options.rows)
+        for number in range(asked.rows)
     ]
-    print(f"{options.rows:,} rows, seconds on a core")
+    print(f"{asked.rows:,} rows, seconds on a core")
     with tempfile.TemporaryDirectory() as folder:
         csv = _table("csv", ",")(Path(folder), clips)
-        for name in options.formats or _WRITERS:
+        for name in [name for name in asked.formats if name] or _WRITERS:
             with tempfile.TemporaryDirectory(dir=folder) as top:
                 written = _WRITERS[name](Path(top), clips)
-                ours, theirs = zip(*[(_read(csv), _read(written)) for _ in range(options.rounds)], strict=True)
-            print(
-                f"{name:20} {min(theirs):6.2f}  csv {min(ours):6.2f}  ratio {min(theirs) / min(ours):5.2f}", flush=True
-            )
+                turns = take_turns({"csv": lambda: _read(csv), "it": lambda it=written: _read(it)}, asked.rounds)
+            ours, theirs = (turns.best(which, "cpu_seconds") for which in ("csv", "it"))
+            print(f"{name:20} {theirs:6.2f}  csv {ours:6.2f}  ratio {theirs / ours:5.2f}", flush=True)
 
 
-def _read(written: Written) -> float:
-    begin = time.process_time()
+def _read(written: Written) -> None:
     read_manifest(written.manifest, values=written.values, format=written.format)
-    return time.process_time() - begin
 
 
 if __name__ == "__main__":

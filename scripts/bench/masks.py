@@ -23,16 +23,13 @@ to the left: featcache 95 µs, 4 µs where it is kept; the loop over steps 90 ×
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import torch
-from clock import median, remark, timed, undisturbed
-from pictures import pyplot_for
+from harness import columns, options, present, pyplot_for, quick_turns, remark
 from torch import Tensor
 
 from featcache import masks
@@ -109,97 +106,81 @@ SETS_MASKED = {TWO, ALL}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chunk-size", type=int, default=16)
-    parser.add_argument("--left-chunks", type=int, default=4, help="-1 for all")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--cold", action="store_true", help="write 64 MB of other memory before each call")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--png", type=Path, default=Path("bench_masks.png"))
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    asked = options(
+        __doc__,
+        chunk_size=16,
+        left_chunks=(4, "-1 for all"),
+        device="cpu",
+        cold=(False, "write 64 MB of other memory before each call"),
+        rounds=15,
+        png=Path("bench_masks.png"),
+    )
     torch.set_num_threads(1)
     keep_freed_memory()
-    left = None if arguments.left_chunks < 0 else arguments.left_chunks
-    grid = [(num_frames, arguments.chunk_size, left) for num_frames in FRAMES]
-    grid += [(AT, size, left) for size in CHUNK_SIZES for left in (None, arguments.left_chunks)]
-    options = arguments.device, arguments.rounds, arguments.cold
-    results = [measure(*shape, *options) for shape in dict.fromkeys(grid)]
-    if arguments.json:
-        print(json.dumps(results, indent=2))
-    else:
-        show(results, arguments)
-    draw(results[: len(FRAMES)], arguments.png)
+    left = None if asked.left_chunks < 0 else asked.left_chunks
+    grid = [(num_frames, asked.chunk_size, left) for num_frames in FRAMES]
+    grid += [(AT, size, left) for size in CHUNK_SIZES for left in (None, asked.left_chunks)]
+    results = [measure(*shape, asked) for shape in dict.fromkeys(grid)]
+    present(results, partial(show, asked), asked)
+    draw(results[: len(FRAMES)], asked.png)
 
 
-def measure(num_frames: int, chunk_size: int, left: int | None, device: torch.device, rounds: int, cold: bool) -> dict:
+def measure(num_frames: int, chunk_size: int, left: int | None, asked: argparse.Namespace) -> dict:
     """Median seconds of each, and how many times as fast `featcache` is, in one round; all have the same values."""
+    device = torch.device(asked.device)
     expected = loop_over_steps(num_frames, chunk_size, left, device)
     for name, run in RUNS.items():
         values = run(num_frames, chunk_size, left, device)
         assert torch.equal(~values if name in SETS_MASKED else values, expected), name
 
-    def take_turns() -> None:
-        seconds.clear()
-        seconds.update({name: [] for name in RUNS})
-        for _ in range(rounds):
-            for name, run in RUNS.items():
-                best = math.inf
-                for _ in range(5):
-                    if name == MADE:
-                        masks._shared = masks._SharedMasks(masks._SHARED_BYTES)
-                    if cold:
-                        OTHER_MEMORY.add_(1)
-                    settle(device)
-                    started = perf_counter()
-                    mask = run(num_frames, chunk_size, left, device)
-                    settle(device)
-                    best = min(best, perf_counter() - started)
-                    del mask
-                seconds[name].append(best)
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
-    seconds: dict[str, list[float]] = {}
-    measured = undisturbed(lambda: timed(take_turns))
+    def prepare(name: str) -> None:
+        if name == MADE:
+            masks._shared = masks._SharedMasks(masks._SHARED_BYTES)
+        if asked.cold:
+            OTHER_MEMORY.add_(1)
+        settle()
+
+    def call(run: Mask) -> Tensor:
+        mask = run(num_frames, chunk_size, left, device)
+        settle()
+        return mask
+
+    turns = quick_turns({name: partial(call, run) for name, run in RUNS.items()}, asked.rounds, 5, prepare)
     return {
         "frames": num_frames,
         "chunk_size": chunk_size,
         "left_chunks": left,
-        "seconds": {name: median(values) for name, values in seconds.items()},
-        "ratio": {
-            name: median([its / made for its, made in zip(values, seconds[MADE], strict=True)])
-            for name, values in seconds.items()
-        },
-        "others": measured.others,
+        "seconds": {name: turns.median(name) for name in RUNS},
+        "ratio": {name: turns.ratio(name, MADE) for name in RUNS},
+        "others": turns.others,
     }
 
 
-def settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def show(results: list[dict], arguments: argparse.Namespace) -> None:
+def show(asked: argparse.Namespace, results: list[dict]) -> str:
     by_frames, by_chunk_size = results[: len(FRAMES)], [result for result in results if result["frames"] == AT]
-    left = "all" if arguments.left_chunks < 0 else arguments.left_chunks
-    state = ", cold" if arguments.cold else ""
-    print(f"{arguments.device}, torch {torch.__version__}, Python {sys.version.split()[0]}, 1 thread{state}\n")
-    print(f"chunks of {arguments.chunk_size} frames, {left} to the left: µs, and × featcache")
-    print(f"{'frames':34}" + "".join(f"{result['frames']:>18,}" for result in by_frames))
-    for name in RUNS:
-        cells = (f"{result['seconds'][name] * 1e6:,.0f} {result['ratio'][name]:8.2f} ×" for result in by_frames)
-        print(f"{name:34}" + "".join(f"{cell:>18}" for cell in cells))
-    print(f"\n{AT:,} frames: times as fast as the loop over chunks, its two passes and one")
-    by_chunk_size.sort(key=lambda result: (result["chunk_size"], result["left_chunks"] is not None))
-    for result in by_chunk_size:
-        context = "all" if result["left_chunks"] is None else result["left_chunks"]
-        title = f"chunks of {result['chunk_size']}, {context} to the left"
-        print(f"{title:34}{result['ratio'][TWO]:16.1f} ×{result['ratio'][ONE]:16.1f} ×")
-    if disturbed := remark(max(result["others"] for result in results)):
-        print(f"\n{disturbed}")
+    rows = [
+        (name, *(f"{found['seconds'][name] * 1e6:,.0f}  {found['ratio'][name]:.2f} ×" for found in by_frames))
+        for name in RUNS
+    ]
+    by_chunk_size.sort(key=lambda found: (found["chunk_size"], found["left_chunks"] is not None))
+    chunks = [(title_of(found), *(f"{found['ratio'][name]:.1f} ×" for name in (TWO, ONE))) for found in by_chunk_size]
+    return "\n".join(
+        [
+            f"{asked.device}, torch {torch.__version__}, 1 thread{', cold' * asked.cold}",
+            f"{title_of(by_frames[0])}: µs, and × featcache",
+            columns(["frames", *(f"{found['frames']:,}" for found in by_frames)], *rows),
+            columns([f"{AT:,} frames: times as fast as the loop over chunks", "two passes", "one"], *chunks),
+            remark(max(found["others"] for found in results)),
+        ]
+    )
 
 
 def draw(results: list[dict], path: Path) -> None:
-    """The times over the frames, as a PNG; without matplotlib, say how to get it."""
+    """The times over the frames, as a PNG."""
     if (pyplot := pyplot_for(path)) is None:
         return
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
@@ -207,9 +188,7 @@ def draw(results: list[dict], path: Path) -> None:
     for name in RUNS:
         axes.loglog(frames, [result["seconds"][name] * 1e6 for result in results], "o-", label=name)
     axes.set_xticks(frames, [f"{number:,}" for number in frames])
-    axes.minorticks_off()
     axes.set(xlabel="frames", ylabel="µs for a mask", title=f"Chunked attention masks, {title_of(results[0])}")
-    axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper")
     figure.savefig(path, dpi=150)
     print(f"\n{path}", file=sys.stderr)

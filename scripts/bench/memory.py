@@ -10,9 +10,7 @@ quarters of its time and at its end.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import shutil
 import subprocess
 import sys
@@ -22,14 +20,13 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 import soundfile
-from clock import CORES
 from corpus import make_corpus
+from harness import KEPT, columns, options, present, status_bytes
 
 from featcache.config import load_config
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
-ROWS = (100_000, 1_000_000)
 FILES, SECONDS, RATE = 64, 0.1, 16000
 
 
@@ -51,20 +48,14 @@ def watch(command: list[str]) -> Watched:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     resident, peak = [0], 0
     while process.poll() is None:
-        fields = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
-        if "VmHWM" in fields:  # it is gone in a process that has just ended
-            resident.append(_bytes(fields["VmRSS"]))
-            peak = max(peak, _bytes(fields["VmHWM"]))
+        if size := status_bytes("VmRSS", process.pid):  # it has none when it has just ended
+            resident.append(size)
+            peak = max(peak, status_bytes("VmHWM", process.pid))
         sleep(0.05)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
     quarters = [resident[(len(resident) - 1) * quarter // 4] for quarter in (1, 2, 3, 4)]
     return Watched(perf_counter() - start, peak, quarters)
-
-
-def _bytes(field: str) -> int:
-    """What a line of /proc/*/status says: `  1234 kB`."""
-    return int(field.split()[0]) * 1024
 
 
 def make_manifest(folder: Path, rows: int) -> Path:
@@ -112,35 +103,26 @@ def measure(folder: Path, rows: int, threads: int) -> dict:
     }
 
 
-def report(folder: Path, counts: tuple[int, ...], threads: int, as_json: bool) -> None:
-    """Measure manifests of so many rows, and print what came of it."""
-    torch_alone = max(watch([sys.executable, "-c", "import torch, time; time.sleep(0.5)"]).peak for _ in range(2))
-    results = [measure(folder, rows, threads) for rows in counts]
-    if as_json:
-        print(json.dumps({"torch_bytes": torch_alone, "threads": threads, "manifests": results}, indent=2))
-        return
-    print(f"{SECONDS} s clips, {threads} threads, {CORES} cores; import torch takes {torch_alone / 1e6:,.0f} MB\n")
-    heads = "".join(f"{head:>10}" for head in ("peak", "at 1/4", "1/2", "3/4", "the end"))
-    print(f"{'MB beyond torch':36}{'seconds':>9}{heads}")
-    for result in results:
-        rows = f"{result['rows']:,} rows"
-        for name, part in ((f"{rows}: extract", result["extract"]), (f"{rows}: nothing to do", result["again"])):
-            memory = "".join(f"{(size - torch_alone) / 1e6:10,.0f}" for size in (part["peak"], *part["quarters"]))
-            print(f"{name:36}{part['seconds']:9.1f}{memory}")
-        print(f"{rows + ': reading the manifest':36}{result['reading_seconds']:9.2f}")
-        print(f"{rows + ': planning':36}{result['planning_seconds']:9.2f}")
-        print(f"{rows + ': a clip takes':36}{result['extract']['seconds'] / result['rows'] * 1e6:9.0f} µs\n")
+def show(result: dict) -> str:
+    rows = []
+    for found in result["manifests"]:
+        name = f"{found['rows']:,} rows"
+        for what, part in (("extract", found["extract"]), ("nothing to do", found["again"])):
+            sizes = (f"{(size - result['torch_bytes']) / 1e6:,.0f}" for size in (part["peak"], *part["quarters"]))
+            rows.append([f"{name}: {what}", f"{part['seconds']:.1f}", *sizes])
+        for what in ("reading", "planning"):
+            rows.append([f"{name}: {what}", f"{found[f'{what}_seconds']:.2f}", *[""] * 5])
+    head = ["MB beyond torch", "seconds", "peak", "at 1/4", "1/2", "3/4", "the end"]
+    about = f"{SECONDS} s clips, {result['threads']} threads; import torch takes {result['torch_bytes'] / 1e6:,.0f} MB"
+    return f"{about}\n{columns(head, *rows)}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "featcache-corpora"))
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    asked = options(__doc__, folder=KEPT, rows=[100_000, 1_000_000], threads=2)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    report(asked.folder, tuple(asked.rows), asked.threads, asked.json)
+    torch_alone = max(watch([sys.executable, "-c", "import torch, time; time.sleep(0.5)"]).peak for _ in range(2))
+    found = [measure(asked.folder, rows, asked.threads) for rows in asked.rows]
+    present({"torch_bytes": torch_alone, "threads": asked.threads, "manifests": found}, show, asked)
 
 
 if __name__ == "__main__":

@@ -40,25 +40,22 @@ more than it.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import soundfile
 import soxr
 import torch
-from clock import CORES, median, remark, timed, undisturbed
 from corpus import SPEECH, buzz, is_speech, speech_at, write_manifest
+from harness import CORES, KEPT, columns, median, options, present, pyplot_for, quick_turns, remark
 from numpy.typing import NDArray
-from pictures import pyplot_for
 from resample_quality import CLEAN_DB, RIPPLE_DB, Signal, is_clean, quality
 from tokenizing import make_weights
 
@@ -72,25 +69,21 @@ from featcache.manifest import read_manifest
 PAIRS = ((8000, 24000), (22050, 16000), (44100, 16000))
 SHORT, LONG = 0.43, 10.0  # seconds of a clip: of a spoken digit, of a sentence
 BATCH = 16  # clips that torchaudio gets at once
-TARGET_SHARE = 0.03  # of a tokenizer's run
 ENCODEC_RATE = 24000
 SHIPPED = "featcache"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A resampler for one pair of rates.
-
-    Attributes:
-        clips: Resamples float32 `[clips, samples]`, which may lie on a GPU; this is what is timed.
-        prepare: Makes the input of `clips` from a float32 array on the CPU.
-        back: Brings the output back to the CPU.
-    """
+    """A resampler for one pair of rates."""
 
     name: str
     clips: Callable
+    """Resamples float32 `[clips, samples]`, which may lie on a GPU; this is what is timed."""
     prepare: Callable = lambda clips: clips
+    """Makes the input of `clips` from a float32 array on the CPU."""
     back: Callable = lambda clips: clips
+    """Brings the output back to the CPU."""
 
     def __call__(self, samples: NDArray[np.floating]) -> Signal:
         """One clip."""
@@ -164,21 +157,12 @@ def compare(source: int, target: int, voice: NDArray[np.float32], device: torch.
     others = 0.0
     for key, seconds in (("long", LONG), ("short", SHORT)):
         clips = np.resize(voice, (BATCH, int(seconds * source)))
-        given = [resampler.prepare(clips) for resampler in found]
-        spent: list[list[float]] = []
-
-        def take_turns(given: list = given, spent: list = spent) -> None:
-            spent[:] = [[] for _ in found]
-            for number in range(rounds + 1):
-                for resampler, clips, its in zip(found, given, spent, strict=True):
-                    started = perf_counter()
-                    resampler.clips(clips)
-                    if number:  # the first round warms up
-                        its.append(perf_counter() - started)
-
-        others = max(others, undisturbed(lambda take_turns=take_turns: timed(take_turns)).others)
-        for result, its in zip(results, spent, strict=True):
-            result[key] = BATCH * seconds / median(its)
+        runs = {resampler.name: partial(resampler.clips, resampler.prepare(clips)) for resampler in found}
+        quick_turns(runs, 1, 1)  # which warms up
+        turns = quick_turns(runs, rounds, 1)
+        others = max(others, turns.others)
+        for result in results:
+            result[key] = BATCH * seconds / turns.median(result["name"])
     for result in results:
         result |= {"source": source, "target": target, "clean": is_clean(result), "others": others}
     return results
@@ -252,43 +236,40 @@ def mean_speed(results: list[dict], name: str, key: str) -> float:
     return math.exp(sum(map(math.log, speeds)) / len(speeds))
 
 
-def show(results: list[dict], of_runs: list[dict]) -> None:
-    import platform
-
-    print(f"{platform.machine()}, torch {torch.__version__}, soxr {soxr.__version__}, 1 thread\n")
-    header = (
-        f"{'':26}{f'× real time, {LONG:g} s':>19}{f'{SHORT:g} s':>9}{'speech':>9}{'noise':>9}{'sweep':>9}{'ripple':>12}"
-    )
-    header += f"{'flat to':>9}{'left over':>11}"
+def show(result: dict) -> str:
+    results = result["resamplers"]
+    head = [f"× real time, {LONG:g} s", f"{SHORT:g} s", *("speech", "noise", "sweep", "ripple", "flat to", "left over")]
+    lines = [f"torch {torch.__version__}, soxr {soxr.__version__}, 1 thread"]
     for source, target in PAIRS:
-        print(f"{source:,} to {target:,} Hz\n{header}")
-        for result in (each for each in results if (each["source"], each["target"]) == (source, target)):
-            print(
-                f"{result['name']:26}{result['long']:19,.0f}{result['short']:9,.0f}{result['speech_db']:6.0f} dB"
-                f"{result['noise_db']:6.0f} dB{result['sweep_db']:6.0f} dB{result['ripple_db']:9.4f} dB"
-                f"{result['flat_to']:9.2f}"
-                f"{result['left_over_db']:8.0f} dB{'  clean' if result['clean'] else ''}"
-            )
-        print()
+        rows = [
+            (each["name"], *(f"{each[key]:,.0f}" for key in ("long", "short")),
+             *(f"{each[f'{what}_db']:.0f} dB" for what in ("speech", "noise", "sweep")),
+             f"{each['ripple_db']:.4f} dB", f"{each['flat_to']:.2f}", f"{each['left_over_db']:.0f} dB",
+             "clean" * each["clean"])
+            for each in of_pair(results, source, target)
+        ]  # fmt: skip
+        lines.append(columns([f"{source:,} to {target:,} Hz", *head, ""], *rows))
     for key, seconds in (("long", LONG), ("short", SHORT)):
         name = fastest_clean(results)[key]
         ratio = mean_speed(results, SHIPPED, key) / mean_speed(results, name, key)
-        print(f"clips of {seconds:g} s: the fastest that is clean is {name}; featcache has {ratio:.2f} of its speed")
-    for result in of_runs:
-        line = f"{result['share']:7.2%} of {result['extractor']}, {result['source']:,} to {result['target']:,} Hz"
-        target = f"; under {TARGET_SHARE:.0%} is wanted" if result["extractor"] == "encodec" else ""
-        print(f"{line}, in a run at {result['times_real_time']:,.0f} × real time{target}")
-    if disturbed := remark(max(result["others"] for result in results)):
-        print(f"\n{disturbed}")
+        lines.append(f"of {seconds:g} s: the fastest that is clean is {name}; featcache has {ratio:.2f} of its speed")
+    for share in result["shares"]:
+        line = f"{share['share']:7.2%} of {share['extractor']}, {share['source']:,} to {share['target']:,} Hz"
+        lines.append(f"{line}, in a run at {share['times_real_time']:,.0f} × real time")
+    return "\n".join([*lines, remark(max(each["others"] for each in results))])
+
+
+def of_pair(results: list[dict], source: int, target: int) -> list[dict]:
+    return [each for each in results if (each["source"], each["target"]) == (source, target)]
 
 
 def draw(results: list[dict], path: Path) -> None:
-    """Speed against quality, as a PNG; without matplotlib, say how to get it."""
+    """Speed against quality, as a PNG."""
     if (pyplot := pyplot_for(path)) is None:
         return
     figure, all_axes = pyplot.subplots(1, len(PAIRS), figsize=(13, 4.5), sharey=True, layout="constrained")
     for axes, (source, target) in zip(all_axes, PAIRS, strict=True):
-        for result in (each for each in results if (each["source"], each["target"]) == (source, target)):
+        for result in of_pair(results, source, target):
             worst = min(result["noise_db"], result["sweep_db"], -result["left_over_db"])
             axes.scatter(result["long"], worst, marker=_marker(result), label=result["name"])
         axes.axhline(CLEAN_DB, color="grey", linewidth=1, linestyle="--")
@@ -307,26 +288,23 @@ def _marker(result: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "featcache-bench")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="for torchaudio")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=CORES, help="of the runs whose shares are measured")
-    parser.add_argument("--no-shares", action="store_true", help="only the resamplers by themselves")
-    parser.add_argument("--share-seconds", type=float, default=60.0, help="of audio for EnCodec; fbank has 20 times it")
-    parser.add_argument("--png", type=Path, default=Path("bench_resample.png"))
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    asked = options(
+        __doc__,
+        folder=KEPT,
+        device=("cpu", "for torchaudio"),
+        rounds=7,
+        threads=(CORES, "of the runs whose shares are measured"),
+        no_shares=(False, "only the resamplers by themselves"),
+        share_seconds=(60.0, "of audio for EnCodec; fbank has 20 times it"),
+        png=Path("bench_resample.png"),
+    )
     asked.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     results = []
     for source, target in PAIRS:
-        results += compare(source, target, voice_at(source), asked.device, asked.rounds)
+        results += compare(source, target, voice_at(source), torch.device(asked.device), asked.rounds)
     of_runs = [] if asked.no_shares else shares(asked.folder, asked.threads, 3, asked.share_seconds)
-    if asked.json:
-        print(json.dumps({"resamplers": results, "shares": of_runs}, indent=2))
-    else:
-        show(results, of_runs)
+    present({"resamplers": results, "shares": of_runs}, show, asked)
     draw(results, asked.png)
 
 

@@ -15,10 +15,10 @@ batch after 1.6 s, and each further one after 1.5 µs.
 
 from __future__ import annotations
 
-import argparse
 from time import perf_counter
 
 import numpy as np
+from harness import columns, options
 
 from featcache import BucketBatchSampler
 
@@ -54,13 +54,14 @@ def compare(name, lengths, rng, max_frames):
     again = seen_again(ours, list(sampler), len(lengths))
     by_length = list(BucketBatchSampler(lengths, max_frames=max_frames, shuffle=False))
     at_random = np.array_split(rng.permutation(len(lengths)), len(ours))
-    print(f"{name}, {len(lengths):,} utterances   padding   batches   again")
-    for what, batches, share in [
-        ("BucketBatchSampler", ours, again),
-        ("sorted by length", by_length, 1),
-        ("at random", at_random, np.mean([len(batch) for batch in at_random]) / len(lengths)),
-    ]:
-        print(f"  {what:30} {padding(lengths, batches):8.1%} {len(batches):9,} {share:7.1%}")
+    shares = again, 1, np.mean([len(batch) for batch in at_random]) / len(lengths)
+    rows = [
+        (what, f"{padding(lengths, batches):.1%}", f"{len(batches):,}", f"{share:.1%}")
+        for what, batches, share in zip(
+            ("BucketBatchSampler", "sorted by length", "at random"), (ours, by_length, at_random), shares, strict=True
+        )
+    ]
+    print(columns([f"{name}, {len(lengths):,} utterances", "padding", "batches", "again"], *rows))
 
 
 def time_one(lengths, max_frames):
@@ -84,11 +85,7 @@ def time_one(lengths, max_frames):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--utterances", type=int, default=28_000)
-    parser.add_argument("--large", type=int, default=10_000_000)
-    parser.add_argument("--max-frames", type=int, default=20_000)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, utterances=28_000, large=10_000_000, max_frames=20_000)
     rng = np.random.default_rng(0)
     for count in (arguments.utterances, 1000):
         for make in (two_peaks, log_normal):

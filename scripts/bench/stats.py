@@ -12,15 +12,12 @@ float32, 340 and 360 million values a second, where reading has 6.6 and 7.4 GB/s
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import numpy as np
-from clock import median, remark, timed
+from harness import columns, options, present, remark, take_turns
 
 from featcache.loader.cache import Cache
 from featcache.stats import moments
-from featcache.store.selection import select_version
+from featcache.version.selection import select_version
 
 COPIED = 1 << 20
 
@@ -35,29 +32,20 @@ def read(cache: Cache) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    cache = Cache(select_version(arguments.path))
+    asked = options(__doc__, "path", threads=[1, 2], rounds=5)
+    cache = Cache(select_version(asked.path))
     runs = {"reading": lambda: read(cache)}
-    runs |= {
-        f"stats, {count} threads": lambda count=count: moments(cache, threads=count) for count in arguments.threads
-    }
+    runs |= {f"stats, {count} threads": lambda count=count: moments(cache, threads=count) for count in asked.threads}
     read(cache)
-    taken = {name: [] for name in runs}
-    for _ in range(arguments.rounds):
-        for name, run in runs.items():
-            taken[name].append(timed(run))
+    turns = take_turns(runs, asked.rounds)
     values = int(cache.lengths.sum()) * int(np.prod(cache.spec.item_shape))
-    num_bytes = values * cache.version.dtype.itemsize
-    print(f"{cache.version.path.name}: {num_bytes / 1e6:,.0f} MB, {values / 1e6:,.0f} million values")
-    for name, times in taken.items():
-        seconds = median([run.seconds for run in times])
-        print(f"{name:20}{num_bytes / seconds / 1e9:8.2f} GB/s{values / seconds / 1e6:10,.0f} million values/s")
-    if disturbed := remark(max(run.others for times in taken.values() for run in times)):
-        print(disturbed)
+    gigabytes = values * cache.version.dtype.itemsize / 1e9
+    rows = [
+        (name, f"{gigabytes / seconds:.2f}", f"{values / seconds / 1e6:,.0f}")
+        for name, seconds in ((name, turns.median(name)) for name in runs)
+    ]
+    head = [f"{cache.version.path.name}: {gigabytes * 1e3:,.0f} MB", "GB/s", "million values/s"]
+    present([head, *rows], lambda table: f"{columns(*table)}\n{remark(turns.others)}".rstrip(), asked)
 
 
 if __name__ == "__main__":

@@ -19,31 +19,30 @@ featcache has stored is held against the loop's: a difference is a tie where the
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import soundfile
 import torch
-from clock import CORES, Timed, median, remark, timed, undisturbed
 from corpus import KINDS, make_corpus
+from harness import CORES, KEPT, Timed, columns, options, present, remark, take_turns, timed
 from ties import latent_distances
 
 import featcache
+from featcache.audio.resample import to_waveform
+from featcache.care.compare import ROUNDING
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.engines.local import run_locally
+from featcache.extraction.decoding import decode_all
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
-from featcache.extraction.summary import Summary
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.compare import ROUNDING
 from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
@@ -93,19 +92,17 @@ class Model:
         """The codewords of each codebook, `[K, D]`."""
         return [layer.codebook.embed for layer in self._model.quantizer.layers]
 
-    def speed(self, seconds: float) -> tuple[float, str, Timed]:
-        """Times real time in the fastest shape, over about so many seconds of audio, and which shape that is."""
-        best = None
+    def fastest(self, seconds: float) -> tuple[str, Timed]:
+        """The fastest shape, and what a second of audio takes in it, over about so many seconds of audio."""
+        found = {}
         for rows, length in SHAPES[self._device.torch_device.type]:
             waveforms = 0.1 * torch.randn(rows, round(length * RATE), device=self._device.torch_device)
             count = max(1, round(seconds / (rows * length * self._workers)))
             self._run(waveforms, 1)
             taken = timed(lambda waveforms=waveforms, count=count: self._run(waveforms, count))
-            speed = rows * length * count * self._workers / taken.seconds
-            if best is None or speed > best[0]:
-                best = speed, f"{rows} × {length:g} s", taken
-        assert best is not None
-        return best
+            audio = rows * length * count * self._workers
+            found[f"{rows} × {length:g} s"] = Timed(taken.seconds / audio, taken.cpu_seconds / audio, taken.others)
+        return min(found.items(), key=lambda each: each[1].seconds)
 
     def _run(self, waveforms: torch.Tensor, count: int) -> None:
         def work() -> None:
@@ -138,9 +135,6 @@ def loop(manifest: Manifest, rows: Sequence[int], model: Model, device: Device, 
 
 def compare(manifest: Manifest, config: Config, cache: Path, model: Model, device: Device) -> dict[str, int]:
     """Hold every code in the cache against the model alone on the same waveforms; ties apart."""
-    from featcache.audio.resample import to_waveform
-    from featcache.extraction.decoding import decode_all
-
     stored = featcache.open(cache)
     extractor = config.build(device.torch_device)
     assert isinstance(extractor, CodecExtractor)
@@ -168,111 +162,96 @@ def compare(manifest: Manifest, config: Config, cache: Path, model: Model, devic
 def measure(asked: argparse.Namespace) -> dict:
     """All rounds."""
     asked.folder.mkdir(parents=True, exist_ok=True)
-    path = make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count)
-    manifest = read_manifest(path)
+    manifest = read_manifest(make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count))
     weights = make_weights(asked.folder)
+    params = {"weights": str(weights), "bandwidth": BANDWIDTH}
     config = config_from(
-        {
-            "name": "encodec24k",
-            "extractor": "encodec",
-            "params": {"weights": str(weights), "bandwidth": BANDWIDTH},
-            "audio": {"sample_rate": RATE},
-        }
+        {"name": "encodec24k", "extractor": "encodec", "params": params, "audio": {"sample_rate": RATE}}
     )
-    device = Device(asked.device, asked.threads)
+    device = Device(asked.device or None, asked.threads)
     device.configure_torch()
     model = Model(weights, device)
     seconds = float(manifest.duration.sum())
     in_loop = np.flatnonzero(np.cumsum(manifest.duration) <= asked.loop_minutes * 60).tolist() or [0]
-    rounds, summary = [], None
+    shapes, summaries = [], []
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
-        for number in range(asked.rounds):
-            print(f"round {number + 1} of {asked.rounds}", file=sys.stderr)
-            limit, shape, alone = model.speed(asked.limit_seconds)
+
+        def alone() -> Timed:
+            shape, taken = model.fastest(asked.limit_seconds)
+            shapes.append(shape)
+            return taken
+
+        def extraction() -> Timed:
             shutil.rmtree(folder / "cache", ignore_errors=True)
-            summary, whole = _extract(manifest, config, folder / "cache", asked)
+            options = Options(asked.device or None, asked.threads)
+            plan = lambda: plan_extraction(manifest, [config], folder / "cache", options)  # noqa: E731
+            return of_audio(timed(lambda: summaries.append(run_extraction(plan(), run_locally))), seconds)
+
+        def by_hand() -> Timed:
             shutil.rmtree(folder / "loop", ignore_errors=True)
-            by_hand = timed(lambda: loop(manifest, in_loop, model, device, folder / "loop"))
-            rounds.append(
-                {
-                    "model": limit,
-                    "shape": shape,
-                    "featcache": seconds / whole.seconds,
-                    "loop": float(manifest.duration[in_loop].sum()) / by_hand.seconds,
-                    "others": max(alone.others, whole.others, by_hand.others),
-                }
-            )
+            taken = timed(lambda: loop(manifest, in_loop, model, device, folder / "loop"))
+            return of_audio(taken, float(manifest.duration[in_loop].sum()))
+
+        turns = take_turns({"model": alone, "featcache": extraction, "loop": by_hand}, asked.rounds)
         counts = compare(manifest, config, folder / "cache", model, device)
-    assert summary is not None
     return {
         "device": device.label,
         "threads": device.threads,
         "hours": seconds / 3600,
         "files": len(manifest),
-        "shape": rounds[-1]["shape"],
-        **{name: median([figures[name] for figures in rounds]) for name in ("model", "featcache", "loop")},
-        "of_limit": median([figures["featcache"] / figures["model"] for figures in rounds]),
-        "of_loop": median([figures["featcache"] / figures["loop"] for figures in rounds]),
-        "others": max(figures["others"] for figures in rounds),
-        "stages": summary.stages,
+        "shape": shapes[-1],
+        **{name: 1 / turns.median(name) for name in turns.taken},
+        "of_limit": turns.ratio("model", "featcache"),
+        "of_loop": turns.ratio("loop", "featcache"),
+        "others": turns.others,
+        "stages": summaries[-1].stages,
         "codes": counts,
     }
 
 
-def _extract(manifest: Manifest, config: Config, cache: Path, asked: argparse.Namespace) -> tuple[Summary, Timed]:
-    found: list[Summary] = []
-
-    def run() -> Timed:
-        shutil.rmtree(cache, ignore_errors=True)
-        work: Callable[[], object] = lambda: found.append(  # noqa: E731
-            run_extraction(
-                plan_extraction(manifest, [config], cache, Options(asked.device, asked.threads)), run_locally
-            )
-        )
-        return timed(work)
-
-    taken = undisturbed(run)
-    return found[-1], taken
+def of_audio(taken: Timed, seconds: float) -> Timed:
+    """What a second of audio took."""
+    return Timed(taken.seconds / seconds, taken.cpu_seconds / seconds, taken.others)
 
 
-def table(result: dict) -> str:
-    """The result for people."""
+def show(result: dict) -> str:
     codes = result["codes"]
-    lines = [
-        f"{result['files']:,} files, {result['hours']:.2f} h, on {result['device']}, {result['threads']} threads",
-        "",
-        "| | × real time | |",
-        "|---|---|---|",
-        f"| model alone, {result['shape']} | {result['model']:,.1f} | the limit |",
-        f"| featcache, from files to shards | {result['featcache']:,.1f} | {result['of_limit']:.2f} of the limit |",
-        f"| load, resample, encode, np.save | {result['loop']:,.1f} | featcache is {result['of_loop']:.1f} × as fast |",
-        "",
-        "time in stages: " + ", ".join(f"{name} {share:.1%}" for name, share in result["stages"].items()),
-        f"{codes['codes']:,} codes, {codes['distinct']} distinct in the first codebook; {codes['different']} differ "
-        f"from the model alone, {codes['ties']} of them ties",
-        remark(result["others"]),
+    rows = [
+        (f"model alone, {result['shape']}", f"{result['model']:,.1f}", "the limit"),
+        ("featcache, from files to shards", f"{result['featcache']:,.1f}", f"{result['of_limit']:.2f} of the limit"),
+        (
+            "load, resample, encode, np.save",
+            f"{result['loop']:,.1f}",
+            f"1 / {result['of_loop']:.1f} of featcache",
+        ),
     ]
-    return "\n".join(lines).rstrip()
+    return "\n".join(
+        [
+            f"{result['files']:,} files, {result['hours']:.2f} h, {result['device']}, {result['threads']} threads",
+            columns(["", "× real time", ""], *rows),
+            "time in stages: " + ", ".join(f"{name} {share:.1%}" for name, share in result["stages"].items()),
+            f"{codes['codes']:,} codes, {codes['distinct']} distinct in the first codebook; {codes['different']} "
+            f"differ from the model alone, {codes['ties']} of them ties",
+            remark(result["others"]),
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "featcache-bench")
-    parser.add_argument("--kind", choices=sorted(KINDS), default="long")
-    parser.add_argument("--hours", type=float, default=0.1, help="of a long corpus")
-    parser.add_argument("--count", type=int, default=600, help="files of a short corpus")
-    parser.add_argument("--device", default=None)
-    parser.add_argument("--threads", type=int, default=CORES)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--limit-seconds", type=float, default=60.0, help="audio in a measurement of the model alone")
-    parser.add_argument("--loop-minutes", type=float, default=2.0, help="audio that the loop is measured on")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    started = perf_counter()
-    result = measure(asked)
-    print(json.dumps(result, indent=2) if asked.json else table(result))
-    print(f"measured in {perf_counter() - started:.0f} s", file=sys.stderr)
+    asked = options(
+        __doc__,
+        folder=KEPT,
+        kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"),
+        hours=(0.1, "of a long corpus"),
+        count=(600, "files of a short corpus"),
+        device="",
+        threads=CORES,
+        rounds=3,
+        limit_seconds=(60.0, "audio in a measurement of the model alone"),
+        loop_minutes=(2.0, "audio that the loop is measured on"),
+    )
+    present(measure(asked), show, asked)
 
 
 if __name__ == "__main__":

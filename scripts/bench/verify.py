@@ -12,73 +12,43 @@ all take turns; the table has the median of the rounds, and ratios are medians o
 
 from __future__ import annotations
 
-import argparse
-import json
 import mmap
-import platform
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from clock import CORES, Timed, median, remark, timed, undisturbed
-from corpus import KINDS
-from load import BINS, make_version
+from crc32c import crc32c
+from harness import columns, options, present, remark, take_turns
+from made_up import BINS, make_features, make_version
 
-from featcache.health.verify import verify
-from featcache.store.checksums import crc32c
-from featcache.store.version import Version
-from featcache.store.zarr3 import chunk_path
+from featcache.care.verify import verify
+from featcache.version.version import Version
 
-FRAME_BYTES = 2 * BINS
+CACHES = {"fbank-like": None, "short": 0.34}
+"""The mean seconds of the items of each cache; those of LibriSpeech."""
 SHARD_BYTES = 128e6
 BLOCK_BYTES = 1 << 20
-
-
-def fbank_like(num_bytes: float) -> Iterator[np.ndarray]:
-    """Items of LibriSpeech's lengths."""
-    lengths = KINDS["long"].lengths(np.random.default_rng(0))
-    return _items((int(100 * seconds) for seconds in lengths), num_bytes)
-
-
-def short(num_bytes: float) -> Iterator[np.ndarray]:
-    """Items of 32 frames, 5 kB."""
-    while num_bytes > 0:
-        yield from _items(iter([32] * 1000), min(num_bytes, 1000 * 32 * FRAME_BYTES))
-        num_bytes -= 1000 * 32 * FRAME_BYTES
-
-
-def _items(lengths: Iterator[int], num_bytes: float) -> Iterator[np.ndarray]:
-    """Cuts of some noise, of the lengths given, until there are that many bytes."""
-    random = np.random.default_rng(1)
-    pool = random.normal(8, 3, (20_000, BINS)).astype(np.float16)
-    for length in lengths:
-        if num_bytes <= 0:
-            return
-        start = int(random.integers(len(pool) - length))
-        yield pool[start : start + length]
-        num_bytes -= length * FRAME_BYTES
+LIMIT = "read and crc32c, 1 thread"
 
 
 def read_and_sum(version: Version, block: np.ndarray) -> None:
     """What verify is held against: read and crc32c, one thread, nothing else."""
     for name in version.shard_names():
         crc = 0
-        with chunk_path(version.path / "shards" / name / "features", 2).open("rb", buffering=0) as file:
+        with (version.path / "shards" / name / "features/c/0/0").open("rb", buffering=0) as file:
             while got := file.readinto(block.data):
                 crc = crc32c(block[:got], crc)
 
 
-def measure(items: Iterator[np.ndarray], folder: Path, threads: int, rounds: int) -> dict:
-    arrays = list(items)
+def measure(megabytes: float, mean_seconds: float | None, folder: Path, threads: int, rounds: int) -> dict:
+    frame_bytes = 2 * BINS
+    arrays = make_features(round(megabytes * 1e6 / frame_bytes / 100 / (mean_seconds or 12.3)), mean_seconds)
     num_bytes = sum(array.nbytes for array in arrays)
     version = make_version(folder, arrays, round(SHARD_BYTES * len(arrays) / num_bytes))
     block = np.empty(BLOCK_BYTES, np.uint8)
     at_page = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
-    runs: dict[str, Callable[[], object]] = {
-        "read and crc32c, 1 thread": lambda: read_and_sum(version, block),
+    runs = {
+        LIMIT: lambda: read_and_sum(version, block),
         "the same, at a page": lambda: read_and_sum(version, at_page),
         "verify, 1 thread": lambda: verify(version),
         f"verify, {threads} threads": lambda: verify(version, threads=threads),
@@ -86,59 +56,52 @@ def measure(items: Iterator[np.ndarray], folder: Path, threads: int, rounds: int
     }
     if problems := verify(version).problems:  # and everything is in the page cache now
         raise SystemExit(f"a cache that was just made has {problems[0]}")
-    taken: list[dict[str, Timed]] = [
-        {name: undisturbed(partial(timed, run)) for name, run in runs.items()} for _ in range(rounds)
-    ]
-    limit = next(iter(runs))
+    turns = take_turns(runs, rounds)
     return {
         "items": len(arrays),
         "bytes": num_bytes,
         "shards": len(version.shard_names()),
-        "others": max(timed_run.others for each in taken for timed_run in each.values()),
+        "others": turns.others,
         "runs": {
             name: {
-                "seconds": median([each[name].seconds for each in taken]),
-                "best_seconds": min(each[name].seconds for each in taken),
-                "cpu_seconds": median([each[name].cpu_seconds for each in taken]),
-                "of_limit": median([each[limit].seconds / each[name].seconds for each in taken]),
+                "seconds": turns.median(name),
+                "best_seconds": turns.best(name),
+                "cpu_seconds": turns.median(name, "cpu_seconds"),
+                "of_limit": turns.ratio(LIMIT, name),
             }
             for name in runs
         },
     }
 
 
-def show(name: str, result: dict) -> None:
-    each = result["bytes"] / result["items"] / 1e3
-    print(
-        f"\n{result['items']:,} {name} items of {each:,.0f} kB, {result['bytes'] / 1e6:,.0f} MB in "
-        f"{result['shards']} shards"
-    )
-    print(f"{'':30}{'seconds':>9}{'best':>9}{'CPU s':>9}{'GB/s':>8}{'of reading':>12}")
-    for run, line in result["runs"].items():
-        speed = result["bytes"] / line["seconds"] / 1e9
-        times = "".join(f"{line[key]:9.3f}" for key in ("seconds", "best_seconds", "cpu_seconds"))
-        print(f"{run:30}{times}{speed:8.2f}{line['of_limit']:12.2f}")
-    print(remark(result["others"]))
+def show(results: dict[str, dict]) -> str:
+    parts = []
+    for name, result in results.items():
+        size, each = result["bytes"], result["bytes"] / result["items"] / 1e3
+        about = f"{result['items']:,} {name} items of {each:,.0f} kB, {size / 1e6:,.0f} MB in {result['shards']} shards"
+        rows = [
+            (run, *(f"{took[key]:.3f}" for key in ("seconds", "best_seconds", "cpu_seconds")),
+             f"{size / took['seconds'] / 1e9:.2f}", f"{took['of_limit']:.2f}")
+            for run, took in result["runs"].items()
+        ]  # fmt: skip
+        parts += [about, columns(["", "seconds", "best", "CPU s", "GB/s", "of reading"], *rows)]
+        parts.append(remark(result["others"]))
+    return "\n".join(parts)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=1000, help="of features in each cache")
-    parser.add_argument("--folder", type=Path, help="to make them in, on the disk to be measured")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    asked = options(
+        __doc__,
+        megabytes=(1000.0, "of features in each cache"),
+        folder=(Path, "to make them in, on the disk to be measured"),
+        threads=2,
+        rounds=5,
+    )
     results = {}
-    for name, make in (("fbank-like", fbank_like), ("short", short)):
+    for name, mean_seconds in CACHES.items():
         with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-            results[name] = measure(make(asked.megabytes * 1e6), Path(folder), asked.threads, asked.rounds)
-    if asked.json:
-        print(json.dumps(results, indent=2))
-        return
-    print(f"{CORES} cores; Python {sys.version.split()[0]} on {platform.machine()}; median of {asked.rounds} rounds")
-    for name, result in results.items():
-        show(name, result)
+            results[name] = measure(asked.megabytes, mean_seconds, Path(folder), asked.threads, asked.rounds)
+    present(results, show, asked)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ import numpy as np
 import small_models
 import torch
 
+from featcache.care.compare import ROUNDING, compare_all, tied_frames
+from featcache.care.results import extract_results
+from featcache.care.sampling import SampledClip
+from featcache.care.trials import Alone, try_batchings
 from featcache.device import Device
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.compare import ROUNDING, compare_all, tied_frames
-from featcache.health.results import extract_results
-from featcache.health.sampling import SampledClip
-from featcache.health.trials import Alone, try_batchings
 
 CODECS = {"encodec": "encodec24k", "dac": "dac16k", "mimi": "mimi"}
 """Name -> that of `check_codecs.CODECS`."""

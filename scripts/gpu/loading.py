@@ -16,8 +16,9 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-import load
 import torch
+from load import BATCH, shuffled
+from made_up import BINS, make_features, make_version
 from torch import nn
 
 import featcache
@@ -28,14 +29,14 @@ LAYERS = {"small": 2, "large": 12}
 
 
 def run(step: Step) -> None:
-    utterances = load.make_features(*((40, 0.5) if step.small else (3000,)))
-    batches = load.shuffled(len(utterances), 4 if step.small else BATCHES)
+    utterances = make_features(*((40, 0.5) if step.small else (3000,)))
+    batches = shuffled(len(utterances), 4 if step.small else BATCHES)
     longest = max(map(len, utterances))
-    num_bytes = sum(load.BATCH * max(len(utterances[row]) for row in rows) * load.BINS * 2 for rows in batches)
+    num_bytes = sum(BATCH * max(len(utterances[row]) for row in rows) * BINS * 2 for rows in batches)
     limit = copy(step, num_bytes // len(batches), len(batches))
     with tempfile.TemporaryDirectory(dir=step.work) as folder:
         for stored, is_quantized in (("float16", False), ("uint8", True)):
-            load.make_version(Path(folder, stored), utterances, quantized=is_quantized)
+            make_version(Path(folder, stored), utterances, quantized=is_quantized)
             dataset = featcache.FeatureDataset(featcache.open(Path(folder, stored)))
             size = num_bytes // (2 if is_quantized else 1)
             for prefetch in (2, 4) if step.small else (1, 2, 4, 8):
@@ -80,7 +81,7 @@ def train(step: Step, loader: featcache.DataLoader, name: str, layers: int, long
     device = step.device.torch_device
     with torch.inference_mode(False), torch.enable_grad():
         layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
-        model = nn.Sequential(nn.Conv1d(load.BINS, 256, 4, 4), Transposed(), nn.TransformerEncoder(layer, layers))
+        model = nn.Sequential(nn.Conv1d(BINS, 256, 4, 4), Transposed(), nn.TransformerEncoder(layer, layers))
         model = model.to(device)
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(2):  # the first epoch is not counted

@@ -23,7 +23,7 @@ sys.path += [str(ROOT / folder) for folder in ("", "scripts", "scripts/bench", "
 
 import small_models  # noqa: E402
 import small_ssl  # noqa: E402
-from clock import median  # noqa: E402
+from harness import median  # noqa: E402
 
 from featcache.config import Config, config_from  # noqa: E402
 from featcache.device import Device  # noqa: E402

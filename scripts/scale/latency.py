@@ -26,26 +26,22 @@ from torch.utils.data import DataLoader
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / "bench"), str(HERE.parents[1] / "tests" / "helpers")]
 
-from load import make_features, make_version  # noqa: E402
+from harness import options  # noqa: E402
+from made_up import make_features, make_version  # noqa: E402
 from object_stores import BUCKET, s3_server  # noqa: E402
 
 import featcache  # noqa: E402
-from featcache.storage.location import ObjectPath, parse_location  # noqa: E402
-from featcache.storage.store import store_of  # noqa: E402
-from featcache.store.copying import copy_version  # noqa: E402
-from featcache.store.selection import select_version  # noqa: E402
+from featcache.care.copying import copy_version  # noqa: E402
+from featcache.storage.location import parse_location  # noqa: E402
+from featcache.version.selection import select_version  # noqa: E402
+from featcache.version.version import Version  # noqa: E402
 
 PARTS_OF_DATA = 5
 """How many times the limit of the local disk the data is."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--latency", type=float, default=50, help="milliseconds")
-    parser.add_argument("--manifest", type=Path, help="for extraction")
-    parser.add_argument("--root", type=Path)
-    parser.add_argument("--rounds", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, latency=(50.0, "milliseconds"), manifest=(Path, "for extraction"), root=Path, rounds=2)
     with s3_server() as proxy, tempfile.TemporaryDirectory() as name:
         os.environ |= proxy.environment
         proxy.empty()
@@ -68,7 +64,7 @@ def measure_training(proxy, folder: Path, latency: float, shards: int, megabytes
     proxy.seconds = latency
 
     def measure(what: str, loader, cache: featcache.Cache, number: int, window: int | None = None) -> None:
-        least = ceiling(parse_location("to", far), version.shard_names())  # each time: others use the machine too
+        least = ceiling(Version.open(parse_location("to", far)))  # each time: others use the machine too
         proxy.requests.clear()
         proxy.sent_by_path.clear()
         seconds = epoch(loader, cache, number, window)
@@ -90,13 +86,13 @@ def measure_training(proxy, folder: Path, latency: float, shards: int, megabytes
     proxy.seconds = 0
 
 
-def ceiling(version: ObjectPath, shards: list[str]) -> float:
+def ceiling(version: Version) -> float:
     """The seconds that it takes to fetch the features of all shards by parallel requests of 8 MB."""
-    chunks = [version / "shards" / name / "features" / "c" / "0" / "0" for name in shards]
-    blocks = [(chunk, at) for chunk in chunks for at in range(0, store_of(chunk).size(chunk), 8 << 20)]
+    files = [(version.store.open(key, size), size) for key, size in version.store.walk("shards") if "features/c" in key]
+    blocks = [(file, at, min(8 << 20, size - at)) for file, size in files for at in range(0, size, 8 << 20)]
     start = perf_counter()
     with ThreadPoolExecutor(16) as threads:
-        for _ in threads.map(lambda block: store_of(block[0]).get_ranges(block[0], [block[1]], [8 << 20]), blocks):
+        for _ in threads.map(lambda block: block[0].read_ranges([block[1]], [block[2]]), blocks):
             pass
     return perf_counter() - start
 

@@ -8,13 +8,11 @@ links of it under other names. Each figure is of a process of its own.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
@@ -22,15 +20,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from harness import in_child, options
+
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.extraction.version_plan import BuiltConfig, version_info
-from featcache.store.corpus import Part, PartVersion, update_parts
-from featcache.store.index import open_index
-from featcache.store.selection import select_version
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import Version
+from featcache.format.shard import Item
+from featcache.format.writing import ShardBuilder
+from featcache.version.corpus import Part, PartVersion, put_part
+from featcache.version.index import open_index
+from featcache.version.selection import select_version
+from featcache.version.version import Version
+from featcache.version.wanted import name_of
 
 ITEMS = 100_000
 """The utterances of a shard."""
@@ -75,7 +77,8 @@ def make_part(cache: Path, manifest: Path, rows: int) -> None:
     table = {"id": ids, "path": pa.array([path] * rows), "start": starts, "duration": np.full(rows, 0.1)}
     pyarrow.parquet.write_table(pa.table(table), manifest)
     built = BuiltConfig.build(load_config("mfcc13"), Device("cpu", 1).torch_device)
-    version = Version.create(cache, version_info(built.config, built.extractor.spec))
+    info = version_info(built.config, built.extractor.spec)
+    version = Version.create(cache / info.folder_name, info)
     for first in range(0, rows, ITEMS):
         numbers = range(first, min(first + ITEMS, rows))
         items = [
@@ -83,11 +86,12 @@ def make_part(cache: Path, manifest: Path, rows: int) -> None:
                  sample_rate=16000)
             for row in numbers
         ]  # fmt: skip
-        features = np.zeros((len(items), *version.info.spec.item_shape), version.dtype)
-        writer = ShardWriter(version.work_folder("shard"), version.info.spec)
-        writer.append(items, features, [1] * len(items), {})
-        made_by = {"fingerprint": version.info.fingerprint}
-        writer.commit(version.path / "shards", sample_rate=16000, row=first, supersedes={}, made_by=made_by)
+        builder = ShardBuilder(info.spec)
+        builder.append(items, np.zeros((len(items), *info.spec.item_shape), version.dtype), [1] * len(items))
+        name, files = builder.files(
+            fingerprint=info.fingerprint, row=first, manifest=name_of("made up"), made_by={}, where=cache
+        )
+        version.store.publish(files, f"shards/{name}")
     open_index(version)
 
 
@@ -113,21 +117,17 @@ def corpus_of(folder: Path, source: Path, manifest: Path, count: int) -> tuple[P
 
 
 def main() -> None:
-    """Make the part, and print a line for each figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--parts", type=int, nargs="*", default=[1, 3, 10])
-    parser.add_argument("--open", type=int, nargs="*", default=[10, 100, 1000], help="how many parts to open")
-    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
-    given = parser.parse_args()
+    given = options(
+        __doc__,
+        rows=1_000_000,
+        parts=[1, 3, 10],
+        open=([10, 100, 1000], "how many parts to open"),
+        folder=(Path, "where to work; a temporary folder by default"),
+    )
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
         folder = Path(temporary)
         started = perf_counter()
-        made = get_context("spawn").Process(
-            target=make_part, args=(folder / "part", folder / "part.parquet", given.rows)
-        )
-        made.start()  # not here: a process's peak of memory begins with that of the process that starts it
-        made.join()
+        in_child(make_part, folder / "part", folder / "part.parquet", given.rows)  # whose memory is not this process's
         print(f"a part of {given.rows:,} rows, made in {perf_counter() - started:.0f} s", flush=True)
         _, start, base = measured("-m", "featcache", "configs")
         print(f"a command that does nothing: {start:.1f} s, {base:.0f} MB", flush=True)
@@ -151,7 +151,8 @@ def record(corpus: Path) -> None:
     names = sorted(path.name for path in corpus.iterdir())
     version = select_version(corpus / names[0])
     known = {version.path.name: PartVersion.of(version, open_index(version))}
-    update_parts(corpus, lambda parts: parts.update({name: Part(name, "", versions=known) for name in names}))
+    for name in names:
+        put_part(corpus, Part(name, "", versions=known))
 
 
 if __name__ == "__main__":

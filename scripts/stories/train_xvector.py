@@ -39,8 +39,7 @@ from xvector import Noise, XVector
 import featcache
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from clock import CORES, median, remark, timed
-from pictures import pyplot_for
+from harness import CORES, median, pyplot_for, remark, timed
 
 STD = 1e-5
 CONFIG = {

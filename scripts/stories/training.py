@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from clock import CORES, Timed, timed
 from corpus import make_digits
+from harness import CORES, Timed, timed
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "fsdd" / "manifest.csv"
 SPLITS = ("train", "test")

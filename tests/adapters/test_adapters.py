@@ -14,7 +14,6 @@ SECTIONS = {
     "SpeechBrain": "speechbrain",
     "Lhotse": "lhotse",
     "Hugging Face datasets": "datasets",
-    "Dictionaries": "numpy",
 }
 MODULES = {"speechbrain": "speechbrain", "lhotse": "lhotse", "huggingface": "datasets"}
 

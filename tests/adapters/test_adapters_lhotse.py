@@ -9,15 +9,15 @@ import toolkits
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from make_cache import add_shard, make_features, make_version
+from make_cache import add_shard, make_features, make_version, want_nothing
 from processes import run_script
 from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.spec import FeatureSpec
-from featcache.store.version import Version
-from featcache.store.version_info import VersionInfo
+from featcache.version.info import VersionInfo
+from featcache.version.version import Version
 
 lhotse = pytest.importorskip("lhotse")
 
@@ -120,7 +120,9 @@ class TestCuts:
         manifest.write_text("id,path,start\na,a.wav,9\nb,b.wav,\n")
         config = {"name": "fast", "extractor": "made_up", "augment": {"speed": [1.0, 0.9, 1.1]}}
         spec = FeatureSpec((3,), "float16", 100.0, 400, 16000, "made up")
-        version = Version.create(tmp_path / "features", VersionInfo("fast", "ab" * 32, config, spec, {}))
+        info = VersionInfo(name="fast", fingerprint="ab" * 32, config=config, spec=spec, made_by={})
+        version = Version.create(tmp_path / "features", info)
+        want_nothing(version)
         names = [f"{id_}{suffix}" for id_ in "ab" for suffix in ("", "_sp0.9", "_sp1.1")]
         rows = {id_: {"path": f"{id_[0]}.wav", "start": 9.0 if id_[0] == "a" else None} for id_ in names}
         add_shard(version, dict(zip(names, make_features(6, (3,)).values(), strict=True)), rows=rows)

@@ -8,7 +8,6 @@ import toolkits
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from make_cache import make_features, make_version
 from processes import run_script
 
 import featcache
@@ -203,13 +202,6 @@ class TestCollate:
         ids, speakers, (features, lengths) = batch
         assert ids == bare.data_ids[:5]
         assert len(speakers) == len(features) == len(lengths) == batch.batchsize == 5
-
-    def test_a_batch_of_no_frames(self, tmp_path):
-        empty = {name: np.zeros((0, 3), np.float16) for name in "ab"}
-        make_version(tmp_path, {**empty, **make_features(1, (3,))})
-        batch = Collate(featcache.open(tmp_path))([{"id": "a"}, {"id": "b"}])
-        assert batch.feats.data.shape == (2, 0, 3)
-        assert batch.feats.lengths.tolist() == [0, 0]
 
     def test_refuses_examples_that_have_features_or_no_ids(self, made, recipe):
         with pytest.raises(ArgumentError, match="examples have 'feats' already, read one by one"):

@@ -123,8 +123,8 @@ def test_every_item_has_the_hash_of_its_whole_file(reference, corpus):
     """Of any format, whole files and segments alike; in the shard's own array."""
     version = only_version(reference)
     (shard,) = map(version.shard, version.shard_names())
-    expected = [xxhash.xxh3_64_intdigest((corpus.folder / path).read_bytes()) for path in shard.paths]
-    assert shard.column("source_hashes").tolist() == expected
+    expected = [xxhash.xxh3_64_intdigest((corpus.folder / path).read_bytes()) for path in shard.table.paths]
+    assert shard.table["source_hash"].tolist() == expected
     assert [item.content_hash for item in shard.items()] == expected
     assert len(set(expected)) < len(expected)
 

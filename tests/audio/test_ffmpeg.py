@@ -17,7 +17,7 @@ from featcache.audio.decode import Cut, decode
 from featcache.audio.formats import format_of
 from featcache.config import load_config
 from featcache.errors import Reason
-from featcache.extraction.durations import measure_durations
+from featcache.extraction.file_headers import read_headers
 from featcache.extraction.plan import Options
 from featcache.manifest import read_manifest
 
@@ -156,7 +156,7 @@ def test_durations_are_those_of_the_samples_that_are_decoded(scratch):
     data = (scratch / "a.mp3").read_bytes()
     (scratch / "a.mp3").write_bytes(data[data.index(b"\xff\xf3", 4) :])  # without the header frame
     manifest = read_manifest(scratch)
-    found = measure_durations(manifest, 2)
+    found = read_headers(manifest, 2)
     assert not found.failures
     for row, name in enumerate(manifest.paths):
         assert found.seconds[row] * found.headers[row].sample_rate == len(samples_of(scratch / name))

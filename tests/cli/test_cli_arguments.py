@@ -4,11 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from make_cache import make_version
 
 import featcache
 from featcache.config import load_config
-from featcache.errors import ArgumentError, StoreError
+from featcache.device import Device
+from featcache.errors import ArgumentError, ConfigError, StoreError
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 
@@ -115,12 +117,8 @@ def test_what_a_command_reads_is_never_written(cli, plain, scratch, link):
     output = manifest if link is None else scratch / "link.csv"
     if link is not None:
         getattr(output, link)(manifest)
-    for command in ("durations", "manifest"):
-        refused = cli(command, manifest, "-o", output, "--force")
-        assert (refused.code, refused.err) == (
-            2,
-            f"featcache: {output}: is what this command reads: give another file\n",
-        )
+    refused = cli("manifest", manifest, "-o", output, "--force")
+    assert (refused.code, refused.err) == (2, f"featcache: {output}: is what this command reads: give another file\n")
     refused = cli("extract", manifest, "-o", scratch / "c", "--log", output)
     said = f"featcache: --log: {output} is there, and is no log of featcache: give another file\n"
     assert (refused.code, refused.err) == (2, said)
@@ -205,3 +203,19 @@ def test_a_folder_that_may_not_be_written_is_named(cli, scratch, features, comma
     refused = cli(name, scratch / "cache", *options, "-o", folder / "x", powerless=True)
     assert refused.code == 1
     assert refused.err == f"featcache: {folder / 'x'}: cannot be written: the folder {folder} may not be written\n"
+
+
+def test_numbers_that_no_computer_holds(cli, plain, scratch):
+    """Of a sample, as many are taken as there are."""
+    refused = cli("extract", plain.manifest(), "-o", scratch / "c", "--threads", 2**63)
+    assert refused.code == 2
+    assert f"{2**63} is not in the range 1<=x<=4096" in refused.err
+    with pytest.raises(ArgumentError, match="threads is 9223372036854775808: it must be a whole number, 1 or more, at"):
+        Device("cpu", 2**63)
+    assert cli("probe", "fbank80", plain.manifest(), "--utterances", 2**63, "-o", scratch / "c").code == 0
+
+
+def test_in_python_a_device_is_a_name_or_torchs_own(plain, scratch):
+    with pytest.raises(ConfigError, match="device '3': not a torch device; use cpu, cuda, or cuda:0 and so on"):
+        featcache.extract(plain.manifest(), cache=scratch / "c", device=3)
+    assert featcache.extract(plain.manifest(), cache=scratch / "c", device=torch.device("cpu")).device == "cpu"

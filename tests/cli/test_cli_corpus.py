@@ -11,7 +11,7 @@ from cache_contents import check, items, only_version, shard_folders
 
 import featcache
 from featcache.manifest import read_manifest
-from featcache.store.corpus import read_parts
+from featcache.version.corpus import read_parts
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_failures_and_faults_of_one_part(cli, audio, scratch):
 
 
 def test_a_job_of_several_takes_whole_parts(cli, audio, scratch):
-    """Of several manifests, which need no durations; of one, a job takes a range of rows, as ever."""
+    """Of several manifests; of one, a job takes a range of rows, as ever."""
     corpus = scratch / "corpus"
     planned = cli(*extract(audio, corpus, "--dry-run")).out
     assert "p1/fbank80-2a8b3903b266: 4 of 4 utterances to extract" in planned
@@ -244,7 +244,7 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     assert (damaged.code, f"{metadata}: damaged" in damaged.err) == (1, True)
     assert damaged.out == f"{corpus}: 3 parts: 0 extracted, 2 unchanged since, 1 not extracted\n"
     metadata.write_bytes(whole)
-    (corpus / "corpus.json").write_text('{"sealed": true}')
-    assert "corpus.json: damaged" in cli("info", corpus).err
-    (corpus / "corpus.json").unlink()
-    assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": 0, "p1": 0, "p2": 0}
+    (corpus / "parts" / "p1.json").write_text('{"sealed": true}')
+    assert "parts/p1.json: damaged" in cli("info", corpus).err
+    (corpus / "parts" / "p1.json").unlink()
+    assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": None, "p1": 0, "p2": None}

@@ -73,7 +73,6 @@ COMMANDS = {
     "stats": "stats {cache} --manifest {there} --by path",
     "index": "index {cache}",
     "copy": "copy {cache} {home}/copy",
-    "durations": "durations {gone} -o {home}/durations.csv",
     "manifest": "manifest {gone} -o {home}/manifest.jsonl",
     "probe": "probe fbank80 {new} -o {cache}",
     "fit-kmeans": "fit-kmeans {cache} -k 2 -o {home}/units.safetensors",

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import soundfile
+from cache_contents import items
 from manifests import rows_of
 
 from featcache.manifest import Utterance, read_manifest
@@ -65,6 +66,35 @@ def test_nemo_gets_durations_and_what_has_none_is_left_out(cli, data, scratch):
     (line,) = (scratch / "nemo.json").read_text().splitlines()
     path = str(data / "b.wav")
     assert json.loads(line) == {"audio_filepath": path, "duration": 0.5, "id": path, "text": "hi"}
+
+
+def test_rows_whose_files_cannot_be_read_are_counted_by_reason(cli, plain, scratch):
+    folder = plain.copy(scratch / "audio").folder
+    (folder / "00.wav").write_bytes(b"nothing")
+    (folder / "01.wav").unlink()
+    whole = (folder / "02.wav").read_bytes()
+    (folder / "02.wav").write_bytes(whole[: len(whole) // 2])
+    rows = [{"id": f"u{number}", "path": f"{number:02}.wav"} for number in range(4)]
+    rows.append({"id": "late", "path": "03.wav", "start": 9})
+    manifest = type(plain)(folder, rows).manifest()
+    ended = cli("manifest", manifest, "-o", scratch / "nemo.json", "--to", "nemo", "--root", folder)
+    assert ended.code == 3
+    assert "4 rows have no duration: file_missing 1, not_audio 1, segment_outside 1, truncated 1" in ended.err
+    (line,) = (scratch / "nemo.json").read_text().splitlines()
+    assert (json.loads(line)["id"], json.loads(line)["duration"]) == ("u3", 0.46)
+
+
+def test_features_are_the_same_with_durations_from_headers(cli, corpus, scratch, truth):
+    """For every rate, format and segment; what gives a duration keeps it."""
+    timed = scratch / "timed.json"
+    ended = cli("manifest", corpus.manifest(), "-o", timed, "--to", "nemo", "--root", corpus.folder, "--threads", 2)
+    assert ended.code == 0, ended
+    before, after = read_manifest(corpus.manifest()), read_manifest(timed)
+    given = before.duration == before.duration
+    assert (after.duration[given] == before.duration[given]).all()
+    assert (after.duration > 0).all()
+    assert cli("extract", timed, "-o", scratch / "cache", "--threads", 1).code == 0
+    assert items(scratch / "cache") == truth
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from cache_contents import check, items, only_version
 
 from featcache.errors import ArgumentError
 from featcache.extraction.failures import FailureLimit
-from featcache.store.ledger import latest_failures
+from featcache.version.ledger import read_failures
 
 
 def failing(plain, numbers, name="failing.csv", copies=1):
@@ -39,7 +39,7 @@ def test_more_failures_than_allowed_stop_the_run(extract, plain, scratch):
     assert "3 of the 5 utterances that were tried have failed, and --max-failures allows 2; why: " in last_line(ended)
     assert "stopped: 2 extracted utterances kept, 7 left: run the same command again" in ended.out
     there = len(items(scratch / "c"))
-    assert (there, len(latest_failures(only_version(scratch / "c")))) == (2, 3)
+    assert (there, len(read_failures(only_version(scratch / "c")))) == (2, 3)
     assert [problem.kind for problem in check(scratch / "c").problems] == ["unfinished"]
     resumed = extract(manifest)
     assert (resumed.code, len(items(scratch / "c"))) == (3, len(plain.rows) - 3)

@@ -109,10 +109,10 @@ def test_a_disk_that_is_full_or_may_not_be_written_is_one_line(home, tmp_path, m
 
     from featcache.cli import main
 
-    def refuse(*arguments, **options):
-        raise OSError(number, os.strerror(number), str(tmp_path / "features"))
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("featcache.store.shard_writer.ShardWriter.commit", refuse)
+    monkeypatch.setattr("featcache.storage.directory._write_folder", refuse)
     arguments = ["extract", str(home / "train.csv"), "-o", str(tmp_path / "features"), "--device", "cpu"]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 1

@@ -70,7 +70,7 @@ def test_from_a_shell_that_closes_all_streams_it_is_the_same(plain, cache, spoil
 def spoiled(cache, scratch):
     """A damaged copy of the sound cache."""
     copy = Path(shutil.copytree(cache, scratch / "spoiled"))
-    next(copy.glob("*/shards/*/ids/c/0")).write_bytes(b"?")
+    next(copy.glob("*/shards/*/items/c/0/0")).write_bytes(b"?")
     return copy
 
 

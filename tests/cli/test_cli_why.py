@@ -117,7 +117,7 @@ def test_it_says_where_an_utterance_came_from(cli, made, scratch):
     assert origin.items() <= shown.items()
     assert document["row"] == {"id": "u0", "path": "6.wav", "start": None, "duration": None, "channel": None}
     (version,) = copy.iterdir()
-    first, second = sorted(path.name for path in (version / "runs").iterdir())
+    first, second = sorted(path.stem for path in (version / "runs").iterdir())
     assert (origin["run"], origin["manifest"], origin["root"]) == (second, str(edited(corpus)), str(corpus.folder))
     assert {"numpy", "torch", "device"} <= origin["made_by"].keys()
     assert len(origin["superseded"]) == 1

@@ -13,7 +13,7 @@ from featcache.extraction.from_version import StoredUtterance, open_source
 from featcache.extractors.units import Units
 from featcache.manifest import read_manifest
 from featcache.stats.kmeans import fit_version
-from featcache.store.selection import select_version
+from featcache.version.selection import select_version
 
 
 @pytest.fixture(scope="module")

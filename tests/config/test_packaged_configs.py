@@ -1,18 +1,18 @@
 """The packaged configs: their fingerprints stay, and those of models hold together here, where there are no weights."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from msgspec import structs
 from small_shards import INFO
 
 from featcache.cli import main as cli
 from featcache.config import config_from, load_config, packaged_configs, parse_config
 from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
-from featcache.store.version import Version
+from featcache.version.version import Version
 
 DOCUMENTS = {name: yaml.safe_load(text) for name, text in packaged_configs().items()}
 OF_HUB = {name for name, document in DOCUMENTS.items() if document["params"].get("revision")}
@@ -76,7 +76,7 @@ def test_the_config_of_a_version_makes_the_version_again(name, scratch, monkeypa
     """As `configs --from` prints it."""
     config = config_from(DOCUMENTS[name])
     monkeypatch.setattr(config.extractor_class, "weights_digest", lambda params: "of its weights")
-    made = replace(INFO, name=name, fingerprint=config.fingerprint(), config=config.resolved())
+    made = structs.replace(INFO, name=name, fingerprint=config.fingerprint(), config=config.resolved())
     version = Version.create(scratch, made)
     printed = CliRunner().invoke(cli, ["configs", "--from", str(version.path)])
     assert printed.exit_code == 0, printed.stderr

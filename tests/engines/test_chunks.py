@@ -12,7 +12,7 @@ from featcache.extraction.tasks import ShardTask
 
 
 def tasks(count: int):
-    return iter([ShardTask(f"{number:012x}", number, (), (), {}) for number in range(count)])
+    return iter([ShardTask(f"{number:012x}", number, (), (), (), "") for number in range(count)])
 
 
 @given(st.integers(0, 60), st.integers(1, 5), st.sets(st.integers(0, 59), max_size=4), st.data())

@@ -10,7 +10,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
-from cache_contents import check, items, only_version
+from cache_contents import check, items, ledger, only_version
 from extractions import extract_here, write_config
 from inline_team import InlineTeam
 
@@ -23,7 +23,6 @@ from featcache.extraction.extraction import run_extraction
 from featcache.extraction.failures import FailureLimit
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.ledger import latest_failures
 
 ONE_EACH = 0.0003
 """MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
@@ -54,7 +53,7 @@ def test_workers_make_what_one_process_makes(run, plain, scratch, whole):
     seen = []
     summary = run(InlineTeam(3), report=lambda progress: seen.append(progress.audio_seconds))
     assert items(scratch / "cache") == whole
-    assert (summary.versions[0].extracted, summary.failed, summary.elsewhere) == (12, 0, 0)
+    assert (summary.versions[0].extracted, summary.failed) == (12, 0)
     assert (summary.processes, summary.threads, summary.device) == (3, 3, "cpu")
     assert seen == sorted(seen)
     report = check(scratch / "cache", manifest=read_manifest(plain.manifest()))
@@ -66,7 +65,7 @@ def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_ther
     bad = plain.ids[4]
     team = InlineTeam(2, deadly=[bad])
     summary = run(team)
-    (failure,) = latest_failures(only_version(scratch / "cache")).values()
+    (failure,) = ledger(scratch / "cache").values()
     assert (failure.id, failure.reason) == (bad, "crashed")
     assert failure.message.endswith("ended 3 processes, and what in it did so is not known: SIGKILL")
     assert summary.failed_by_reason == {"crashed": 1}
@@ -79,7 +78,7 @@ def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_ther
 
 def test_a_whole_shard_is_poison_if_nothing_tells_which_utterance_is(run, plain, scratch):
     summary = run(InlineTeam(1, deadly=[plain.ids[0]]), shard_megabytes=ONE_EACH * 4)
-    failed = latest_failures(only_version(scratch / "cache"))
+    failed = ledger(scratch / "cache")
     assert plain.ids[0] in failed
     assert {*failed} | {*items(scratch / "cache")} == {*plain.ids}
     assert summary.versions[0].failed == len(failed) < 12
@@ -99,7 +98,7 @@ def test_where_nothing_lives_long_the_run_fails(run, scratch):
         team = InlineTeam(2, fate=lambda number, work: Died("SIGBUS"))
         with pytest.raises(ExtractorError, match=r"worker 1, worker 2: processes ended again and again.*SIGBUS"):
             run(team, shard_megabytes=size)
-        assert latest_failures(only_version(scratch / "cache")) == {}
+        assert ledger(scratch / "cache") == {}
 
 
 def test_nobody_waits_for_a_worker_that_never_begins(run, scratch, whole):
@@ -164,7 +163,7 @@ def test_a_machine_without_the_audio_is_refused_as_extract_would(run, scratch):
     ):
         run(Elsewhere(Path("/no/such")))
     version = only_version(scratch / "cache")
-    assert (latest_failures(version), version.shard_names()) == ({}, [])
+    assert (ledger(scratch / "cache"), version.shard_names()) == ({}, [])
 
 
 def test_what_one_machine_cannot_read_and_another_can_has_not_failed(run, plain, scratch, whole):
@@ -175,7 +174,7 @@ def test_what_one_machine_cannot_read_and_another_can_has_not_failed(run, plain,
     kept = (here / name).rename(scratch / "kept")
     with pytest.raises(ExtractorError, match=f"^2 utterances could not be read .* {plain.ids[2]} on .*can read them"):
         run(Elsewhere(there), here / manifest.name)
-    failed = latest_failures(only_version(scratch / "cache"))
+    failed = ledger(scratch / "cache")
     assert {id_: failure.reason for id_, failure in failed.items()} == {plain.ids[4]: "file_missing"}
     kept.rename(here / name)
     assert run(InlineTeam(2), here / manifest.name).versions[0].extracted == 3

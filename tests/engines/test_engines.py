@@ -1,8 +1,7 @@
-"""A run that fails lets go of everything: the next in the same process finds no claim, open file or thread of it."""
+"""A run that fails lets go of everything: the next in the same process finds no lock, open file or thread of it."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import threading
@@ -11,25 +10,22 @@ from pathlib import Path
 
 import pytest
 from cache_contents import WORK, being_written
-from damage import flip
 from extractions import run_to_its_end
 
 from featcache.config import load_config
 from featcache.engines.local import run_locally
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import StoreError
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import ExtractionPlan, Options, plan_extraction
+from featcache.format.writing import ShardBuilder
 from featcache.manifest import read_manifest
-from featcache.store.locks import Claim
-from featcache.store.selection import select_versions
-from featcache.store.shard_writer import ShardWriter
-from featcache.store.zarr3 import ChunkWriter
+from featcache.storage.directory import Directory
 
 CONFIGS = "fbank80", "mfcc13"
 OURS = re.compile(r"featcache-(\d+|commit.*|sync.*)")
 """Names of threads that extract; one that copies shards for another test is none of them."""
 
-NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+NO_SPACE = StoreError("a file: cannot be written: No space left on device")
 
 
 @pytest.fixture(params=[1, 3])
@@ -66,7 +62,7 @@ def open_in_work(cache: Path) -> list[str]:
 
 
 def assert_nothing_is_held(cache: Path) -> None:
-    """No claim, no open file, nothing half written, and no thread."""
+    """No open file, nothing half written, and no thread."""
     assert being_written(cache) == []
     assert open_in_work(cache) == []
     assert [thread.name for thread in threading.enumerate() if OURS.fullmatch(thread.name)] == []
@@ -82,35 +78,19 @@ def assert_all_is_done(plan: ExtractionPlan) -> None:
 @pytest.mark.parametrize(
     ("owner", "method", "call"),
     [
-        (ChunkWriter, "__init__", 1),
-        (ChunkWriter, "__init__", 2),  # the first shard's writer in the second version
-        (Claim, "take", 4),  # the claim on the second shard in the second version
-        (ShardWriter, "append", 2),
-        (ShardWriter, "commit", 2),
+        (Directory, "put", 1),  # of a version's documents
+        (ShardBuilder, "append", 2),
+        (Directory, "publish", 1),
+        (Directory, "publish", 2),  # the first shard of the second version
     ],
 )
 def test_a_run_that_cannot_write_lets_go_of_its_shards(plan, scratch, monkeypatch, owner, method, call):
-    """Wherever the disk is full: at a claim, as a shard is begun in one version or the other, later."""
+    """Wherever the disk is full: as a version is made, as a shard is filled or published."""
     with monkeypatch.context() as patched:
         patched.setattr(owner, method, failing(call, getattr(owner, method), NO_SPACE))
-        with pytest.raises(StoreError, match=r"cannot be written: No space left.*run the same command again"):
+        with pytest.raises(StoreError, match="cannot be written: No space left"):
             run_extraction(plan(), run_locally)
         assert_nothing_is_held(scratch)
-    assert_all_is_done(plan())
-
-
-def test_a_damaged_shard_of_another_run_holds_no_claim(plan, scratch):
-    """It is met between the claim on a task and its first byte, where a run looks at what others have added."""
-    run_extraction(plan(only=2), run_locally)
-    (version,) = select_versions(scratch, CONFIGS[0])
-    before, late = version.shard_names(), plan()
-    run_extraction(plan(only=4), run_locally)
-    added = version.shard(next(name for name in version.shard_names() if name not in before)).folder / "paths"
-    flip(added / "c" / "0", 0)
-    with pytest.raises(DamagedError, match=rf"^{added}: damaged: .*; `featcache repair {version.path} "):
-        run_extraction(late, run_locally)
-    assert_nothing_is_held(scratch)
-    flip(added / "c" / "0", 0)
     assert_all_is_done(plan())
 
 

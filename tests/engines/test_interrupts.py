@@ -15,7 +15,7 @@ from pathlib import Path
 import odd_extractors
 import pytest
 import soundfile
-from cache_contents import check, items, only_version, shard_folders
+from cache_contents import check, items, ledger, shard_folders
 from corpora import speech
 from extractions import write_config
 from pausing import interrupt
@@ -28,7 +28,6 @@ from featcache.errors import ExtractorError
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.ledger import latest_failures
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -106,10 +105,10 @@ def test_what_failed_before_the_signal_is_in_the_ledger_and_the_rest_is_not(
     job = ("extract", plain.manifest(rows, "failing.csv"), "-c", gated_config, "-o", scratch, "--threads", 1)
     assert interrupt(stand_at(gate, 3, by_ones, *job), gate).code == 130
     assert {*items(scratch)} == {rows[i]["id"] for i in (0, 2, 3, 5)}
-    assert {*latest_failures(only_version(scratch))} == {rows[i]["id"] for i in (1, 4)}
+    assert {*ledger(scratch)} == {rows[i]["id"] for i in (1, 4)}
     assert by_ones(*job).code == 3
     assert len(items(scratch)) == 8
-    assert len(latest_failures(only_version(scratch))) == 4
+    assert len(ledger(scratch)) == 4
 
 
 def test_of_rows_that_are_replaced_those_that_were_not_reached_keep_their_items(
@@ -128,18 +127,6 @@ def test_of_rows_that_are_replaced_those_that_were_not_reached_keep_their_items(
     assert by_ones(*job).code == 0
     assert items(cache) == new
     assert (check(cache).problems, check(cache).repeated) == ([], 0)
-
-
-def test_a_run_that_waits_for_the_shard_does_only_the_rest(by_ones, job, gate, whole, scratch):
-    running = stand_at(gate, 3, by_ones, *job)
-    waiting = by_ones.start(*job, "--json")
-    claims = f"/proc/{waiting.pid}/fd"
-    waiting.wait_until(lambda: any("/runs/" in os.readlink(f"{claims}/{number}") for number in os.listdir(claims)))
-    assert interrupt(running, gate).code == 130
-    ended = waiting.wait()
-    assert (ended.code, ended.json()["versions"][0]["extracted"], ended.json()["elsewhere"]) == (0, 8, 4)
-    assert items(scratch / "cache") == whole
-    assert check(scratch / "cache").repeated == 0
 
 
 def test_with_nohup_a_hang_up_changes_nothing(by_ones, plain, gated_config, gate, scratch):

@@ -9,22 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_contents import check, chunk_files, items, only_version, shard_folders
+from cache_contents import check, items, ledger, only_version, shard_folders
 from corpora import Corpus
 from extractions import extract_here, extracted, write_config
-from small_shards import item, write
 
 from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.in_flight import InFlight, Suspects, find_suspects, forget_suspects
-from featcache.store.index import open_index
-from featcache.store.ledger import Failure, latest_failures
-from featcache.store.run_records import run_names
-from featcache.store.runs import Run
-from featcache.store.version import Version
+from featcache.version.in_flight import InFlight, Suspects, find_suspects
+from featcache.version.records import Run, run_names
+from featcache.version.version import Version
 
 ONE_EACH = "0.0003"
 """MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
@@ -49,22 +45,22 @@ def run_until_it_ends(cli, *job, **options) -> tuple[int, int]:
 
 def marks(cache: Path) -> list[Path]:
     """What runs have left of what was in flight."""
-    return [*cache.glob("*/runs/*/in_flight.*"), *cache.glob("*/runs/*/crash.txt")]
+    return [*cache.glob("*/work/desk/*/in_flight.*"), *cache.glob("*/work/desk/*/crash.txt")]
 
 
-def failures(cli, cache: Path) -> dict[str, tuple[str, str]]:
+def failures(cache: Path) -> dict[str, tuple[str, str]]:
     """The ledger: reason and message, by the id of the utterance."""
-    (version,) = cli("info", cache, "--json").json()["versions"]
-    return {one["id"]: (one["reason"], one["message"]) for one in version["failures"]}
+    return {id_: (one.reason, one.message) for id_, one in ledger(cache).items()}
 
 
 def as_if_killed(version, ids: list[str], apart: bool = False, crash: str = "") -> None:
     """Leave what a run leaves that dies with some utterances in flight."""
-    run = Run(version, {})
-    (run.folder / "in_flight.0").write_text(json.dumps({"ids": ids, "apart": apart}) + "\nstale")
-    (run.folder / "in_flight.1").write_text("\n" + json.dumps({"ids": ["cleared"], "apart": False}))
+    folder = version.store.desk / Run(version, {}).id
+    folder.mkdir()
+    (folder / "in_flight.0").write_text(json.dumps({"ids": ids, "apart": apart}) + "\nstale")
+    (folder / "in_flight.1").write_text("\n" + json.dumps({"ids": ["cleared"], "apart": False}))
     if crash:
-        (run.folder / "crash.txt").write_text(crash)
+        (folder / "crash.txt").write_text(crash)
 
 
 # The whole of it, in real processes
@@ -79,7 +75,7 @@ def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch)
     code, deaths = run_until_it_ends(cli, *job, cwd=scratch / "here")
     assert (code, deaths) == (3, 1)
     culprit = f"{plain.ids[1]}!segfault"
-    assert failures(cli, scratch / "c") == {culprit: ("crashed", "extracting it ended a process: SIGSEGV")}
+    assert failures(scratch / "c") == {culprit: ("crashed", "extracting it ended a process: SIGSEGV")}
     assert marks(scratch / "c") == []
     again = cli(*job)
     assert (again.code, "crashed 1" in again.out) == (3, True)
@@ -100,7 +96,7 @@ def test_clips_that_kill_their_process_cost_few_runs(cli, plain, scratch):
     code, deaths = run_until_it_ends(cli, *job)
     assert code == 3
     assert deaths <= 2 + 1 + 1
-    found = failures(cli, scratch / "c")
+    found = failures(scratch / "c")
     assert {reason for reason, _ in found.values()} == {"crashed"}
     assert [message.rpartition(": ")[2] for _, message in found.values()] == ["SIGKILL", "exit code 7", "SIGKILL"]
     assert len(items(scratch / "c")) == len(plain.rows) - 3
@@ -115,7 +111,7 @@ def test_a_clip_without_enough_memory_is_that_clips_failure(cli, plain, scratch,
     job = ("extract", crashing(plain, how), "-c", write_config(scratch, "Crashing"), "-o", scratch / "c")
     made = cli(*job)
     assert made.code == 3, made.err
-    assert [reason for reason, _ in failures(cli, scratch / "c").values()] == ["out_of_memory"]
+    assert [reason for reason, _ in failures(scratch / "c").values()] == ["out_of_memory"]
     assert len(items(scratch / "c")) == len(plain.rows) - 1
     assert marks(scratch / "c") == []
     assert cli(*job, "--json").json()["failed_by_reason"] == {"out_of_memory": 1}
@@ -153,7 +149,7 @@ def test_an_interrupt_condemns_nobody(cli, plain, gate, gated_config, scratch):
     running.wait_until(lambda: "interrupted" in running.err())
     gate.unlink()
     assert running.wait().code == 130
-    assert failures(cli, scratch) == {}
+    assert failures(scratch) == {}
     finished = cli(*job, "--json")
     assert (finished.code, extracted(finished)) == (0, len(plain.rows) - 2)  # the suspect is there
 
@@ -197,7 +193,7 @@ def test_what_leaves_a_device_useless_is_a_crash(plain, scratch, monkeypatch):
     version = only_version(scratch / "c")
     (crash,) = [path.read_text() for path in marks(scratch / "c") if path.name == "crash.txt"]
     assert crash == "cpu: CUDA error: out of cheese"
-    assert plain.ids[0] in find_suspects(version, {}, dead={*run_names(version)}).ids
+    assert plain.ids[0] in find_suspects(version, {}, dead={*run_names(version.store)}).ids
 
 
 def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scratch, monkeypatch):
@@ -207,23 +203,13 @@ def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scra
     extract_here(read_manifest(plain.manifest(plain.rows[:1], "one.csv")), [config], scratch, Options("cpu", 1))
     as_if_killed(only_version(scratch), plain.ids[2:5], crash="Fatal Python error: Aborted")
     extract_here(read_manifest(plain.manifest()), [config], scratch, Options("cpu", 2))
-    found = latest_failures(only_version(scratch))
+    found = failures(scratch)
     assert {*found} == {*plain.ids[2:5]}
-    assert found[plain.ids[2]].message == "a process of its own cannot begin: it ended: exit code 5"
+    assert found[plain.ids[2]][1] == "a process of its own cannot begin: it ended: exit code 5"
     assert len(items(scratch)) == len(plain.rows) - 3
 
 
 # Marks
-
-
-def test_suspects_are_what_was_in_flight_in_a_crash_or_twice_in_kills(version, clock):
-    """Each of two runs alone says nothing where it was killed; marks that were cleared never do."""
-    as_if_killed(version, ["a", "b"])
-    assert find_suspects(version, {}).ids == set()
-    as_if_killed(version, ["b", "c"])
-    assert find_suspects(version, {}).ids == {"b"}
-    as_if_killed(version, ["d"], crash="Fatal Python error: Bus error")
-    assert find_suspects(version, {}) == Suspects(frozenset("bd"))
 
 
 def test_what_ended_two_runs_though_it_was_apart_is_not_tried_again(cli, plain, slow_config, scratch):
@@ -234,7 +220,7 @@ def test_what_ended_two_runs_though_it_was_apart_is_not_tried_again(cli, plain, 
     finished = cli("extract", plain.manifest(), "-c", slow_config, "-o", scratch)
     assert finished.code == 3
     assert f"1 utterance in flight ({plain.ids[4]})" in finished.err
-    assert [*failures(cli, scratch)] == [plain.ids[4]]
+    assert [*failures(scratch)] == [plain.ids[4]]
     assert len(items(scratch)) == len(plain.rows) - 1
 
 
@@ -242,47 +228,17 @@ def test_marks_say_what_each_worker_works_on_and_go_with_the_run(version):
     """A long one is followed by a short one; ids may hold anything; an error takes the marks along, unless it is one
     of memory.
     """
-    run = Run(version, {})
-    with InFlight([run.folder], 2) as in_flight:
+    run = Run(version, {}).id
+    folder = version.store.desk / run
+    with InFlight([(version, run)], 2) as in_flight:
         with in_flight.working_on(0, ["a" * 10_000, "\udc80\n"]), in_flight.working_on(1, ["b"], apart=True):
             pass
         with in_flight.working_on(0, ["c\nd"]):
-            lines = [path.read_bytes().split(b"\n")[0] for path in sorted(run.folder.glob("in_flight.*"))]
+            lines = [path.read_bytes().split(b"\n")[0] for path in sorted(folder.glob("in_flight.*"))]
             assert [line and json.loads(line) for line in lines] == [{"ids": ["c\nd"], "apart": False}, b""]
             assert find_suspects(version, {}) == Suspects()  # it is alive
-    assert [path.name for path in run.folder.iterdir()] == ["run.json"]
+    assert not folder.exists()
     for error, stay in ((ValueError, False), (MemoryError, True)):
-        with pytest.raises(error), InFlight([run.folder], 1) as in_flight, in_flight.working_on(0, ["e"]):
+        with pytest.raises(error), InFlight([(version, run)], 1) as in_flight, in_flight.working_on(0, ["e"]):
             raise error
-        assert (run.folder / "in_flight.0").exists() is stay
-
-
-def test_marks_are_forgotten_once_all_that_was_in_flight_is_settled(cli, plain, slow_config, scratch):
-    """Extracted, or in the ledger; not before."""
-    assert cli("extract", plain.manifest(plain.rows[:2], "two.csv"), "-c", slow_config, "-o", scratch).code == 0
-    version = only_version(scratch)
-    as_if_killed(version, plain.ids[2:4])
-    forget_suspects(version, open_index(version))
-    assert marks(scratch)
-    assert cli("extract", plain.manifest(), "-c", slow_config, "-o", scratch).code == 0
-    assert marks(scratch) == []
-    assert len(chunk_files(scratch)) == 2
-
-
-def test_an_older_item_settles_nothing(version, clock):
-    """What was in flight may have been to replace it; a later item or failure does."""
-    write(version, [item("a")], run=Run(version, {}).id)
-    as_if_killed(version, ["a"])
-    forget_suspects(version, open_index(version))
-    assert marks(version.path.parent)
-    write(version, [item("a", start=0.5)], run=Run(version, {}).id)
-    forget_suspects(version, open_index(version))
-    assert marks(version.path.parent) == []
-
-    Run(version, {}).fail([Failure(id="b", path="b.wav", reason="empty", message="")])
-    as_if_killed(version, ["b"])
-    forget_suspects(version, open_index(version))
-    assert marks(version.path.parent)
-    Run(version, {}).fail([Failure(id="b", path="b.wav", reason="crashed", message="")])
-    forget_suspects(version, open_index(version))
-    assert marks(version.path.parent) == []
+        assert (folder / "in_flight.0").exists() is stay

@@ -25,8 +25,8 @@ from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
 from featcache.manifest.audio_locations import Command
-from featcache.store.in_flight import Suspects
 from featcache.trust import allow_commands
+from featcache.version.in_flight import Suspects
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import tempfile
 import threading
 import time
 
-import numpy as np
 import pytest
 from audio_server import audio_server
 from cache_contents import items, provenance
@@ -20,7 +19,6 @@ from featcache.audio.kept import Kept
 from featcache.audio.members import read_member
 from featcache.config import load_config
 from featcache.errors import AudioError
-from featcache.extraction import durations
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
@@ -106,8 +104,6 @@ def test_commands_find_the_members_as_they_were(cli, plain, server, scratch, mon
         server.requests.clear()
         assert cli("verify", scratch / "c", "--manifest", manifest, *root, *args).code == 0
         assert (len(set(server.requests)), server.asked("HEAD")) == (2 + gets, 2)
-    timed = cli("durations", manifest, "-o", scratch / "timed.csv", *root)
-    assert (timed.code, "each is fetched whole to" in timed.err) == (0, True)
     probed = cli("probe", "fbank80", manifest, *root, "--utterances", "3", "--device", "cpu")
     assert (probed.code, "each is fetched whole to" in probed.err) == (0, True)
 
@@ -198,25 +194,6 @@ def test_what_is_unpacked_is_not_fetched_again(plain, server, scratch, monkeypat
     assert server.asked("GET") == 1
 
 
-def test_durations_do_not_wait_for_containers_once_they_are_interrupted(plain, server, scratch, monkeypatch):
-    inside = packed(plain, scratch, "tar")
-    serve(server, scratch)
-    server.always["/audio_1.tar"] = 503
-    monkeypatch.setattr(remote, "_FIRST_WAIT", 100.0)  # seconds until it is tried again
-    monkeypatch.setattr(durations, "_FILES_AT_ONCE", 1)
-    manifest = read_manifest(inside.manifest(), root=server.address)
-    paths = list(manifest.paths)
-    manifest = manifest.take(np.array([0, next(row for row, path in enumerate(paths) if path.startswith("audio_1"))]))
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        durations.measure_durations(manifest, 2, interrupt, every=True)
-    assert time.monotonic() - began < 50
-
-
-def interrupt(_):
-    raise KeyboardInterrupt
-
-
 def test_a_network_that_goes_away_ends_the_run(plain, server, scratch, monkeypatch):
     monkeypatch.setattr(remote, "TRIES", 1)
     rows = [{**row, "path": f"audio_{number}.tar/a.wav"} for number, row in enumerate(plain.rows)]
@@ -231,7 +208,9 @@ def test_the_next_containers_are_fetched_ahead(plain, server):
     """As many as may be, and each that is wanted makes room for another."""
     server.files = {f"/audio_{number}.tar": plain.folder.joinpath("00.wav").read_bytes() for number in range(6)}
     tasks = [
-        ShardTask("task", number, (Utterance(id=str(number), path=f"audio_{number // 2}.tar/a.wav"),), (1.0,), {})
+        ShardTask(
+            "task", number, (Utterance(id=str(number), path=f"audio_{number // 2}.tar/a.wav"),), (1.0,), (1,), "0" * 16
+        )
         for number in range(12)
     ]
 

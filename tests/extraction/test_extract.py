@@ -8,6 +8,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +24,15 @@ import featcache
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
-from featcache.errors import ArgumentError, StoreError
+from featcache.errors import ArgumentError
 from featcache.extraction import decoding
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.extraction.version_plan import BuiltConfig, new_version_notes, version_info
 from featcache.manifest import read_manifest
-from featcache.store.files import SYNC_THREADS
-from featcache.store.index import open_index
-from featcache.store.prune import plan_prune, prune
-from featcache.store.removing import prune_claim, refuse_beside_runs
-from featcache.store.run_records import run_names
-from featcache.store.version import Version
+from featcache.storage import directory
+from featcache.version.index import open_index
+from featcache.version.version import Version
 
 # A value depends on nothing but the audio and the config
 
@@ -112,11 +110,11 @@ def test_stock_zarr_and_the_loader_read_what_is_there(reference, truth):
     version = only_version(reference)
     for name in version.shard_names():
         group = zarr.open_group(version.shard(name).folder, mode="r")
-        features, offsets = group["features"][...], group["offsets"][...]
-        id_bytes, id_offsets = group["ids"][...].tobytes(), group["id_offsets"][...]
-        for number in range(len(offsets) - 1):
-            id_ = id_bytes[id_offsets[number] : id_offsets[number + 1]].decode()
-            item = features[offsets[number] : offsets[number + 1]]
+        columns = [column for column, _ in group.attrs["featcache"]["columns"]]
+        table, text = dict(zip(columns, group["items"][...].tolist(), strict=True)), group["text"][...].tobytes()
+        ids = [text[first:end].decode() for first, end in pairwise(table["id_offset"])]
+        for id_, (first, end) in zip(ids, pairwise(table["frame_offset"]), strict=True):
+            item = group["features"][first:end]
             assert (item.dtype.name, item.shape, item.tobytes()) == truth[id_]
     whole = zarr.open_group(version.path, mode="r")
     assert set(whole["shards"].group_keys()) == set(version.shard_names())
@@ -218,7 +216,7 @@ def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, gate
     gate.unlink()
     running.wait_until(counted)
     assert running.wait().code == 0
-    assert max(counts) <= 2 + 2 + SYNC_THREADS
+    assert max(counts) <= 2 + 2 + directory._FLUSHES
 
 
 # Plans, summaries, manifests
@@ -302,39 +300,8 @@ def test_an_interrupted_run_counts_what_it_has_committed(plain, gate, gated_conf
 def test_a_version_that_another_run_creates_meanwhile_is_not_one_that_was_renamed(tmp_path):
     built = BuiltConfig.build(load_config("fbank80"), torch.device("cpu"))
     info = version_info(built.config, built.extractor.spec)
-    version = Version.create(tmp_path, info)
+    version = Version.create(tmp_path / info.folder_name, info)
     assert new_version_notes(tmp_path, info) == []
     version.path.rename(tmp_path / "other")
     with pytest.raises(ArgumentError, match=f"rename it back to {info.folder_name}"):
         new_version_notes(tmp_path, info)
-
-
-def test_a_prune_between_planning_and_the_run_is_noticed(plain, scratch):
-    """What the plan took for present is gone: the run says so, and the same command does it."""
-    whole, half = (read_manifest(plain.manifest(plain.rows[:n], f"{n}.csv")) for n in (12, 6))
-    options = Options("cpu", 1)
-    extract_here(whole, [load_config("fbank80")], scratch, options)
-    expected = items(scratch)
-    again = read_manifest(plain.manifest([*plain.rows, {**plain.rows[0], "id": "new"}], "13.csv"))
-    more = plan_extraction(again, [load_config("fbank80")], scratch, options)
-    version = only_version(scratch)
-    assert prune(version, plan_prune(version, half, force=True), half).rewritten == 1
-    with pytest.raises(StoreError, match="was pruned while this run was being planned: run the same command again"):
-        run_extraction(more, run_locally)
-    assert [problem for problem in check(scratch).problems if problem.kind != "record"] == []
-    assert extract_here(again, [load_config("fbank80")], scratch, options).versions[0].extracted == 7
-    assert items(scratch).items() >= expected.items()
-
-
-def test_a_run_waits_for_a_prune_that_stops_for_it(plain, scratch):
-    manifest, options = read_manifest(plain.manifest(plain.rows[:2], "2.csv")), Options("cpu", 1)
-    extract_here(manifest, [load_config("fbank80")], scratch, options)
-    more = plan_extraction(read_manifest(plain.manifest()), [load_config("fbank80")], scratch, options)
-    with ThreadPoolExecutor(1) as pool:
-        with prune_claim(only_version(scratch)):
-            running = pool.submit(run_extraction, more, run_locally)
-            wait_until(lambda: len(run_names(only_version(scratch))) == 2)
-            with pytest.raises(StoreError, match="a run is under way"):
-                refuse_beside_runs(only_version(scratch))
-            assert not running.done()
-        assert running.result().versions[0].extracted == 10

@@ -8,13 +8,12 @@ import pytest
 from cache_contents import items
 
 import featcache
+from featcache.care.copying import copy_version
 from featcache.errors import ArgumentError, ManifestError
 from featcache.extraction.corpus import plan_corpus
 from featcache.storage.location import parse_location
-from featcache.storage.objects import Objects
-from featcache.store.copying import copy_version
-from featcache.store.corpus import read_parts
-from featcache.store.selection import select_version
+from featcache.version.corpus import read_parts
+from featcache.version.selection import select_version
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_a_corpus_in_a_store_has_what_one_in_a_folder_has(manifests, tmp_path):
 
     # A part by itself, in a corpus that is there; in which a shard is lost.
     version = select_version(parse_location("url", f"{url}/p1"))
-    Objects().delete_folder(version.path / "shards" / version.shard_names()[0])
+    version.store.remove(f"shards/{version.shard_names()[0]}")
     again = featcache.extract(manifests[1], "fbank80", url, threads=1)
     assert [summary.versions[0].extracted for summary in again.parts.values()] == [4]
 

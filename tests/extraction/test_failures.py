@@ -29,9 +29,9 @@ from featcache.errors import AudioError, Reason
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import read_manifest
-from featcache.store.in_flight import Suspects
-from featcache.store.ledger import latest_failures
-from featcache.store.selection import select_version
+from featcache.version.in_flight import Suspects
+from featcache.version.ledger import read_failures
+from featcache.version.selection import select_version
 
 # Failures
 
@@ -48,16 +48,19 @@ def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scr
     made = cli("extract", corpus.manifest(), "-o", cache)
     assert made.code == 3
     assert "failures: file_missing 1, not_audio 1, too_short 1" in made.out
-    (ledger,) = cache.glob("*/runs/*/failures.jsonl")
-    reasons = {record["id"]: record["reason"] for record in map(json.loads, ledger.read_text().splitlines())}
-    assert reasons == {"utt-02": "not_audio", "utt-07": "file_missing", "utt-09": "too_short"}
+    ledger = read_failures(only_version(cache))
+    assert {failure.id: failure.reason for failure in ledger} == {
+        "utt-02": "not_audio",
+        "utt-07": "file_missing",
+        "utt-09": "too_short",
+    }
     assert len(items(cache)) == 9
 
     again = cli("extract", corpus.manifest(), "-o", cache)
     assert again.code == 3
     assert "0 extracted" in again.out
     assert "3 failed" in again.out
-    assert list(cache.glob("*/runs/*/failures.jsonl")) == [ledger]
+    assert read_failures(only_version(cache)) == ledger
     verified = cli("verify", cache, "--manifest", corpus.manifest())
     assert verified.code == 3
     assert "3 utterances are in the failure ledger" in verified.out
@@ -106,10 +109,9 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, plain, scratch):
 
     made = cli("extract", manifest, "-o", scratch / "c", "-c", config, "--json")
     assert made.code == 3, made.err
-    (ledger,) = (scratch / "c").glob("*/runs/*/failures.jsonl")
-    records = {record["id"]: record for record in map(json.loads, ledger.read_text().splitlines())}
-    assert {name: record["reason"] for name, record in records.items()} == expected
-    assert all(record["message"] for record in records.values())
+    ledger = read_failures(only_version(scratch / "c"))
+    assert {failure.id: failure.reason for failure in ledger} == expected
+    assert all(failure.message for failure in ledger)
     assert made.json()["failed_by_reason"] == Counter(expected.values())
     assert set(items(scratch / "c")) == {row["id"] for row in fine}
     assert check(scratch / "c").problems == []
@@ -126,9 +128,7 @@ def test_the_ledger_keeps_names_of_any_characters(cli, plain, scratch, separator
     manifest = scratch / "odd.jsonl"
     manifest.write_text(json.dumps({"id": "odd", "path": path}) + "\n")
     assert cli("extract", manifest, "-o", scratch / "c").code == 3
-    ((_, failure),) = [
-        (one["id"], one) for one in cli("info", scratch / "c", "--json").json()["versions"][0]["failures"]
-    ]
+    (failure,) = cli("info", scratch / "c", "--json").json()["versions"][0]["failures"]
     assert failure["path"] == path
     assert "0 extracted" in cli("extract", manifest, "-o", scratch / "c").out
 
@@ -297,7 +297,7 @@ def test_a_clip_at_which_an_extractor_raises_an_exception_fails(
         plan = replace(plan, versions=[replace(version, suspects=suspects) for version in plan.versions])
     summary = run_extraction(plan, run_locally)
     assert (summary.failed_by_reason, summary.too_many_failures) == ({"extractor_error": 1}, "")
-    (failure,) = latest_failures(select_version(scratch / "c", config.name)).values()
+    (failure,) = read_failures(select_version(scratch / "c", config.name))
     assert failure.id == "loud"
     assert re.fullmatch(rf"ValueError: too loud \(helpers/loud_extractors\.py:\d+, {where}\)", failure.message)
     extract_here(read_manifest(plain.manifest()), both, scratch / "without", Options("cpu", 1))
@@ -319,7 +319,7 @@ def test_many_exceptions_in_a_row_end_the_run_and_not_the_next_one(with_loud, sc
     assert "clips: Clips raised exceptions at 20 utterances in a row, the last one loud-19" in first.too_many_failures
     assert first.traceback.count("ValueError: too loud") == 1
     assert {*items(scratch / "c")} == {row["id"] for row in with_loud.rows[:5]} - {"loud"}
-    assert 21 <= len(latest_failures(only_version(scratch / "c"))) < 30
+    assert 21 <= len(read_failures(only_version(scratch / "c"))) < 30
     second = extract_here(manifest, [config], scratch / "c", Options("cpu", 1))
     assert (second.too_many_failures, second.failed) == ("", 31)
     assert len(values(scratch / "c")) == len(with_loud.rows) - 1

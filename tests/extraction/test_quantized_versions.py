@@ -12,19 +12,19 @@ from extractions import TINY, extract_here, write_config
 from real_speech import digits
 
 import featcache
+from featcache.care.recompute import recompute
 from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extraction.plan import Options
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams
-from featcache.health.recompute import recompute
+from featcache.format.dequantize import dequantize_array
 from featcache.manifest import read_manifest
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
 from featcache.stats.kmeans import draw_frames, fit_version
-from featcache.store.dequantize import dequantize_array
-from featcache.store.index import open_index
+from featcache.version.index import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -282,7 +282,7 @@ def test_the_version_says_it_in_its_metadata(plain, scratch):
     """And a reader that knows side arrays and not this one sees a dtype that is not the one it was promised."""
     cache = extract(plain.manifest(), config_of(FBANK), scratch)
     document = json.loads((cache.version.path / "zarr.json").read_text())["attributes"]["featcache"]
-    assert document["format"] == 1
+    assert document["format"] == 2
     assert document["spec"]["dtype"] == "float32"
     assert [side["name"] for side in document["spec"]["side"]] == [QUANTIZATION]
     (name,) = cache.version.shard_names()
@@ -290,7 +290,7 @@ def test_the_version_says_it_in_its_metadata(plain, scratch):
     assert features["data_type"] == "uint8"
     zarr = pytest.importorskip("zarr")
     shard = zarr.open_group(cache.version.shard(name).folder, mode="r")
-    first, last = shard["offsets"][3:5]
+    first, last = shard["items"][0, 3:5]  # `frame_offset`
     scale, offset = shard[f"side_{QUANTIZATION}"][3]
     assert np.array_equal(offset + scale * shard["features"][int(first) : int(last)], cache[3])
     assert np.array_equal(dequantize_array(cache.item(3, raw=True), scale, offset), cache[3])

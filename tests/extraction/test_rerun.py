@@ -72,7 +72,7 @@ def test_rows_removed_are_surplus(cli, plain, scratch):
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_row_that_changed_is_extracted_again(cli, scratch, changed):
-    """The new one counts from then on; the old one is superseded, and its neighbours are left alone."""
+    """The new one counts from then on, and its neighbours are left alone."""
     corpus = Corpus(scratch / "corpus")
     corpus.folder.mkdir()
     for i in range(4):
@@ -101,7 +101,7 @@ def test_a_row_that_changed_is_extracted_again(cli, scratch, changed):
 
 
 def test_a_row_that_changes_back_and_forth_gives_what_the_last_run_asked_for(cli, plain, scratch):
-    """A chain of superseded items ends at the latest one."""
+    """Of a chain of items, the latest one counts."""
     rows = [dict(row) for row in plain.rows[:3]]
     duration, seen = rows[1]["duration"], {}
     for step, seconds in enumerate((duration, 0.2, duration, 0.3, 0.2, duration)):
@@ -135,12 +135,12 @@ def test_only_shards_that_hold_the_rows_are_asked_for_their_files(cli, plain, sc
     assert cli("extract", plain.manifest(), "-o", scratch, "--shard-size", "0.02").code == 0
     version, part = only_version(scratch), read_manifest(plain.manifest(plain.rows[:3], "part.csv"))
     for name in version.shard_names():
-        if not set(version.shard(name).ids) & set(part.ids):
-            (version.shard(name).folder / "sources" / "c" / "0" / "0").unlink()
+        if not {*version.shard(name).table.ids} & {*part.ids}:
+            (version.shard(name).folder / "items" / "c" / "0" / "0").unlink()
     extraction = plan_extraction(part, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
     assert extraction.num_missing == 0
     whole = read_manifest(plain.manifest())
-    with pytest.raises(DamagedError, match=r"sources.*missing"):
+    with pytest.raises(DamagedError, match=r"items.*missing"):
         plan_extraction(whole, [load_config("fbank80")], scratch, Options("cpu", 1, check_sources=True))
 
 

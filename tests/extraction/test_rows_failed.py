@@ -15,6 +15,7 @@ import pytest
 from cache_contents import check, items, only_version
 from changed_rows import is_quiet, make_corpus, refusal, with_row
 from corpora import Corpus
+from damage import flip
 from extractions import extract_here, extracted
 
 import featcache
@@ -24,8 +25,8 @@ from featcache.extraction.from_version import StoredUtterance, open_source
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.manifest import Utterance, read_manifest
 from featcache.stats import moments
-from featcache.store.index import open_index
-from featcache.store.ledger import standing_failures
+from featcache.version.index import open_index
+from featcache.version.ledger import standing_failures
 
 
 @pytest.fixture
@@ -112,10 +113,7 @@ def test_a_failure_outlives_the_repair_of_the_item_that_it_left(cli, corpus, scr
     version = only_version(cache)
     (name,) = version.shard_names()
     shard = version.shard(name)
-    chunk = shard.folder / "features" / "c" / "0" / "0"
-    data = bytearray(chunk.read_bytes())
-    data[int(shard.offsets[5]) * 160] ^= 1  # of the sixth item
-    chunk.write_bytes(data)
+    flip(shard.folder / "features" / "c" / "0" / "0", int(shard.table.offsets("frame")[5]) * 160)  # of the sixth item
     assert cli("repair", version.path, "--manifest", corpus.manifest()).code == 0
     assert name not in version.shard_names()
     assert_told(cli, cache, "u1", "junk.wav")
@@ -147,19 +145,6 @@ def test_units_are_not_made_of_an_older_file(cli, corpus, scratch):
     assert isinstance(there, StoredUtterance)
     assert older.reason == Reason.NOT_IN_SOURCE
     assert "of another row or file: its file has changed since, and extracting the new one failed: not" in str(older)
-
-
-def test_where_nothing_was_replaced_the_ledger_is_what_it_was(cli, corpus, scratch):
-    """Readers of before know the records; and records of before, which say nothing of an item, are read."""
-    cache = scratch / "c"
-    assert cli("extract", with_row(corpus, "u1", path="junk.wav"), "-o", cache).code == 3
-    (ledger,) = cache.glob("*/runs/*/failures.jsonl")
-    assert "replaces" not in ledger.read_text()
-    version = only_version(cache)
-    (failure,) = standing_failures(version, open_index(version)).values()
-    assert (failure.id, failure.replaces) == ("u1", None)
-    ledger.write_text(ledger.read_text() + ledger.read_text().replace('"u1"', '"u2"'))  # which is there
-    assert list(standing_failures(version, open_index(version))) == ["u1"]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.extraction.tasks import MAX_ITEMS, compare, shard_ranges, shard_tasks
+from featcache.extraction.tasks import MAX_ITEMS, compare, shard_ranges, shard_tasks, want
+from featcache.format.table import Table
 from featcache.manifest import Manifest
-from featcache.store.index import Index
-from featcache.store.ledger import Failure
 from featcache.strings import Strings
+from featcache.version.index import COLUMNS, Index, ShardSummary
+from featcache.version.ledger import Failure
 
 SECONDS = st.one_of(st.floats(0.01, 40), st.sampled_from([1e-9, 3600.0, 1e12, 1e300]))
 ROWS = st.lists(SECONDS, min_size=1, max_size=60)
@@ -36,29 +37,35 @@ def table(durations, ids=None, starts=None) -> Manifest:
     )
 
 
+def keys_of(manifest: Manifest) -> np.ndarray:
+    return np.stack([manifest.ids.hashes(), manifest.row_hashes()])
+
+
 def holding(manifest: Manifest, rows) -> Index:
     """The index of a version that holds some rows of a manifest, all of them in one shard."""
     rows = np.array(sorted(rows), np.int64)
-    hashes = manifest.row_hashes()
-    ids = manifest.ids.take(rows)
-    by_hash = np.argsort(ids.hashes(), kind="stable").astype(np.uint32)
-    return Index(
-        shards=["0123456789ab"],
-        runs=[""],
-        ids=ids,
-        shard=np.zeros(len(rows), np.uint32),
-        item=np.arange(len(rows), dtype=np.uint32),
-        first_frame=np.arange(len(rows)),
-        num_frames=np.ones(len(rows), np.int64),
-        row_hash=hashes[rows],
-        id_hash=ids.hashes()[by_hash],
-        by_hash=by_hash,
-    )
+    id_hash, row_hash = keys_of(manifest.take(rows))
+    by_id = np.argsort(id_hash, kind="stable")
+    ids = [*manifest.ids.take(rows)]
+    columns = {
+        "shard": np.zeros(len(rows), np.uint64),
+        "item": np.arange(len(rows), dtype=np.uint64),
+        "first_frame": np.arange(len(rows), dtype=np.uint64),
+        "num_frames": np.ones(len(rows), np.uint64),
+        "generation": np.ones(len(rows), np.uint64),
+        "row_hash": row_hash,
+        "sorted_id_hash": id_hash[by_id],
+        "by_id_hash": by_id.astype(np.uint64),
+        "id_offset": np.cumsum([0, *map(len, ids)]).astype(np.uint64),
+    }
+    table = Table.of(columns, COLUMNS, np.frombuffer("".join(ids).encode(), np.uint8))
+    return Index([ShardSummary("0" * 16, 0, len(rows), len(rows), 1.0, "0" * 16, 0)], [], table)
 
 
 def plan(manifest: Manifest, index: Index, seconds_per_shard: float = 30.0, failures=None):
     status = compare(manifest, index, failures or {})
-    return list(shard_tasks(manifest, index, status, manifest.duration, seconds_per_shard))
+    wanted = want("made up", keys_of(manifest), index, [])
+    return list(shard_tasks(manifest, status, wanted, manifest.duration, seconds_per_shard))
 
 
 def failure(manifest: Manifest, row: int) -> Failure:
@@ -125,7 +132,7 @@ def test_one_absurd_duration_costs_nothing():
 
 @given(ROWS, st.randoms())
 def test_a_tasks_name_says_what_is_in_it(durations, random):
-    """Two runs that plan the same shard claim it under the same name, and different shards under different ones."""
+    """The same shard has the same name whoever plans it, and different ones have different names."""
     manifest = table(durations)
     planned = plan(manifest, holding(manifest, []))
     assert len({task.name for task in planned}) == len(planned)
@@ -156,10 +163,8 @@ def test_a_row_that_changed_is_missing_and_replaces_what_was_there(column):
     status = compare(after, index, {})
     assert status.missing.tolist() == [False, False, True, False]
     assert status.replaces.tolist() == [-1, -1, 2, -1]
-    (task,) = shard_tasks(after, index, status, after.duration, 30.0)
-    (replaced,) = task.replaces
-    assert task.supersedes([replaced, "another"]) == {"0123456789ab": [2]}
-    assert task.supersedes([]) == {}  # it failed: what there is stays
+    (task,) = plan(after, index)
+    assert (task.utterances, task.generations) == ((after[2],), (2,))
 
 
 def test_a_failure_of_another_row_or_file_is_tried_again():
@@ -179,8 +184,6 @@ def test_tasks_travel(durations):
     manifest = table(durations)
     planned = plan(manifest, holding(manifest, []))
     assert pickle.loads(pickle.dumps(planned)) == planned
-    for task in planned:
-        assert task.only(set(range(len(task.utterances)))) == task
 
 
 def test_nothing_missing_is_no_task():

@@ -1,7 +1,5 @@
 """A value depends on its clip alone: no bit of it changes with what surrounds the clip."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -99,16 +97,6 @@ def test_rows_are_the_same_whatever_the_shapes(num_mel_bins, num_ceps, frame_len
 
 
 @every_extractor
-def test_many_python_threads_share_one_instance(extractor):
-    torch.set_num_threads(1)
-    batches = [[clip(10 * i + j, 3000 + 5000 * j + 77 * i) for j in range(4)] for i in range(24)]
-    expected = [extractor.extract(batch) for batch in batches]
-    with ThreadPoolExecutor(8) as pool:
-        for found, wanted in zip(pool.map(extractor.extract, batches), expected, strict=True):
-            assert_same(found, wanted)
-
-
-@every_extractor
 def test_neighbours_that_are_not_numbers(extractor):
     nan, infinite = (Clip("", torch.full((9000,), value)) for value in (float("nan"), float("inf")))
     good = clip(2, 9000)
@@ -137,18 +125,3 @@ def test_what_comes_back(extractor):
     assert addresses[1:] == ends[:-1]
     assert_same([clip.waveform for clip in clips], before)
     assert extractor.extract([]) == []
-
-
-@every_extractor
-def test_a_waveform_may_be_a_view(extractor):
-    """A strided waveform may be one channel of an interleaved recording."""
-    stereo = clip(3, 20_000).waveform.reshape(-1, 2)
-    (view,) = extractor.extract([Clip("a", stereo[:, 1])])
-    (copy,) = extractor.extract([Clip("a", stereo[:, 1].clone())])
-    assert torch.equal(view, copy)
-
-
-@every_extractor
-def test_the_shortest_clip(extractor):
-    shortest = next(n for n in range(5000) if extractor.num_frames(n))
-    assert extractor.extract([clip(1, shortest)])[0].shape == (1, *extractor.spec.item_shape)

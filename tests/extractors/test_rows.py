@@ -30,8 +30,8 @@ from featcache.extraction.out_of_memory import OutOfMemoryRetry, is_out_of_memor
 from featcache.extraction.plan import Options, plan_extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
-from featcache.store.index import open_index
-from featcache.store.ledger import latest_failures
+from featcache.version.index import open_index
+from featcache.version.ledger import read_failures
 
 CPU = torch.device("cpu")
 
@@ -186,10 +186,10 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(cli, corpus, truth, scratc
     assert items(scratch) == truth
 
 
-def test_two_runs_share_the_work(cli, corpus, truth, scratch, tmp_path):
-    """Each run leaves to the other what that one has begun, and goes on with its own."""
+def test_two_runs_do_the_work_once(cli, corpus, truth, scratch, tmp_path):
+    """The second waits, and finds nothing left to do."""
     slow = write_config(tmp_path, "Shapes", module="row_extractors", seconds=0.02)
-    arguments = ("extract", corpus.manifest(), "-c", slow, "-o", scratch, "--shard-size", TINY, "--json")
+    arguments = ("extract", corpus.manifest(), "-c", slow, "-o", scratch, "--shard-size", TINY, "--wait", "--json")
     runs = [cli.start(*arguments) for _ in range(2)]
     done = [run.wait() for run in runs]
     assert [run.code for run in done] == [0, 0]
@@ -229,7 +229,7 @@ def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
     assert len(index.shards) > 3
     for name in index.shards:
         shard = version.shard(name)
-        for number, frames in enumerate(np.diff(shard.offsets)):
+        for number, frames in enumerate(np.diff(shard.table.offsets("frame"))):
             entries = shard.side("counts").item(number).tolist()
             assert entries == ([frames] if frames < 20 else [11, frames - 9])
 
@@ -291,7 +291,7 @@ def test_a_clip_that_does_not_fit_at_all_is_a_failure(cli, corpus, scratch, tmp_
     config = write_config(tmp_path, "Tiny", module="row_extractors")
     result = cli("extract", corpus.manifest(), "-c", config, "-o", scratch)
     assert result.code == 3, result.err
-    failed = {id_: failure.reason for id_, failure in latest_failures(only_version(scratch)).items()}
+    failed = {failure.id: failure.reason for failure in read_failures(only_version(scratch))}
     assert failed["plain-06"] == failed["mp3"] == "too_long"
     assert "plain-02" not in failed
     assert set(items(scratch)) | set(failed) == set(corpus.ids)

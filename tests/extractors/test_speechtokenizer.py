@@ -88,18 +88,6 @@ def test_weights_are_a_folder_or_the_file_in_it(folder):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sample_rate": 24000}, "audio.sample_rate: 24000; .* is for 16000"),
-        ({"codebooks": 9}, "params.codebooks: 9, but .* has 8"),
-    ],
-)
-def test_what_the_model_has_not_is_refused(folder, options, message):
-    with pytest.raises(ConfigError, match=message):
-        build(folder, **options)
-
-
-@pytest.mark.parametrize(
     ("config", "message"),
     [
         (None, "holds no config.json"),

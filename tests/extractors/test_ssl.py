@@ -19,7 +19,6 @@ from featcache.config import config_from
 from featcache.errors import ConfigError
 from featcache.extractors import wav2vec2
 from featcache.extractors.ssl import SSL
-from featcache.testing import ExtractorSuite
 
 CPU = torch.device("cpu")
 MODELS = [*small_ssl.WAVEFORM_MODELS, *small_ssl.OTHER_MODELS]
@@ -329,38 +328,3 @@ def test_chunks_are_the_models_own_frames(name, folder):
         assert len(found) == whole.num_frames(n)
         second = extract(whole, [waveform[5120:11520]])[0]
         assert difference(found[18:20], second[2:4]) < 1e-5
-
-
-# The suite
-
-
-class Suite(ExtractorSuite):
-    name: str
-    tolerance = 2e-5
-    seconds = 0.5
-    params: dict = {}  # noqa: RUF012
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def loaded(cls, folder):
-        params = {"weights": str(folder(cls.name)), **cls.params}
-        return config_from({"name": "tested", "extractor": "ssl", "params": params})
-
-
-class TestHubert(Suite):
-    name = "hubert"
-
-
-class TestW2vBert(Suite):
-    name = "w2v-bert-rotary"  # whose module of positions keeps the last ones
-    tolerance = 2e-4
-
-
-class TestWavLMStacked(Suite):
-    name = "wavlm-large"
-    params = {"layers": [3, 0]}  # noqa: RUF012
-
-
-class TestWhisper(Suite):
-    name = "whisper"
-    params = {"layers": [1, 2], "weights_per_layer": [0.25, 0.75]}  # noqa: RUF012

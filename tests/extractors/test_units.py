@@ -96,22 +96,23 @@ def test_rounding_to_the_stored_dtype_matters(tmp_path):
     assert (units.from_features(torch.from_numpy(exact)).numpy() != codes).any()
 
 
-class TestUnitsOfFrames(ExtractorSuite):
+class OfSource(ExtractorSuite):
+    source: str
+
     @pytest.fixture(scope="class")
     @classmethod
     def loaded(cls, tmp_path_factory):
         path = tmp_path_factory.mktemp("units") / "units.safetensors"
-        write_units(path, config_from({"name": "source", **SOURCES["mfcc-float32"]}))
+        write_units(path, config_from({"name": "source", **SOURCES[cls.source]}))
         return config_from({"name": "units", "extractor": "units", "params": {"weights": str(path)}})
 
 
-class TestUnitsOfRows(ExtractorSuite):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def loaded(cls, tmp_path_factory):
-        path = tmp_path_factory.mktemp("units") / "units.safetensors"
-        write_units(path, config_from({"name": "source", **SOURCES["rows-in-pieces"]}))
-        return config_from({"name": "units", "extractor": "units", "params": {"weights": str(path)}})
+class TestUnitsOfFrames(OfSource):
+    source = "mfcc-float32"
+
+
+class TestUnitsOfRows(OfSource):
+    source = "rows-in-pieces"
 
 
 def test_rows_are_put_together_as_the_features_extractor_would(tmp_path):

@@ -18,10 +18,10 @@ from processes import Cli
 from promises import CACHE, Scenario
 from scratch import scratch_folder
 
-from featcache.store.index import open_index
-from featcache.store.ledger import standing_failures
+from featcache.version.index import open_index
+from featcache.version.ledger import standing_failures
 
-SHARD_SIZE = "0.0012"
+SHARD_SIZE = "0.001"
 """MB: two of the utterances in a shard."""
 
 FIGURES = pytest.StashKey[list[str]]()
@@ -106,7 +106,7 @@ def from_nothing(faulty, small, config, kept) -> Scenario:
 
 @pytest.fixture(scope="session")
 def extraction_of_more(faulty, small, config, kept, from_nothing) -> Scenario:
-    """A longer manifest, in which a row has another file: two shards more, of which one supersedes an item."""
+    """A longer manifest, in which a row has another file: two shards more, of which one replaces an item."""
     rows = [dict(row) for row in small.rows]
     rows[2]["path"] = "5.wav"
     manifest = small.manifest(rows, "six.csv")

@@ -15,7 +15,7 @@ from featcache.manifest import read_manifest
 
 @pytest.fixture(scope="module")
 def other(faulty, from_nothing, config, kept) -> Path:
-    """A shard of the same name, of another config."""
+    """The shards of another config."""
     path = kept / "other.yaml"
     path.write_text(config.read_text().replace("tiny", "other").replace("4}", "4, high_freq: -100}"))
     command = [path if argument == config else argument for argument in from_nothing.command]
@@ -34,7 +34,7 @@ def emptied(shard: Path, other: Path) -> None:
 
 
 def twice(shard: Path, other: Path) -> None:
-    shutil.copytree(shard, shard.with_name("0123456789ab"))
+    shutil.copytree(shard, shard.with_name("0123456789abcdef"))
 
 
 def exchanged_inside(shard: Path, other: Path) -> None:
@@ -46,7 +46,7 @@ def exchanged_inside(shard: Path, other: Path) -> None:
 
 def exchanged_with_another_version(shard: Path, other: Path) -> None:
     shutil.rmtree(shard)
-    shutil.copytree(other / shard.name, shard)
+    shutil.copytree(next(path for path in other.iterdir() if path.is_dir()), shard)
 
 
 def cut_off(shard: Path, other: Path) -> None:
@@ -63,14 +63,14 @@ def test_a_shard_that_is_not_in_its_place(faulty, from_nothing, other, trials, s
     version = only_version(cache)
     names, sound = version.shard_names(), items(cache)
     shard = version.shard(names[0])
-    ids = set(shard.ids)
+    ids = set(shard.table.ids)
     spoil(shard.folder, other)
     report = check(cache, manifest=read_manifest(from_nothing.manifest))
     assert report.problems
     if spoil is gone:
         assert {problem.id for problem in report.problems if problem.id} == ids
     elif spoil is twice:
-        assert report.damaged_shards == ["0123456789ab"]
+        assert report.damaged_shards == ["0123456789abcdef"]
     else:
         assert {shard.name} <= {*report.damaged_shards} <= {*names}
     for command in (("repair", cache, "--manifest", from_nothing.manifest), from_nothing.arguments(cache)):

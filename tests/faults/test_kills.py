@@ -6,21 +6,22 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
 
 import pytest
 from promises import assert_finishes, assert_is_after, assert_old_or_new
-from shim import CHANGES, STEP, Faults, Strike, read_calls, spread_kills
+from shim import STEP, Faults, Strike, read_calls, spread_kills
 
 SAMPLE = 4
 """Kills of a scenario in CI."""
 
 
-def count_calls(cli, scenario, trials, kinds=CHANGES) -> int:
-    """How many such calls the undisturbed command makes; at least."""
+def count_calls(cli, scenario, trials) -> Counter[str]:
+    """How many calls of each kind that changes something the undisturbed command makes; at least."""
     cache = scenario.prepare(trials / "counted")
     record = trials / "record"
     assert cli(*scenario.arguments(cache), faults=Faults(cache, record=record)).code == scenario.code
-    return sum(call.kind in kinds for call in read_calls(record))
+    return Counter(call.kind for call in read_calls(record))
 
 
 def kill(cli, scenario, trials, strike) -> bool:
@@ -35,14 +36,14 @@ def kill(cli, scenario, trials, strike) -> bool:
 
 def test_killed_at_some_calls(faulty, scenario, trials):
     """Spread over the command, before a call, or in the middle of a write."""
-    total = count_calls(faulty, scenario, trials)
-    killed = sum(kill(faulty, scenario, trials, strike) for strike in spread_kills(total, SAMPLE))
+    calls = count_calls(faulty, scenario, trials)
+    killed = sum(kill(faulty, scenario, trials, strike) for strike in spread_kills(calls, SAMPLE))
     assert killed > SAMPLE // 2
 
 
 @pytest.mark.slow
 def test_killed_at_every_call(faulty, scenario, trials, tell):
-    total = count_calls(faulty, scenario, trials)
+    total = count_calls(faulty, scenario, trials).total()
     killed = sum(kill(faulty, scenario, trials, Strike(at, "kill")) for at in range(0, total, STEP))
     tell(f"{scenario.name}: killed {killed} times, at {total} calls, every {STEP}.")
     assert killed > total // STEP * 0.9  # the last calls are those of the index, or of threads that are ending
@@ -50,7 +51,7 @@ def test_killed_at_every_call(faulty, scenario, trials, tell):
 
 @pytest.mark.slow
 def test_killed_in_the_middle_of_every_write(faulty, scenario, trials, tell):
-    total = count_calls(faulty, scenario, trials, ["write"])
+    total = count_calls(faulty, scenario, trials)["write"]
     killed = sum(kill(faulty, scenario, trials, Strike(at, "torn", ["write"])) for at in range(0, total, STEP))
     tell(f"{scenario.name}: killed {killed} times, at {total} calls, every {STEP}.")
     assert killed > total // STEP * 0.9
@@ -59,7 +60,7 @@ def test_killed_in_the_middle_of_every_write(faulty, scenario, trials, tell):
 def kill_from_outside(cli, scenario, trials, chance) -> bool:
     """A trial in which the kill does not wait for a call: it comes when so much is recorded, or a little later."""
     cache, record = scenario.prepare(trials / "cache"), trials / "record"
-    whole = record.stat().st_size if record.exists() else count_calls(cli, scenario, trials) * 200
+    whole = record.stat().st_size if record.exists() else count_calls(cli, scenario, trials).total() * 200
     moment = chance.randrange(whole)
     record.unlink(missing_ok=True)
     running = cli.start(*scenario.arguments(cache), faults=Faults(cache, record=record))
@@ -72,9 +73,10 @@ def kill_from_outside(cli, scenario, trials, chance) -> bool:
 
 
 def two_runs(cli, scenario, trials, strike) -> bool:
-    """Two runs of the command at once, of which one is killed; the other does it all."""
+    """Two runs of the command at once, of which one is killed; the other, which waits for it, does it all."""
     cache = scenario.prepare(trials / "cache")
-    running = [cli.start(*scenario.arguments(cache), faults=Faults(cache, one)) for one in (strike, None)]
+    command = (*scenario.arguments(cache), "--wait")
+    running = [cli.start(*command, faults=Faults(cache, one)) for one in (strike, None)]
     killed, other = (one.wait() for one in running)
     assert killed.code in (-signal.SIGKILL, 0, scenario.code), f"{strike}: {killed}"
     assert other.code in (0, scenario.code), f"{strike}: {other}"
@@ -99,14 +101,14 @@ def test_killed_from_outside_at_any_moment(faulty, scenario, trials, tell):
 
 
 def test_one_of_two_runs_is_killed_at_some_calls(faulty, from_nothing, trials):
-    killed = [two_runs(faulty, from_nothing, trials, Strike(at, "kill")) for at in (40, 110, 190)]
+    killed = [two_runs(faulty, from_nothing, trials, Strike(at, "kill")) for at in (20, 80, 150)]
     assert any(killed)
 
 
 @pytest.mark.slow
 def test_one_of_two_runs_is_killed_at_every_third_call(faulty, from_nothing, extraction_of_more, trials, tell):
     for scenario in (from_nothing, extraction_of_more):
-        total = count_calls(faulty, scenario, trials)
+        total = count_calls(faulty, scenario, trials).total()
         killed = [two_runs(faulty, scenario, trials, Strike(at, "kill")) for at in range(0, total, 3 * STEP)]
         tell(f"{scenario.name}: killed {sum(killed)} of two runs in {len(killed)} trials")
         assert sum(killed) > len(killed) // 3

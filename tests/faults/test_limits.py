@@ -10,7 +10,7 @@ import pytest
 from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new, version_in
 
 from featcache.errors import Reason
-from featcache.store.ledger import latest_failures
+from featcache.version.ledger import read_failures
 
 FILES = range(3, 40)
 SIZES = (600, 800, 1000, 1200, 1500, 2000)
@@ -30,8 +30,9 @@ def limited(cli, scenario, trials, **limits) -> bool:
         assert_is_after(scenario, cache, limits)
     else:
         assert ended.code in (1, 2), f"{limits}: {ended}"  # 2 if the manifest or the config cannot be opened
-        (line,) = scenario.complaints(ended)
-        assert line.startswith("featcache: "), f"{limits}: {line}"
+        complaints = scenario.complaints(ended)
+        assert len(complaints) == 1, f"{limits}: {ended}"
+        assert complaints[0].startswith("featcache: "), f"{limits}: {complaints}"
     assert_old_or_new(scenario, cache, limits)
     # Whoever cannot open /proc to say who it is leaves what is removed only when it is a day old.
     assert_finishes(cli, scenario, cache, limits, leftovers="NOFILE" in limits)
@@ -41,9 +42,7 @@ def limited(cli, scenario, trials, **limits) -> bool:
 def are_unreadable(cache: Path) -> bool:
     """Whether audio files could not be opened, as the ledger says."""
     version = version_in(cache)
-    return version is not None and any(
-        failure.reason == Reason.FILE_UNREADABLE for failure in latest_failures(version).values()
-    )
+    return version is not None and any(failure.reason == Reason.FILE_UNREADABLE for failure in read_failures(version))
 
 
 def address_space(cli) -> int:

@@ -8,6 +8,7 @@ import errno
 import random
 import shutil
 import signal
+from collections import Counter
 
 import pytest
 from cache_contents import check, items, only_version
@@ -17,8 +18,8 @@ from promises import CACHE, assert_no_leftovers
 from shim import CHANGES, GROWS, STEP, Faults, Strike, read_calls, spread_kills
 
 import featcache
-from featcache.store.index import open_index
-from featcache.store.tags import at_tag, make_tag
+from featcache.version.index import open_index
+from featcache.version.tags import at_tag, make_tag
 
 SAMPLE = 6
 FAULTS = {
@@ -37,8 +38,7 @@ def pruning(faulty, small, extraction_of_more, kept):
     base = kept / "to-prune"
     shutil.copytree(kept / "extract", base)
     version = only_version(base)
-    keep = [name for name in open_index(version).shards if "utt-0" in version.shard(name).ids]
-    make_tag(version, "paper", keep, len(open_index(version, keep)))
+    make_tag(version, "paper", open_index(version))
     assert faulty(*extraction_of_more.arguments(base)).code == 3
     manifest = small.manifest([small.rows[number] for number in (0, 1, 2, 5)], "fewer.csv")
     command = ("prune", CACHE, "--manifest", manifest, "--force", "--yes")
@@ -109,16 +109,16 @@ def fail(cli, pruning, trials, fault, at) -> bool:
     return ended.code == 1
 
 
-def count_calls(cli, pruning, trials) -> int:
+def count_calls(cli, pruning, trials) -> Counter[str]:
     base, command, _ = pruning
     cache = shutil.copytree(base, trials / "counted")
     assert run(cli, command, cache, faults=Faults(cache, record=trials / "record")).code == 0
-    return sum(call.kind in CHANGES for call in read_calls(trials / "record"))
+    return Counter(call.kind for call in read_calls(trials / "record"))
 
 
 def test_killed_at_some_calls(faulty, pruning, trials):
-    total = count_calls(faulty, pruning, trials)
-    killed = sum(kill(faulty, pruning, trials, strike) for strike in spread_kills(total, SAMPLE))
+    calls = count_calls(faulty, pruning, trials)
+    killed = sum(kill(faulty, pruning, trials, strike) for strike in spread_kills(calls, SAMPLE))
     assert killed > SAMPLE // 2
 
 
@@ -132,14 +132,14 @@ def test_a_call_fails(faulty, pruning, trials, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_call_fails(faulty, pruning, trials, name, tell):
-    total = count_calls(faulty, pruning, trials)
+    total = count_calls(faulty, pruning, trials).total()
     noticed = sum(fail(faulty, pruning, trials, FAULTS[name], at) for at in range(0, total, STEP))
     tell(f"prune: {name}: at {total} calls, every {STEP}., noticed {noticed} times")
 
 
 @pytest.mark.slow
 def test_killed_at_every_call(faulty, pruning, trials, tell):
-    total = count_calls(faulty, pruning, trials)
+    total = count_calls(faulty, pruning, trials).total()
     killed = sum(kill(faulty, pruning, trials, Strike(at, "kill")) for at in range(0, total, STEP))
     tell(f"prune: killed {killed} times, at {total} calls, every {STEP}.")
     assert killed > total // STEP * 0.9

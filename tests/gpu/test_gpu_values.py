@@ -12,14 +12,14 @@ import small_ssl
 import torch
 from devices import DEVICES
 
+from featcache.care.compare import compare_all
+from featcache.care.results import extract_results
+from featcache.care.sampling import SampledClip
 from featcache.config import Config, config_from, load_config
 from featcache.device import Device, Tf32, set_tf32
 from featcache.extractors import rows
 from featcache.extractors.model import computing
 from featcache.extractors.rows import pad_rows
-from featcache.health.compare import compare_all
-from featcache.health.results import extract_results
-from featcache.health.sampling import SampledClip
 
 ROUNDING = 1e-4
 """How far a frame may be from the CPU's, relative in norm: kernels of a GPU add up in other orders than a CPU's."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from featcache.health.verify import Report, verify
-from featcache.store.index import open_index
-from featcache.store.selection import version_folders
-from featcache.store.shard import Item
-from featcache.store.version import Version
+from featcache.care.verify import Report, verify
+from featcache.format.shard import Item
+from featcache.version.index import open_index
+from featcache.version.ledger import Failure, read_failures
+from featcache.version.selection import version_folders
+from featcache.version.version import Version
 
 WORK = "work"
-"""Where a version holds what is being written, and claims."""
+"""Where a version holds what is being written."""
 
 
-def being_written(cache: Path, pattern: str = "*") -> list[Path]:
-    """What runs have begun to write in the versions of a cache, and their claims."""
-    return list(cache.glob(f"[!.]*/{WORK}/{pattern}"))
+def being_written(cache: Path) -> list[Path]:
+    """What runs have begun to write in the versions of a cache, and what they are at."""
+    return [path for path in cache.glob(f"[!.]*/{WORK}/**/*") if path.name != "desk"]
 
 
 def only_version(cache: Path) -> Version:
@@ -38,6 +39,11 @@ def items(cache: Path) -> dict[str, tuple]:
     return found
 
 
+def ledger(cache: Path) -> dict[str, Failure]:
+    """What the ledger of a cache's one version holds, by the ids of the utterances."""
+    return {failure.id: failure for failure in read_failures(only_version(cache))}
+
+
 def shard_folders(cache: Path) -> list[Path]:
     """The shards of all versions of a cache, also while a run makes them; a name with a dot is no version yet."""
     return list(cache.glob("[!.]*/shards/*/"))
@@ -48,7 +54,7 @@ def chunk_files(cache: Path) -> dict[str, bytes]:
     version = only_version(cache)
     dimensions = 1 + len(version.info.spec.item_shape)
     chunk = "/".join(["features", "c", *["0"] * dimensions])
-    return {name: (version.shard(name).folder / chunk).read_bytes() for name in version.shard_names()}
+    return {name: (version.path / "shards" / name / chunk).read_bytes() for name in version.shard_names()}
 
 
 def check(cache: Path, **options: Any) -> Report:

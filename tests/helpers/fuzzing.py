@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from crc32c import crc32c
+
 MORE_BYTES = 1 << 30
 """The memory that reading may take besides what the process has to begin with."""
 
@@ -187,31 +189,31 @@ def configs(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
 def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     import numpy as np
     import small_shards
+    from hostile_caches import rename_shard, sealed
 
     import featcache
     import featcache.loader
-    from featcache.health.verify import verify
-    from featcache.store.checksums import crc32c, hex_crc32c
-    from featcache.store.documents import UNSEALED
-    from featcache.store.index import open_index
-    from featcache.store.ledger import Failure
-    from featcache.store.runs import Run
-    from featcache.store.version import Version
+    from featcache.care.verify import verify
+    from featcache.version.index import open_index
+    from featcache.version.ledger import Failure
+    from featcache.version.records import Run
+    from featcache.version.tags import make_tag
+    from featcache.version.version import Version
 
     warnings.simplefilter("ignore", featcache.FeatcacheWarning)
-    version = Version.create(folder / "made", small_shards.SIDED)
+    version = small_shards.create(folder / "made", small_shards.SIDED)
     for first in (0, 3):
         items = [small_shards.item(f"utt-{number}") for number in range(first, first + 3)]
         frames = sum(item.num_samples // 160 for item in items)
         scales, marks = np.zeros(3, np.float32), np.zeros((3, 2), np.uint16)
         sides = {"scales": (scales, [1, 1, 1]), "marks": (marks, [1, 1, 1])}
         small_shards.write(version, items, np.zeros((frames, 2), np.float32), row=first, side=sides, run="r")
-    run = Run(version, {"manifest": "m", "root": "/", "utterances": 7, "new": 7, "held": 0, "config": {"name": "mine"}})
+    run = Run(version, {"manifest": "m", "root": "/", "utterances": 7, "new": 7, "config": {"name": "mine"}})
     run.fail([Failure(id="gone", path="gone.wav", reason="file_missing", message="there is no such file")])
     run.finish({"extracted": 6, "items": 6})
     open_index(version)
+    make_tag(version, "paper", open_index(version))
     files = [path.relative_to(folder / "made") for path in sorted((folder / "made").rglob("*")) if path.is_file()]
-    files = [path for path in files if "work" not in path.parts]
     cache = folder / "cache"
 
     def read() -> None:
@@ -225,39 +227,30 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
         for path in cache.iterdir():
             verify(Version.open(path))
 
-    def sealed(document: Any) -> bytes:
-        """With the checksum right, wherever the document has it."""
-        unsealed = json.dumps(document).encode()
-        head, mark, tail = unsealed.rpartition(b'"checksum": "00000000"')
-        return head + f'"checksum": "{hex_crc32c(unsealed)}"'.encode() + tail if mark else unsealed
-
-    spoilt: list[Path] = []
-    index = Path(version.path.name, "index")
-    shutil.copytree(folder / "made", cache)
+    def odd(data: bytes, chance: random.Random) -> bytes:
+        """Of a document, often one with other values under a seal that is right."""
+        head, newline, tail = data.partition(b"\n") if not data.endswith(b"}") else (data, b"", b"")
+        if b'"checksum"' not in head or chance.random() < 0.2:
+            return mutated(data, chance)
+        document = json.loads(head)
+        if "attributes" in document:
+            document["attributes"]["featcache"] = mutated_values(document["attributes"]["featcache"], chance)
+        else:
+            document = mutated_values(document, chance)
+        try:
+            return sealed(document) + newline + tail
+        except (TypeError, ValueError):  # a list, or nothing
+            return json.dumps(document).encode() + newline + tail
 
     def make(chance: random.Random) -> Callable[[], object]:
-        for path in spoilt:
-            shutil.copy2(folder / "made" / path, cache / path)
-        shutil.rmtree(cache / index)  # it is built anew where it is wrong
-        shutil.copytree(folder / "made" / index, cache / index)
-        spoilt[:] = [chance.choice(files)]
-        path = cache / spoilt[0]
-        data = path.read_bytes()
-        if path.suffix == ".json" and chance.random() < 0.8:
-            document = json.loads(data)
-            is_group = path.name == "zarr.json" and b'"checksum"' in data
-            odd = mutated_values(document["attributes"]["featcache"] if is_group else document, chance)
-            if isinstance(odd, dict) and "checksum" in odd:
-                odd["checksum"] = UNSEALED
-            if is_group:
-                document["attributes"]["featcache"] = odd
-            data = sealed(document if is_group else odd)
-        elif path.name in ("0",) and chance.random() < 0.7:
-            data = mutated(data[:-4], chance)
-            data += crc32c(np.frombuffer(data, np.uint8)).to_bytes(4, "little")
-        else:
-            data = mutated(data, chance)
-        path.write_bytes(data)
+        shutil.rmtree(cache, ignore_errors=True)
+        shutil.copytree(folder / "made", cache)
+        path = cache / chance.choice(files)
+        path.write_bytes(odd(path.read_bytes(), chance))
+        if "shards" in path.parts and path.name != "zarr.json" and chance.random() < 0.7:
+            data = path.read_bytes()[:-4]
+            path.write_bytes(data + crc32c(data).to_bytes(4, "little"))
+            rename_shard(next(parent for parent in path.parents if parent.parent.name == "shards"))
         return chance.choice([read, check])
 
     return make

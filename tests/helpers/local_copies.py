@@ -4,13 +4,17 @@ import threading
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from forking import wait_until
 from make_cache import make_features
+from processes import MOST_SECONDS
 
 import featcache
 from featcache.errors import FeatcacheWarning
+from featcache.format.shard import Shard
+from featcache.loader import places
 
 SHARDS = 4
 
@@ -24,7 +28,7 @@ def chunk(version, name):
 
 
 def copies_in(disk):
-    return {path.name: path for path in disk.glob("featcache/*/????????????-????????")}
+    return {path.name: path for path in disk.glob("featcache/*/????????????????")}
 
 
 def parts_in(disk):
@@ -32,9 +36,10 @@ def parts_in(disk):
 
 
 def mapped(folder):
-    """The files below a folder that this process has mapped."""
+    """The files of features below a folder that this process has mapped, or copies of them."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
-    return {line[5] for line in lines if line[5:] and line[5].startswith(f"{folder}/") and "/index/" not in line[5]}
+    paths = {line[5] for line in lines if line[5:] and line[5].startswith(f"{folder}/")}
+    return {path for path in paths if "/items/c/" not in path and "/text/c/" not in path}
 
 
 def copying_threads():
@@ -50,10 +55,29 @@ def settle(cache):
     """Read all of a cache, wait until nothing more is copied, and read the copies from now on."""
     for row in range(len(cache)):
         cache[row]
-    wait_until(lambda: not cache._shards._copies.is_at_work)
+    wait_until(lambda: not cache._shards.copies.is_at_work)
     wait_until_idle()
-    if not cache._shards._copies._warnings:  # of which the next read warns
-        cache._shards.use_copies()
+    if not cache._shards.copies._warnings:  # of which the next read warns
+        cache[0]
+
+
+def disk_of(folder, limit=None, idle_seconds=None, is_memory=False):
+    """The place in a folder for the copies of a version that is nowhere."""
+    version = SimpleNamespace(path=folder, info=SimpleNamespace(folder_name="fbank80-0123456789ab"))
+    return places._Disk(folder, version, limit, idle_seconds, is_memory)
+
+
+def paused(monkeypatch):
+    """Have copies wait, once begun, until they are told to go on: the two events."""
+    begun, go, blocks = threading.Event(), threading.Event(), Shard.feature_blocks
+
+    def waiting(shard, *copy):
+        begun.set()
+        go.wait(MOST_SECONDS)
+        return blocks(shard, *copy)
+
+    monkeypatch.setattr(Shard, "feature_blocks", waiting)
+    return begun, go
 
 
 @contextmanager

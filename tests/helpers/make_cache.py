@@ -9,16 +9,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from featcache.format.shard import Item
+from featcache.format.writing import ShardBuilder
 from featcache.loader.cache import Cache
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.location import ObjectPath
-from featcache.store import zarr3
-from featcache.store.commits import commit_shard
-from featcache.store.shard import Item
-from featcache.store.shard_writer import ShardWriter
-from featcache.store.version import Version
-from featcache.store.version_info import VersionInfo
+from featcache.version.info import VersionInfo
+from featcache.version.version import Version
+from featcache.version.wanted import Wanted, name_of
+
+MANIFEST = name_of("made up")
+"""The name of the wanted set of everything that is made here."""
 
 Features = Mapping[str, np.ndarray]
 """Arrays `[frames, *item_shape]` by id."""
@@ -71,12 +73,19 @@ def make_version(
     if quantized:
         spec = stored_spec(spec, "uint8")
     cache = cache if isinstance(cache, ObjectPath) else Path(cache)
-    version = Version.create(cache, VersionInfo(name, fingerprint, config, spec, {}))
+    info = VersionInfo(name=name, fingerprint=fingerprint, config=config, spec=spec, made_by={})
+    version = Version.create(cache / info.folder_name, info)
+    want_nothing(version)
     row = 0
     for features in shards:
         add_shard(version, features, row=row, rows=rows)
         row += len(features)
     return version
+
+
+def want_nothing(version):
+    """Keep a wanted set without rows for what is made here, so that nothing is said to be gone or missing."""
+    Wanted("made up", np.zeros((3, 0), np.uint64)).save(version)
 
 
 def in_three_shards(features):
@@ -102,8 +111,15 @@ def made_up_side(spec, features):
     return values.reshape(count, *spec.item_shape).astype(spec.dtype)
 
 
-def add_shard(version, features, *, row=0, supersedes=None, rows=None, run=None):
-    """Commit one more shard; returns its name."""
+def add_shard(version, features, *, row=0, generation=1, rows=None, run=None, manifest=MANIFEST):
+    """Publish one more shard; returns its name. `generation` is that of all items, or a mapping by id."""
+    name, files = shard_files(version, features, row=row, generation=generation, rows=rows, run=run, manifest=manifest)
+    version.store.publish(files, f"shards/{name}")
+    return name
+
+
+def shard_files(version, features, *, row=0, generation=1, rows=None, run=None, manifest=MANIFEST):
+    """The name and the files of a shard of features."""
     spec = version.info.spec
     arrays: Sequence[np.ndarray] = list(features.values())
     lengths = [len(array) for array in arrays]
@@ -115,6 +131,7 @@ def add_shard(version, features, *, row=0, supersedes=None, rows=None, run=None)
             size=1000,
             mtime_ns=5,
             sample_rate=spec.sample_rate,
+            generation=generation if isinstance(generation, int) else generation.get(name, 1),
         )
         for name, length in zip(features, lengths, strict=True)
     ]
@@ -126,18 +143,15 @@ def add_shard(version, features, *, row=0, supersedes=None, rows=None, run=None)
     if spec.is_quantized:
         levels, parameters = quantize(torch.from_numpy(stored), lengths)
         stored, sides[QUANTIZATION] = levels.numpy(), (parameters.numpy(), [1] * len(lengths))
-    writer = ShardWriter(version.work_folder("made-up"), spec)
-    writer.append(items, stored, lengths, sides)
-    made_by = {"fingerprint": version.info.fingerprint, **({"run": run} if run else {})}
-    return commit_shard(
-        writer, version, sample_rate=spec.sample_rate, row=row, supersedes=supersedes or {}, made_by=made_by
-    ).name
-
-
-def write_features(shard: Path, values: np.ndarray) -> None:
-    """Write features into a shard's folder in place of those that were there, as plain Zarr."""
-    metadata = zarr3.array_metadata(values.shape, values.dtype, [f"dim_{axis}" for axis in range(values.ndim)])
-    zarr3.write_array(shard / "features", values, metadata)
+    builder = ShardBuilder(spec)
+    builder.append(items, stored, lengths, sides)
+    return builder.files(
+        fingerprint=version.info.fingerprint,
+        row=row,
+        manifest=manifest,
+        made_by={} if run is None else {"run": run},
+        where=version.path,
+    )
 
 
 def codes_cache(folder, codes=None, sizes=(16, 300)):
@@ -145,8 +159,9 @@ def codes_cache(folder, codes=None, sizes=(16, 300)):
     codes = codes or make_features(20, (2,), "uint16", max_frames=300)
     codes = {name: (array % np.array(sizes)).astype(np.uint16) for name, array in codes.items()}
     spec = FeatureSpec((2,), "uint16", 75.0, 0, 24000, "codes", sizes)
-    version = Version.create(
-        folder, VersionInfo("codec", "1" * 64, {"name": "codec", "extractor": "made_up"}, spec, {})
-    )
+    config = {"name": "codec", "extractor": "made_up"}
+    info = VersionInfo(name="codec", fingerprint="1" * 64, config=config, spec=spec, made_by={})
+    version = Version.create(Path(folder) / info.folder_name, info)
+    want_nothing(version)
     add_shard(version, codes)
     return Cache(version)

@@ -2,8 +2,8 @@
 
 from make_cache import make_features, make_version
 
-from featcache.store.corpus import Part, PartVersion, record_version, update_parts
-from featcache.store.index import open_index
+from featcache.version.corpus import Part, PartVersion, put_part, record_version
+from featcache.version.index import open_index
 
 
 def make_corpus(folder, *parts, augment=None, **settings):
@@ -22,6 +22,6 @@ def make_corpus(folder, *parts, augment=None, **settings):
             for at, size in enumerate(sizes)
         ]
         version = make_version(folder / name, *shards, augment=augment)
-        update_parts(folder, lambda known, name=name: known.setdefault(name, Part(name, f"/manifests/{name}.csv")))
+        put_part(folder, Part(name, f"/manifests/{name}.csv"))
         record_version(version, PartVersion.of(version, open_index(version)))
     return folder

@@ -64,7 +64,7 @@ VARIES = [
     (r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d)? UTC)?", "DATE"),
     (r"in [\d.]+ s: [\d,.]+ × real time on \S+, \d+ threads?", "in SECONDS"),
     (r"[\d.,]+ [kM]B\b", "BYTES"),
-    (r"\b(shard +)[0-9a-f]{12}\b", r"\1NAME"),
+    (r"\b(shard +)[0-9a-f]{16}\b", r"\1NAME"),
     (r"(\d\.\d{3})\d+", r"\1"),
     (r"(?m)^(run|made by) .*", r"\1 …"),
     (r"  +", "  "),

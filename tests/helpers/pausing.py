@@ -61,6 +61,12 @@ class Gated:
         self.gate = Gate(params.gate)
 
 
+def wait_at(gate: Path, running: Running) -> None:
+    """Wait until a run stands still at a gate: it has let in as many as its file says, and one more is before it."""
+    entered = gate.with_name(f"{gate.name}.{running.pid}")
+    running.wait_until(lambda: entered.stat().st_size > int(gate.read_text()))
+
+
 def interrupt(running: Running, gate: Path, number: signal.Signals = signal.SIGINT) -> Finished:
     """Interrupt a run that stands still at a gate; open it once the run has taken notice, and wait for the end."""
     running.send(number)

@@ -50,8 +50,7 @@ def read_with_local_copies(cache: str, disk: str, expected: str) -> None:
         for _ in range(2):
             for id_, data in values.items():
                 assert np.asarray(opened[id_]).tobytes() == data, id_
-            while opened._shards._copies.is_at_work:
-                opened._shards.use_copies()
-        opened._shards.use_copies()
+            while opened._shards.copies.is_at_work:
+                opened.item(0)
         for id_, data in values.items():
             assert np.asarray(opened[id_]).tobytes() == data, id_

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -64,12 +65,16 @@ class Strike:
     """How many calls, from that one on; -1 for all."""
 
 
-def spread_kills(total: int, count: int) -> Iterator[Strike]:
-    """Kills spread over a command of so many calls: two before a call, and every third in the middle of a write."""
-    chance = random.Random(total)
+def spread_kills(calls: Counter[str], count: int) -> Iterator[Strike]:
+    """Kills spread over a command of so many calls of each kind: two before a call, and every third in the middle of a
+    write.
+    """
+    chance = random.Random(calls.total())
     for number in range(count):
+        kinds = CHANGES if number % 3 else ("write",)
+        total = sum(calls[kind] for kind in kinds)
         at = (number * total + chance.randrange(total)) // count
-        yield Strike(at, "kill") if number % 3 else Strike(at * 100 // total, "torn", ["write"])
+        yield Strike(at, "kill" if number % 3 else "torn", kinds)
 
 
 @dataclass(frozen=True)

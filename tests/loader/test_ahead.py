@@ -63,7 +63,7 @@ def same(found, expected):
 
 def bytes_of_copies(folder):
     found = 0
-    for path in folder.glob("featcache/*/*-????????"):
+    for path in folder.glob("featcache/*/????????????????"):
         with suppress(FileNotFoundError):  # it has made room just now
             found += path.stat().st_size
     return found
@@ -97,7 +97,7 @@ def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, fold
 def test_the_next_window_is_fetched_while_training_works_on_this_one(s3, uploaded, folder, tmp_path):
     loader = loader_of(featcache.open(uploaded, copy_to=tmp_path))
     next(iteration := iter(loader))
-    wait_until(lambda: len(list(tmp_path.glob("featcache/*/*-????????"))) >= 4)
+    wait_until(lambda: len(list(tmp_path.glob("featcache/*/????????????????"))) >= 4)
     iteration.close()
     wait_until(lambda: not ahead_threads())
 
@@ -140,7 +140,7 @@ def test_an_iteration_within_another_goes_on(s3, uploaded, folder, tmp_path):
     expected = batches_of(loader_of(featcache.open(folder), seed=7))
     outer = iter(loader_of(cache))
     next(outer)
-    wait_until(lambda: len(list(tmp_path.glob("featcache/*/*-????????"))) == 4)
+    wait_until(lambda: len(list(tmp_path.glob("featcache/*/????????????????"))) == 4)
     with pytest.warns(featcache.FeatcacheWarning, match="no room for a shard"):
         same(batches_of(loader_of(cache, seed=7)), expected)
     assert sum(len(batch["ids"]) for batch in outer) > 0
@@ -154,11 +154,11 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
     def denied(self):
         raise StoreError("denied")
 
-    monkeypatch.setattr("featcache.store.shard.Shard.open_features", denied)
+    monkeypatch.setattr("featcache.format.shard.Shard.open_features", denied)
     cache._shards._chunks.clear()
-    for path in tmp_path.glob("featcache/*/*-????????"):
+    for path in tmp_path.glob("featcache/*/????????????????"):
         path.unlink()
-    cache._shards._copies._copies.clear()
+    cache._shards.copies._copies.clear()
     with pytest.raises(StoreError, match="denied"):
         list(iteration)
     wait_until(lambda: not ahead_threads())
@@ -208,7 +208,7 @@ def test_a_disk_that_is_full_is_told_and_ranges_are_read(s3, uploaded, folder, t
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("featcache.loader.local_disk.os.posix_fallocate", full)
+    monkeypatch.setattr("featcache.loader.places.os.posix_fallocate", full)
     with pytest.warns(featcache.FeatcacheWarning, match="No space left on device: no more shards are copied"):
         found = batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path)))
     same(found, batches_of(loader_of(featcache.open(folder))))
@@ -263,7 +263,7 @@ def test_what_is_needed_by_no_batch_is_let_go_of_at_the_end(s3, uploaded, folder
     next(iteration)
     iteration.close()
     wait_until(lambda: not ahead_threads())
-    assert list(tmp_path.glob("featcache/*/*-????????"))
+    assert list(tmp_path.glob("featcache/*/????????????????"))
     assert [name for name in open_files(tmp_path) if not name.endswith("/users")] == []
 
 

@@ -37,6 +37,8 @@ def cache(folder):
         ({"frames": 0}, "frames is 0: it must be a whole number, 1 or more"),
         ({"frames": 2.5}, "frames is 2.5: it must be a whole number, 1 or more"),
         ({"frames": "20"}, "frames is '20': it must be a whole number, 1 or more"),
+        ({"frames": 2**63}, f"frames is {2**63}: it must be a whole number, 1 or more, at most {2**62}"),
+        ({"seconds": 1e30}, "seconds is 1e[+]30: it must be a number above 0, and less than 1e9"),
         ({"frames": True}, "frames is True: it must be a whole number, 1 or more"),
         ({"seconds": 0.0}, "seconds is 0.0: it must be a number above 0"),
         ({"seconds": float("nan")}, "seconds is nan: it must be a number above 0"),

@@ -1,13 +1,14 @@
 """The loader as a whole: what it needs of the machine and of other packages, and that its page is true."""
 
 from make_cache import make_features, make_version
-from processes import run_python
+from processes import run_python, run_script
 
 
 class TestNeeds:
-    def test_no_descriptor_for_an_open_shard(self, tmp_path):
+    def test_no_descriptor_for_an_open_shard(self, cli, tmp_path):
         make_version(tmp_path, *(make_features(2, prefix=f"shard{n}") for n in range(80)))
-        run_python(
+        run_script(
+            cli,
             """
             import resource, sys
             import featcache

@@ -2,7 +2,6 @@
 
 import gc
 import pickle
-import shutil
 import threading
 
 import numpy as np
@@ -13,21 +12,25 @@ from local_copies import (
     chunk,
     copies_in,
     copying_threads,
+    disk_of,
     mapped,
     parts_in,
+    paused,
     read_all,
     settle,
     shards,
     wait_until_idle,
 )
-from make_cache import make_version, write_features
+from make_cache import make_version
 from processes import MOST_SECONDS, open_files
 
 import featcache
-from featcache.loader import local_disk
-from featcache.loader.local_copies import CopyRefused
-from featcache.loader.local_disk import LocalDisk, PartialCopy
-from featcache.store import locks
+from featcache.format.shard import Shard
+from featcache.loader import places
+from featcache.loader.places import CopyRefused
+from featcache.storage import locks
+
+NAME = "0123456789abcdef"
 
 
 @pytest.fixture
@@ -43,11 +46,10 @@ class TestCopying:
         assert read_all(cache, expected)
         settle(cache)
         there = copies_in(disk)
-        assert sorted(name[:12] for name in there) == version.shard_names()
+        assert sorted(there) == version.shard_names()
         for name, path in there.items():
-            original = chunk(version, name[:12]).read_bytes()
+            original = chunk(version, name).read_bytes()
             assert path.read_bytes() == original
-            assert original[-4:] == bytes.fromhex(name[13:])[::-1]
         assert mapped(disk) == set(map(str, there.values()))
         assert mapped(slow_folder) == set()
         assert read_all(cache, expected)
@@ -59,7 +61,7 @@ class TestCopying:
         cache.batch([0, 1])
         wait_until(lambda: copies_in(disk))
         wait_until_idle()
-        assert {name[:12] for name in copies_in(disk)} == {cache.index.shards[0]}
+        assert {*copies_in(disk)} == {cache.index.shards[0]}
 
     def test_the_thread_ends_when_nothing_is_to_be_done_and_no_descriptor_is_left(self, slow_folder, version, disk):
         for _ in range(3):
@@ -83,7 +85,6 @@ class TestCopying:
         assert all(array.any() for array in cache.values())
 
     def test_caches_that_differ_in_nothing_but_their_values_do_not_mix(self, tmp_path, disk):
-        """One was repaired on another machine, say: the shards' names are the same."""
         features = shards()
         others = [{name: array + 1 for name, array in features[0].items()}, *features[1:]]
         versions = [
@@ -91,7 +92,7 @@ class TestCopying:
             for folder, given in zip("abc", (features, features, others), strict=True)
         ]
         assert len({version.path.name for version in versions}) == 1
-        assert versions[0].shard_names() == versions[2].shard_names()
+        assert versions[0].shard_names() == versions[1].shard_names()
         caches = [featcache.open(version.path, copy_to=disk) for version in versions]
         for cache in caches:
             settle(cache)
@@ -103,17 +104,14 @@ class TestCopying:
         folders = [tmp_path / str(number) for number in range(3)]
         for number, folder in enumerate(folders):
             make_version(folder, *shards(number), params={"number": number})
-        threads = set()
-        write = PartialCopy.write
+        threads, go, blocks = set(), threading.Event(), Shard.feature_blocks
 
-        def watched(part, data):
+        def watched(shard, *copy):
             threads.add(threading.current_thread())
-            write(part, data)
+            go.wait(MOST_SECONDS)
+            return blocks(shard, *copy)
 
-        monkeypatch.setattr(PartialCopy, "write", watched)
-        go = threading.Event()
-        commit = PartialCopy.commit
-        monkeypatch.setattr(PartialCopy, "commit", lambda part: (go.wait(MOST_SECONDS), commit(part)))
+        monkeypatch.setattr(Shard, "feature_blocks", watched)
         caches = [featcache.open(folder, copy_to=disk) for folder in folders]
         for cache in caches:
             for row in range(len(cache)):
@@ -126,9 +124,7 @@ class TestCopying:
         assert len(copies_in(disk)) == 3 * SHARDS
 
     def test_a_cache_that_is_gone_is_not_kept_for_its_copies(self, slow_folder, version, disk, monkeypatch):
-        begun, go = threading.Event(), threading.Event()
-        commit = PartialCopy.commit
-        monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(MOST_SECONDS), commit(part)))
+        begun, go = paused(monkeypatch)
         cache = featcache.open(slow_folder, copy_to=disk)
         for row in range(len(cache)):
             cache[row]
@@ -136,15 +132,6 @@ class TestCopying:
         del cache
         go.set()
         wait_until_idle()
-        assert len(copies_in(disk)) == 1
-
-    def test_empty_shards_have_nothing_to_copy(self, tmp_path, disk):
-        version = make_version(tmp_path, {"a": np.zeros((0, 80), np.float16)}, shards()[0])
-        empty = next(name for name in version.shard_names() if version.shard(name).info.items == 1)
-        shutil.rmtree(version.shard(empty).folder / "features")
-        write_features(version.shard(empty).folder, np.zeros((0, 80), np.float16))
-        cache = featcache.open(tmp_path, copy_to=disk)
-        settle(cache)
         assert len(copies_in(disk)) == 1
 
     def test_pickled_it_copies_there_too(self, slow_folder, version, disk):
@@ -162,37 +149,42 @@ class TestCopying:
 
 class TestFolder:
     def test_a_part_belongs_to_one_and_is_data_to_nobody(self, disk):
-        own, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab", disk) for _ in range(2))
-        name = "0123456789ab-01234567"
-        part = own.begin(name, 10)
-        assert other.is_under_way(name)
-        assert other.begin(name, 10) is CopyRefused.UNDER_WAY
-        assert other.find(name, 10) is None
-        part.write(memoryview(b"0123456789"))
-        part.commit()
-        assert not other.is_under_way(name)
-        assert other.begin(name, 10) is CopyRefused.UNDER_WAY  # just made
-        assert other.find(name, 10).tobytes() == b"0123456789"
-        assert other.find(name, 9) is None
+        own, other = disk_of(disk, 1000), disk_of(disk, 1000)
+
+        def blocks():
+            assert other.make(NAME, 10, list) is CopyRefused.UNDER_WAY
+            assert other.find(NAME, 10) is None
+            yield memoryview(b"0123456789")
+
+        assert own.make(NAME, 10, blocks) is None
+        assert other.make(NAME, 10, list) is CopyRefused.UNDER_WAY  # just made
+        assert other.find(NAME, 10).tobytes() == b"0123456789"
+        assert other.find(NAME, 9) is None
 
     def test_a_part_that_is_given_up_while_another_process_looks_at_it(self, disk, monkeypatch):
-        own, other = (LocalDisk(disk, 1000, "fbank80-0123456789ab", disk) for _ in range(2))
-        part = own.begin("0123456789ab-01234567", 10)
+        own, other = disk_of(disk, 1000), disk_of(disk, 1000)
 
         def is_held(path):
             if path.suffix == ".part":
-                part.discard()
+                path.unlink()
             return locks.is_held(path)
 
-        monkeypatch.setattr(local_disk, "is_held", is_held)
-        assert isinstance(other.begin("0123456789ab-00000000", 10), PartialCopy)
+        def blocks():
+            monkeypatch.setattr(places, "is_held", is_held)
+            assert other.make(NAME[::-1], 10, lambda: [memoryview(bytes(10))]) is None
+            raise OSError("given up")
+
+        with pytest.raises(OSError, match="given up"):
+            own.make(NAME, 10, blocks)
 
     def test_what_is_being_written_counts_and_what_was_given_up_does_not(self, disk):
-        own = LocalDisk(disk, 100, "fbank80-0123456789ab", disk)
-        part = own.begin("0123456789ab-01234567", 60)
-        assert own.begin("0123456789ab-00000000", 60) is CopyRefused.FULL
-        part.discard()
-        part = own.begin("0123456789ab-00000000", 60)
-        assert isinstance(part, PartialCopy)
-        part.discard()
+        own = disk_of(disk, 100)
+
+        def blocks():
+            assert own.make(NAME[::-1], 60, list) is CopyRefused.FULL
+            raise OSError("given up")
+
+        with pytest.raises(OSError, match="given up"):
+            own.make(NAME, 60, blocks)
         assert parts_in(disk) == []
+        assert own.make(NAME[::-1], 60, lambda: [memoryview(bytes(60))]) is None

@@ -21,7 +21,7 @@ from local_copies import (
 from make_cache import make_version
 
 import featcache
-from featcache.loader import local_disk
+from featcache.loader import places
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ class TestLimit:
         settle(cache)
         left = copies_in(disk)
         assert self.held(disk) <= limit
-        assert new.shard_names()[0] in {name[:12] for name in left}
+        assert new.shard_names()[0] in {*left}
         gone = [not path.exists() for path in reversed(by_age)]
         assert any(gone)
         assert gone == sorted(gone)  # the oldest ones, and no more of them than needed
@@ -81,7 +81,7 @@ class TestLimit:
         assert old.path.name == new.path.name
         settle(featcache.open(old.path, copy_to=disk))
         settle(featcache.open(new.path, copy_to=disk, copy_limit=sum(self.sizes(new))))
-        assert sorted(name[:12] for name in copies_in(disk)) == new.shard_names()
+        assert sorted(copies_in(disk)) == new.shard_names()
 
     @pytest.mark.filterwarnings("ignore:.*has no room for a shard")
     def test_a_lower_limit_than_before_holds_at_once(self, slow_folder, version, disk):
@@ -96,7 +96,7 @@ class TestLimit:
             os.utime(path, (1000, 1000))
         cache = featcache.open(slow_folder, copy_to=disk)
         cache[0]
-        first = next(path for name, path in copies_in(disk).items() if name[:12] == cache.index.shards[0])
+        first = next(path for name, path in copies_in(disk).items() if name == cache.index.shards[0])
         wait_until(lambda: first.stat().st_mtime > 1000)
         wait_until_idle()
         assert sum(path.stat().st_mtime > 1000 for path in copies_in(disk).values()) == 1
@@ -122,7 +122,7 @@ class TestLimit:
         os.kill(user, signal.SIGKILL)
         assert join(user) == -signal.SIGKILL
         settle(featcache.open(new.path, copy_to=disk, copy_limit=self.held(disk)))
-        assert new.shard_names()[0] in {name[:12] for name in copies_in(disk)}
+        assert new.shard_names()[0] in {*copies_in(disk)}
         os.close(read_end)
         os.close(write_end)
 
@@ -143,7 +143,7 @@ class TestLimit:
             free = 11 * size + 2 * size - self.held(disk) - sum(path.stat().st_size for path in parts_in(disk))
             return os.statvfs_result((1, 1, blocks, free, free, 0, 0, 0, 0, 255))
 
-        monkeypatch.setattr(local_disk.os, "statvfs", statvfs)
+        monkeypatch.setattr(places.os, "statvfs", statvfs)
         settle(featcache.open(slow_folder, copy_to=disk))
         assert 2 <= len(copies_in(disk)) <= SHARDS
         assert self.held(disk) <= 3 * (max(self.sizes(version)) + 4)

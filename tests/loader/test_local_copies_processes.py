@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forking import fork, forked, join, wait_for_word, wait_until
-from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards, wait_until_idle
+from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, paused, read_all, settle, shards, wait_until_idle
 from make_cache import make_version
 from processes import MOST_SECONDS, run_script
 
 import featcache
-from featcache.loader import local_copies, local_disk
-from featcache.loader.local_disk import PartialCopy
-from featcache.store import chunk_file
+from featcache.format.shard import Shard
+from featcache.loader import local_copies, places
+from featcache.storage import directory
 
 
 @pytest.fixture
@@ -25,45 +25,40 @@ def version(slow_folder):
     return make_version(slow_folder, *shards())
 
 
-INSTANTS = ["reserve", "write", "fsync", "before rename", "after rename"]
+INSTANTS = ["after posix_fallocate", "after write", "before fsync", "before rename", "after rename"]
 
 
 def stop_at(instant, reached):
     """Have this process's copying stand still at some instant of the second shard."""
-    count = {"commit": 0}
+    count, write, make = 0, os.write, places._Disk.make
 
-    def stand():
-        os.write(reached, b".")
-        while True:
-            time.sleep(60)
+    def counted(*arguments):
+        nonlocal count
+        count += 1
+        return make(*arguments)
 
-    def around(owner, name, when, condition=lambda: True):
+    def stand_if_second():
+        if count == 2 and threading.current_thread().name == "featcache-copies":
+            write(reached, b".")
+            while True:
+                time.sleep(60)
+
+    def around(owner, name, is_after):
         real = getattr(owner, name)
 
         def wrapped(*arguments):
-            if when == "before" and condition():
-                stand()
+            if not is_after:
+                stand_if_second()
             result = real(*arguments)
-            if when == "after" and condition():
-                stand()
+            if is_after:
+                stand_if_second()
             return result
 
         setattr(owner, name, wrapped)
 
-    def counted(part):
-        count["commit"] += 1
-        commit(part)
-
-    commit = PartialCopy.commit
-    PartialCopy.commit = counted
-    second = {"reserve": 1, "write": 1, "fsync": 2, "before rename": 2, "after rename": 2}[instant]
-    is_second = lambda: count["commit"] == second  # noqa: E731
-    if instant in ("reserve", "write"):
-        around(PartialCopy, instant, "after", is_second)
-    elif instant == "fsync":
-        around(local_disk.os, "fsync", "before", is_second)
-    else:
-        around(Path, "rename", instant.split()[0], is_second)
+    places._Disk.make = counted
+    when, _, name = instant.partition(" ")
+    around(Path if name == "rename" else os, name, when == "after")
 
 
 class TestProcesses:
@@ -71,7 +66,7 @@ class TestProcesses:
     def test_killed_in_the_middle_of_a_copy_it_leaves_nothing_that_is_taken_for_one(
         self, slow_folder, version, disk, instant, monkeypatch
     ):
-        monkeypatch.setattr(chunk_file, "_CHECKED_BYTES", 1000)
+        monkeypatch.setattr(directory, "_BLOCK_BYTES", 1000)
         read_end, write_end = os.pipe()
 
         def train():
@@ -90,7 +85,7 @@ class TestProcesses:
         assert len(parts_in(disk)) == (not whole)
         assert len(copies_in(disk)) == 1 + whole
         for name, path in copies_in(disk).items():
-            assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
+            assert path.read_bytes() == chunk(version, name).read_bytes()
         cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         assert parts_in(disk) == []
@@ -100,7 +95,7 @@ class TestProcesses:
         os.close(write_end)
 
     def test_killed_at_random_moments_again_and_again(self, slow_folder, version, disk, monkeypatch):
-        monkeypatch.setattr(chunk_file, "_CHECKED_BYTES", 1000)
+        monkeypatch.setattr(directory, "_BLOCK_BYTES", 1000)
         expected = [array.copy() for array in featcache.open(slow_folder).values()]
         chance = np.random.default_rng(3)
 
@@ -119,7 +114,7 @@ class TestProcesses:
                 os.kill(pid, signal.SIGKILL)
                 assert join(pid) == -signal.SIGKILL
             for name, path in copies_in(disk).items():
-                assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
+                assert path.read_bytes() == chunk(version, name).read_bytes()
             if len(copies_in(disk)) == SHARDS:
                 shutil.rmtree(disk)
         settle(featcache.open(slow_folder, copy_to=disk))
@@ -132,14 +127,15 @@ class TestProcesses:
         monkeypatch.setattr(local_copies, "_WAIT_SECONDS", 0.02)
 
         def train():
-            commit = PartialCopy.commit
+            rename = Path.rename
 
-            def slow(part):
+            def slow(path, target):
                 time.sleep(0.01)
-                commit(part)
-                os.write(log, f"{os.path.basename(part._final_path)}\n".encode())
+                rename(path, target)
+                if path.suffix == ".part":
+                    os.write(log, f"{target.name}\n".encode())
 
-            PartialCopy.commit = slow
+            Path.rename = slow
             cache = featcache.open(tmp_path, copy_to=disk)
             for row in np.random.default_rng(os.getpid()).permutation(len(cache)).tolist():
                 cache[row]
@@ -153,22 +149,22 @@ class TestProcesses:
         assert [join(pid) for pid in pids] == [0, 0, 0, 0]
         done = (tmp_path / "log").read_text().split()
         assert sorted(done) == sorted(copies_in(disk))
-        assert sorted(name[:12] for name in done) == version.shard_names()
+        assert sorted(done) == version.shard_names()
         os.close(log)
 
     def test_a_forked_child_copies_only_when_it_reads_and_then_what_its_parent_had_asked_for(
         self, slow_folder, version, disk, monkeypatch
     ):
         monkeypatch.setattr(local_copies, "_WAIT_SECONDS", 0.02)
-        begun, go, commit = threading.Event(), threading.Event(), PartialCopy.commit
-        monkeypatch.setattr(PartialCopy, "commit", lambda part: (begun.set(), go.wait(MOST_SECONDS), commit(part)))
+        blocks = Shard.feature_blocks
+        begun, go = paused(monkeypatch)
         cache = featcache.open(slow_folder, copy_to=disk)
         for row in range(len(cache)):
             cache[row]
         assert begun.wait(MOST_SECONDS)
 
         def worker():
-            PartialCopy.commit = commit
+            Shard.feature_blocks = blocks
             assert threading.active_count() == 1
             time.sleep(0.05)
             assert len(copies_in(disk)) == 0
@@ -187,7 +183,7 @@ class TestProcesses:
         read_end, write_end = os.pipe()
 
         def parent():
-            stop_at("write", write_end)
+            stop_at("after write", write_end)
             cache = featcache.open(slow_folder, copy_to=disk)
             for row in range(len(cache)):
                 cache[row]

@@ -11,8 +11,9 @@ from make_cache import make_version
 
 import featcache
 from featcache.errors import DamagedError
-from featcache.loader import local_copies, local_disk
-from featcache.store import chunk_file
+from featcache.format.shard import Shard
+from featcache.loader import places
+from featcache.storage import directory
 
 
 @pytest.fixture
@@ -43,15 +44,25 @@ class TestTrouble:
             data[100] ^= 8
             chunk(version, name).write_bytes(data)
         self.read_with_one_warning(slow_folder, disk, "damaged: its checksum does not match; it is not copied")
-        assert not {name[:12] for name in copies_in(disk)} & set(spoilt)
+        assert not {*copies_in(disk)} & set(spoilt)
         assert len(copies_in(disk)) == SHARDS - 2
 
     def test_an_original_that_cannot_be_read_is_not_copied(self, slow_folder, version, disk, monkeypatch):
-        def open_stream(*_):
-            raise OSError(errno.EIO, "Input/output error")
+        preadv = os.preadv
 
-        monkeypatch.setattr(chunk_file, "open_stream", open_stream)
-        self.read_with_one_warning(slow_folder, disk, "cannot be read: Input/output error; it is not copied")
+        def bad_sectors(descriptor, *arguments):
+            if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/features/c/0/0"):
+                raise OSError(errno.EIO, "Input/output error")
+            return preadv(descriptor, *arguments)
+
+        expected = [array.copy() for array in featcache.open(slow_folder).values()]
+        cache = featcache.open(slow_folder, copy_to=disk)
+        monkeypatch.setattr(directory.os, "preadv", bad_sectors)
+        with told() as messages:
+            settle(cache)
+            assert read_all(cache, expected)
+        (message,) = messages
+        assert "cannot be read: Input/output error; it is not copied" in message
         assert not copies_in(disk)
 
     def test_trouble_that_nobody_thought_of(self, slow_folder, version, disk, monkeypatch):
@@ -60,7 +71,7 @@ class TestTrouble:
             raise MemoryError("no room for a block")
 
         with monkeypatch.context() as patched:
-            patched.setattr(local_copies, "checked_blocks", blocks)
+            patched.setattr(Shard, "feature_blocks", blocks)
             self.read_with_one_warning(slow_folder, disk, "MemoryError: no room for a block: no more shards are copied")
         settle(featcache.open(slow_folder, copy_to=disk))  # by another cache, in the same process
         assert len(copies_in(disk)) == SHARDS
@@ -76,7 +87,7 @@ class TestTrouble:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(descriptor, *arguments)
 
-        monkeypatch.setattr(local_disk.os, call, full)
+        monkeypatch.setattr(places.os, call, full)
         cache = self.read_with_one_warning(slow_folder, disk, "No space left on device: no more shards are copied")
         assert copies_in(disk) == before
         assert mapped(disk) == set(map(str, before.values()))  # what is there is used
@@ -89,7 +100,7 @@ class TestTrouble:
             found = real(path)
             return os.statvfs_result((*found[:4], 0, *found[5:]))
 
-        monkeypatch.setattr(local_disk.os, "statvfs", statvfs)
+        monkeypatch.setattr(places.os, "statvfs", statvfs)
         self.read_with_one_warning(slow_folder, disk, "No space left on device", copy_limit="1TB")
         assert not copies_in(disk)
 
@@ -118,7 +129,7 @@ class TestTrouble:
         path.write_bytes(b"x")
         cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
-        assert path.read_bytes() == chunk(version, name[:12]).read_bytes()
+        assert path.read_bytes() == chunk(version, name).read_bytes()
         assert read_all(cache, featcache.open(slow_folder).values())
 
     def test_a_copy_that_went_bad_is_found_by_checking(self, slow_folder, version, disk):

@@ -4,20 +4,20 @@ import gc
 import os
 import pickle
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 from forking import fork, forked, join, wait_for_word
-from local_copies import copies_in, mapped, parts_in, read_all, settle, shards, told
+from local_copies import copies_in, disk_of, mapped, parts_in, read_all, settle, shards, told
 from make_cache import make_version
 
 import featcache
 from featcache.errors import ArgumentError
-from featcache.loader import local_copies, memory
-from featcache.loader.local_copies import CopyRefused
-from featcache.loader.local_disk import LocalDisk
-from featcache.loader.memory import PrivateMemory
-from featcache.loader.tiers import Tiers, parse_size
+from featcache.format.shard import Shard
+from featcache.loader import places
+from featcache.loader.local_copies import Tiers, parse_size
+from featcache.loader.places import CopyRefused
 
 
 class TestSizes:
@@ -73,27 +73,27 @@ class TestSizes:
 @pytest.fixture
 def shared(scratch, monkeypatch):
     """This user's folder in memory."""
-    monkeypatch.setattr(memory, "_SHARED", scratch)
+    monkeypatch.setattr(places, "_SHARED", scratch)
     return scratch / f"featcache-{os.getuid()}"
 
 
 @pytest.fixture
 def private(monkeypatch):
     """As in a container, whose memory for files is small."""
-    monkeypatch.setattr(memory, "shared_memory", lambda num_bytes: None)
-    monkeypatch.setattr("featcache.loader.tiers.shared_memory", lambda num_bytes: None)
+    monkeypatch.setattr(places, "_SHARED", Path("/nowhere"))
 
 
 @pytest.fixture(params=["disk", "shared", "private"])
 def place(request, disk):
     """Room for 100 bytes of copies, of which idle ones go."""
     if request.param == "private":
-        return PrivateMemory(100, 60)
-    return LocalDisk(disk, 100, "fbank80-0123456789ab", disk, idle_seconds=60, is_memory=request.param == "shared")
+        request.getfixturevalue("private")
+        return places.memory(None, 100, 60)
+    return disk_of(disk, 100, 60, is_memory=request.param == "shared")
 
 
 def name_of(number):
-    return f"0123456789ab-{number:08x}"
+    return f"{number:016x}"
 
 
 def make(place, number, size):
@@ -199,7 +199,7 @@ class TestCache:
         assert len(copies_in(shared)) == 4
         other = make_version(tmp_path / "other", *shards(9, 1), params={"n": 2})
         settle(cache := featcache.open(other.path, ram="1GB"))
-        assert {name[:12] for name in copies_in(shared)} == set(other.shard_names())
+        assert {*copies_in(shared)} == set(other.shard_names())
         del cache
         os.close(read_end)
         os.close(write_end)
@@ -220,8 +220,8 @@ class TestCache:
         assert mapped(shared) == {str(path) for path in in_memory.values()}
         del cache
         gc.collect()
-        sources, blocks = [], local_copies.checked_blocks
-        monkeypatch.setattr(local_copies, "checked_blocks", lambda *of: sources.append(of[0]) or blocks(*of))
+        sources, blocks = [], Shard.feature_blocks
+        monkeypatch.setattr(Shard, "feature_blocks", lambda shard, *copy: sources.append(*copy) or blocks(shard, *copy))
         settle(cache := featcache.open(slow_folder, ram=ram, copy_to=disk))
         assert {path.parents[2] for path in sources} == {disk}  # from which memory is filled
         assert read_all(cache, featcache.open(slow_folder).values())

@@ -92,6 +92,11 @@ def test_every_utterance_once_in_each_epoch_over_all_ranks_also_if_resumed(datas
         ({}, "nothing says what the batches are: give batch_size= or max_frames="),
         ({"shuffle": True}, "nothing says what the batches are"),
         ({"batch_size": 0}, "batch_size is 0: it must be a whole number, 1 or more"),
+        ({"max_frames": 2**63}, f"max_frames is {2**63}: it must be a whole number, 1 or more, at most {2**62}"),
+        (
+            {"batch_size": 4, "prefetch": 2**63},
+            f"prefetch is {2**63}: it must be a whole number, 1 or more, at most 1048576",
+        ),
         ({"batch_size": 4, "num_workers": 2}, "featcache.DataLoader has no num_workers: it takes max_frames, batch_si"),
         ({"batch_sampler": [[1]], "batch_size": 4}, "batch_sampler makes the batches already: leave it out, or batch_"),
         ({"batch_sampler": 32}, "batch_sampler is 32: give lists of positions; batch_size= is the limit on rows"),

@@ -5,16 +5,15 @@ import pytest
 from make_cache import make_features, make_version
 
 import featcache
-from featcache.loader import buffers
-from featcache.loader.buffers import Readahead
-from featcache.store.memory_map import map_file, will_need
+from featcache.storage import maps
+from featcache.storage.maps import Readahead, map_file, will_need
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """The arrays that are asked for."""
     arrays = []
-    monkeypatch.setattr(buffers, "will_need", arrays.append)
+    monkeypatch.setattr(maps, "will_need", arrays.append)
     return arrays
 
 
@@ -31,7 +30,7 @@ def test_anything_may_be_asked_for_and_stays_as_it_is(tmp_path):
 
 def test_it_asks_while_the_disk_is_read_and_some_batches_longer(asked, monkeypatch):
     reads = 0
-    monkeypatch.setattr(buffers, "_disk_reads", lambda: reads)
+    monkeypatch.setattr(maps, "_disk_reads", lambda: reads)
     ahead, array = Readahead(), np.zeros(1)
 
     def batches(count, from_disk):
@@ -42,9 +41,9 @@ def test_it_asks_while_the_disk_is_read_and_some_batches_longer(asked, monkeypat
                 reads += from_disk
         return len(asked)
 
-    assert batches(100, from_disk=0) == buffers._WARM_BATCHES
+    assert batches(100, from_disk=0) == maps._WARM_BATCHES
     assert batches(10, from_disk=3) == 9  # the first one tells
-    assert batches(100, from_disk=0) == buffers._WARM_BATCHES
+    assert batches(100, from_disk=0) == maps._WARM_BATCHES
 
 
 def test_a_batch_asks_for_what_it_reads_from_maps_and_for_nothing_else(tmp_path, asked):

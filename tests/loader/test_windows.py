@@ -91,7 +91,7 @@ def test_the_shards_of_a_dataset_are_those_that_hold_its_utterances(tmp_path):
     rows = "\n".join(f"{cache.ids[at]},{at % 2}" for at in reversed(range(20)))
     (tmp_path / "m.csv").write_text(f"id,half\n{rows}\n")
     dataset = featcache.FeatureDataset(cache, tmp_path / "m.csv", where={"half": "1"})
-    of_id = {id_: name for name in version.shard_names() for id_ in version.shard(name).ids}
+    of_id = {id_: name for name in version.shard_names() for id_ in version.shard(name).table.ids}
     assert [cache.index.shards[shard] for shard in dataset.shards] == [of_id[id_] for id_ in dataset.ids]
     assert len(dataset.shards) == 10
     batches = BucketBatchSampler(dataset.lengths, batch_size=2, shards=dataset.shards, shards_in_memory=1)

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from make_cache import make_features, make_version
 from manifests import faults_of
 
-from featcache.arguments import refuse_url
-from featcache.errors import ArgumentError, ManifestError, secret_in, without_secrets
+from featcache.errors import ArgumentError, ManifestError, refuse_url, secret_in, without_secrets
 from featcache.manifest import SPELLINGS, read_manifest
 from featcache.manifest.audio_locations import as_root
 from featcache.storage.location import parse_location
 from featcache.strings import Strings
+from featcache.version.corpus import Part, put_part
 
 
 def test_all_faults_are_reported_together_and_in_order(written):
@@ -36,7 +36,7 @@ def test_all_faults_are_reported_together_and_in_order(written):
         b"d,x.wav\n"
         b"\n"
         b"e,x.wav,,,,caf\xe9\n"
-        b"f\x07,x.wav,,,,\n"
+        b"f\x07,x.wav,1e10,,,\n"
         b"a,x.wav,,,,\n"
         b",x.wav,,,,\n"
         b'g,"x"y.wav,,,,\n'
@@ -58,6 +58,7 @@ def test_all_faults_are_reported_together_and_in_order(written):
         "line 7: 2 fields, but the header has 6",
         "line 9: byte 15 is not UTF-8: 0xe9",
         "line 10: id has a control character: 'f\\x07'",
+        "line 10: start is more seconds than a recording has: '1e10'",
         "line 11: id 'a' is already on line 2",
         "line 12: id is missing",
         "line 13: not a CSV row: ',' expected after '\"' (is a quote not closed, or not doubled?)",
@@ -288,8 +289,9 @@ def test_what_is_packed_is_no_manifest(scratch):
 
 
 def test_a_cache_is_no_manifest(scratch):
-    version = make_version(scratch / "c", make_features(2))
-    for path in (scratch / "c", version.path):
+    version = make_version(scratch / "corpus" / "c", make_features(2))
+    put_part(scratch / "corpus", Part("c", "c.csv"))
+    for path in (scratch / "corpus", scratch / "corpus" / "c", version.path):
         assert refused(path) == "is a cache, not a manifest: give the manifest that it was extracted from"
 
 

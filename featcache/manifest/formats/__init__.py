@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from featcache.errors import ArgumentError, ManifestError, listing
@@ -62,21 +63,18 @@ FORMATS = {
     "lhotse": Format(read_lhotse, lambda source: is_shar(source) or kind_of(source.first_object) is not None),
     "speechbrain": Format(read_speechbrain, is_speechbrain),
     "fairseq": Format(read_fairseq, fairseq_fits),
-    **{name: Format(read_bars(name), bars_fit(name), bars_reading(name)) for name in BARS},
+    **{name: Format(partial(read_bars, name), partial(bars_fit, name), partial(bars_reading, name)) for name in BARS},
     "paths": Format(read_paths, paths_fit),
 }
 """Every format, by name."""
 
 
 def format_of(source: Source, name: str | None = None) -> str:
-    """The name of a source's format: the one given, or the one that it is recognised as.
+    """The name of a source's format: the one given (an ArgumentError if there is none of that name), or the one that it
+    is recognised as (a ManifestError if several fit, or it is plainly no manifest).
 
     A folder that fits none is one of audio files. A file that fits none is a table with a header or keys: the suffix
     says which, or else the first line.
-
-    Raises:
-        ArgumentError: There is no such format.
-        ManifestError: Several fit, or it is plainly no manifest.
     """
     if name is not None:
         if name not in FORMATS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from featcache.errors import ManifestError, listing
@@ -33,12 +34,8 @@ def is_dataset(source: Source) -> bool:
 
 
 def read_dataset(source: Source) -> Iterator[Batch]:
-    """The rows of all tables of a dataset, with every column without bytes.
-
-    Raises:
-        ManifestError: There are none, one has no column of audio, is damaged, or is not called `.parquet`.
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """The rows of all tables of a dataset, with every column without bytes. Raises ManifestError if there are none, or
+    one has no column of audio, is damaged, or is not called `.parquet`."""
     if not source.is_folder:
         if source.path.suffix != ".parquet":  # its audio is read from it later, by a path that says what it is
             raise ManifestError("is Parquet with audio inside: name it with .parquet at its end, as a file")
@@ -57,13 +54,7 @@ def read_dataset(source: Source) -> Iterator[Batch]:
 
 
 class _Audio:
-    """A table with the places of its audio as a column.
-
-    Args:
-        table: The table.
-        file: Its file, relative to the manifest's folder.
-        source: What is read.
-    """
+    """A table with the places of its audio, in `file`, relative to the manifest's folder, as a column."""
 
     def __init__(self, table: ParquetTable | ArrowTable, file: str, source: Source) -> None:
         if not table.audio:
@@ -84,20 +75,14 @@ class _Audio:
 _PLACE = "audio.path"
 """The column with the places of audio, by a name that has no meaning."""
 
-
-def _renamed(names: Sequence[str]) -> list[str]:
-    own = {_PLACE: "path", "path": "original_path"}
-    return [own.get(name, name) for name in names_of_whole_files(names)]
+_renamed = partial(names_of_whole_files, _PLACE)
 
 
 def _parquet_below(source: Source) -> list[str]:
     """The Parquet files in a folder; if there are none, those in its folders."""
     here = sorted(name for name in source.names if name.endswith(".parquet"))
-    return here or [f"{folder}/{name}" for folder in source.folders for name in _names_in(source, folder)]
-
-
-def _names_in(source: Source, folder: str) -> list[str]:
-    return sorted(name for name in os.listdir(source.path / folder) if name.endswith(".parquet"))
+    below = (f"{folder}/{name}" for folder in source.folders for name in sorted(os.listdir(source.path / folder)))
+    return here or [path for path in below if path.endswith(".parquet")]
 
 
 def _saved(source: Source) -> list[str]:

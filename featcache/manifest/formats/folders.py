@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 from featcache.errors import ManifestError, listing
 from featcache.manifest.columns import names_of_whole_files
@@ -14,12 +15,12 @@ from featcache.manifest.formats.tables import csv_rows, json_batches, json_rows,
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
+_renamed = partial(names_of_whole_files, "file_name")
+
 
 def read_folder(source: Source) -> Iterator[Batch]:
-    """Every audio file below a folder, sorted by path; its id is its path without the suffix.
-
-    Links to folders are followed, each folder once. Hidden files are left out.
-    """
+    """Every audio file below a folder, sorted by path; its id is its path without the suffix. Links to folders are
+    followed, each folder once; hidden files are left out."""
     source.faults.unit("file")
     return batched(enumerate(_audio_files(source), 1), ("id", "path"))
 
@@ -65,11 +66,8 @@ def has_metadata(source: Source) -> bool:
 
 
 def read_audiofolder(source: Source) -> Iterator[Batch]:
-    """The rows of all metadata, whose `file_name` is relative to their folder.
-
-    Raises:
-        ManifestError: There are none, or two kinds in one folder.
-    """
+    """The rows of all metadata, whose `file_name` is relative to their folder; a ManifestError if a folder has none, or
+    two kinds."""
     found = _metadata(source)
     folders = [os.path.dirname(path) for path in found]
     if not found or len(set(folders)) < len(folders):
@@ -101,11 +99,6 @@ def _names_files(source: Source, path: str) -> bool:
         if path.endswith(".parquet"):
             return "file_name" in ParquetTable(stream).names
         return b"file_name" in stream.readline(HEAD_BYTES)
-
-
-def _renamed(names: Sequence[str]) -> list[str]:
-    own = {"file_name": "path", "path": "original_path"}
-    return [own.get(name, name) for name in names_of_whole_files(names)]
 
 
 def _metadata(source: Source) -> list[str]:

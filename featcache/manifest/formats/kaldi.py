@@ -64,22 +64,15 @@ def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
                 continue
         rows = []
         for place, fields in zip(places, lines, strict=True):
-            if (len(fields) < 2 or "|" in fields[1]) and (fault := _fault(fields, source.allow_commands)):
-                source.faults.add(place, fault)
+            if len(fields) < 2:
+                source.faults.add(place, "path is missing")
+            elif "|" in fields[1] and is_command(fields[1]) and not source.allow_commands:
+                source.faults.add(place, f"path {refused_command(fields[1])}")
             else:
                 rows.append((place, *fields))
         if rows:
             kept, ids, paths = zip(*rows, strict=True)
             yield kept, {"id": ids, "path": paths}
-
-
-def _fault(fields: list[str], allow_commands: bool) -> str | None:
-    """Why a line of `wav.scp` cannot be used."""
-    if len(fields) < 2:
-        return "path is missing"
-    if is_command(fields[1]):
-        return None if allow_commands else f"path {refused_command(fields[1])}"
-    return None
 
 
 def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
@@ -138,11 +131,8 @@ def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> d
 
 
 def _segment(fields: list[str], recordings: dict[str, str]) -> tuple[str, str, float, float | None, str | None]:
-    """The cells of a line of `segments`. Without an end, a segment goes on to the end of its recording.
-
-    Raises:
-        ValueError: What is wrong with it.
-    """
+    """The cells of a line of `segments`, or a ValueError. Without an end, a segment goes on to the end of its
+    recording."""
     channel = None
     try:
         if len(fields) == 5:
@@ -163,12 +153,8 @@ def _segment(fields: list[str], recordings: dict[str, str]) -> tuple[str, str, f
 
 
 class _Lookup:
-    """Finds utterances' values in a file of ids and values. Read on only until they are found: files are in one order.
-
-    Args:
-        source: The data directory.
-        name: The file.
-    """
+    """Finds utterances' values in a file of ids and values, read on only until they are found: files are in one
+    order."""
 
     def __init__(self, source: Source, name: str) -> None:
         self._ahead: dict[str, str] = {}
@@ -196,10 +182,8 @@ def _values(path: Path, faults: Faults, base: int) -> Iterator[dict[str, str]]:
 def _fields(
     stream: BinaryIO, faults: Faults, base: int, at_most: int = -1
 ) -> Iterator[tuple[Sequence[int], Sequence[list[str]]]]:
-    """The fields of the lines that are not blank, and the lines' places, some at a time.
-
-    They are between the white space of ASCII alone: `str.split` also takes that of other scripts.
-    """
+    """The fields, between the white space of ASCII alone, of the lines that are not blank, and the lines' places, some
+    at a time."""
     first = base + 1
     for text in texts_of(stream, faults, base):
         # If so, all white space in it are line ends and spaces between fields.

@@ -110,11 +110,8 @@ def is_shar(source: Source) -> bool:
 
 
 def read_lhotse(source: Source) -> Iterator[Batch]:
-    """Recordings, supervisions (with the recordings that lie beside them), or cuts, also those of a folder.
-
-    Raises:
-        ManifestError: It is none of these, or supervisions whose recordings are not beside them.
-    """
+    """Recordings, supervisions (a ManifestError if their recordings are not beside them), or cuts, also those of a
+    folder."""
     rows = _cuts_of_folder(source) if is_shar(source) else _rows_of_file(source)
     for places, cells in batched(rows, _COLUMNS):
         there = {name: values for name, values in cells.items() if name == "id" or values.count(None) < len(values)}
@@ -154,12 +151,7 @@ def _rows(lines: Iterable[str], of: type, row_of: Callable[[Any], Any], faults: 
 
 
 class _SharTar:
-    """The tar with the audio of some cuts of Lhotse Shar.
-
-    Args:
-        source: What is read.
-        cuts: The name of the file of cuts.
-    """
+    """The tar with the audio of a file of cuts of Lhotse Shar."""
 
     def __init__(self, source: Source, cuts: str) -> None:
         self._source = source
@@ -185,11 +177,8 @@ class _SharTar:
 
 
 def _audio_beside(source: Source) -> dict[str, Audio]:
-    """The audio of the recordings beside supervisions, by id: Lhotse names the files alike.
-
-    Raises:
-        ManifestError: There is no such file.
-    """
+    """The audio of the recordings beside supervisions, by id; a ManifestError if there are none. Lhotse names the files
+    alike."""
     beside = source.path.with_name(source.path.name.replace("supervisions", "recordings"))
     if beside == source.path or not beside.is_file():
         there = "" if beside == source.path else f", and there is no {beside.name} beside them"

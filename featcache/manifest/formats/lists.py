@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from featcache.errors import counted
 from featcache.manifest.columns import SPELLINGS, meaning_of, shown
@@ -21,20 +21,16 @@ BARS = {
 """Lists with bars between their fields, by format: the columns that a line may have."""
 
 
-def bars_fit(name: str) -> Callable[[Source], bool]:
-    """Tells whether a file is a list of this format, by its first lines."""
-    return lambda source: name in _fitting(source)
+def bars_fit(name: str, source: Source) -> bool:
+    """Whether a file is a list of this format, by its first lines."""
+    return name in _fitting(source)
 
 
-def bars_reading(name: str) -> Callable[[Source], str]:
-    """Says how the first line of a list is read in this format."""
-
-    def said(source: Source) -> str:
-        cells = source.first_fields.split("|")
-        columns = _columns(name, len(cells)) or BARS[name][0]
-        return ", ".join(f"{column} {shown(cell)}" for column, cell in zip(columns, cells, strict=False))
-
-    return said
+def bars_reading(name: str, source: Source) -> str:
+    """How the first line of a list is read in this format."""
+    cells = source.first_fields.split("|")
+    columns = _columns(name, len(cells)) or BARS[name][0]
+    return ", ".join(f"{column} {shown(cell)}" for column, cell in zip(columns, cells, strict=False))
 
 
 def _columns(name: str, width: int) -> tuple[str, ...] | None:
@@ -89,30 +85,25 @@ def _is_header(cells: Sequence[str]) -> bool:
     return meaning_of(cells[0]) in SPELLINGS and "path" in map(meaning_of, cells)
 
 
-def read_bars(name: str) -> Callable[[Source], Iterator[Batch]]:
+def read_bars(name: str, source: Source) -> Iterator[Batch]:
     """Reads a list of this format; files of ids are `wavs/<id>.wav`. A header is one if it names the columns."""
+    rows = split_rows(lines_of(source.stream, source.faults), "|")
+    cells = source.first_fields.split("|")
+    if _is_header(cells):
+        return table_batches(rows, source)
+    columns = _columns(name, len(cells)) or BARS[name][0]
+    # Piper looks into `wav` first.
+    folder = "wav" if name == "piper" and (source.folder / "wav").is_dir() else "wavs"
 
-    def read(source: Source) -> Iterator[Batch]:
-        rows = split_rows(lines_of(source.stream, source.faults), "|")
-        cells = source.first_fields.split("|")
-        if _is_header(cells):
-            yield from table_batches(rows, source)
-            return
-        columns = _columns(name, len(cells)) or BARS[name][0]
-        # Piper looks into `wav` first.
-        folder = "wav" if name == "piper" and (source.folder / "wav").is_dir() else "wavs"
+    def good() -> Iterator[tuple[int, list[str]]]:
+        for line, cells in rows:
+            if len(cells) == len(columns):
+                yield line, [*cells, f"{folder}/{cells[0]}.wav"] if columns[0] == "id" else cells
+            elif "".join(cells).strip():
+                expected = "|".join(columns)
+                source.faults.add(line, f"{counted(len(cells), 'field')}, but {expected} has {len(columns)}")
 
-        def good() -> Iterator[tuple[int, list[str]]]:
-            for line, cells in rows:
-                if len(cells) == len(columns):
-                    yield line, [*cells, f"{folder}/{cells[0]}.wav"] if columns[0] == "id" else cells
-                elif "".join(cells).strip():
-                    expected = "|".join(columns)
-                    source.faults.add(line, f"{counted(len(cells), 'field')}, but {expected} has {len(columns)}")
-
-        yield from batched(good(), (*columns, "path") if columns[0] == "id" else columns)
-
-    return read
+    return batched(good(), (*columns, "path") if columns[0] == "id" else columns)
 
 
 def fairseq_fits(source: Source) -> bool:

@@ -69,9 +69,6 @@ class Faults:
     """Counts the faults of a manifest, and keeps those that are shown: the first by place, like ones together.
 
     A place is a line of a file, as one number: the line's, and what `file` gave for the file. Line 0 is all of it.
-
-    Args:
-        source: The manifest, for the message.
     """
 
     def __init__(self, source: str) -> None:
@@ -180,13 +177,9 @@ class Source(Reading):
 
     Args:
         source: A file, a folder, or `-` for standard input. A file is opened once, since it may be a pipe.
-        audio, carry, allow_commands, allow_queries: As for `Reading`.
         root: What the user says that relative paths are relative to.
         values: What stands for placeholders in paths, by name.
-
-    Raises:
-        ManifestError: Standard input is closed.
-        OSError: It cannot be opened.
+        options: As for `Reading`.
     """
 
     folder: Path
@@ -200,16 +193,12 @@ class Source(Reading):
         self,
         source: str | Path,
         *,
-        audio: bool = True,
-        carry: bool = True,
         root: str | Path | None = None,
         values: Mapping[str, str] | None = None,
-        allow_commands: bool = False,
-        allow_queries: bool = False,
+        **options: bool,
     ) -> None:
         is_stdin = str(source) == "-"
-        name = "<stdin>" if is_stdin else str(source)
-        super().__init__(name, audio=audio, carry=carry, allow_commands=allow_commands, allow_queries=allow_queries)
+        super().__init__("<stdin>" if is_stdin else str(source), **options)
         self.path = Path(source)
         self.is_folder = not is_stdin and self.path.is_dir()
         self.folder = self.path if self.is_folder else self.path.parent
@@ -245,11 +234,8 @@ class Source(Reading):
 
     @property
     def stream(self) -> BinaryIO:
-        """The file's bytes, from its beginning; unpacked, if gzip has compressed it.
-
-        Raises:
-            ManifestError: It is a folder.
-        """
+        """The file's bytes, from its beginning, unpacked if gzip has compressed it; a ManifestError if it is a
+        folder."""
         if self.is_folder:
             raise ManifestError("is a folder, and this format is a file's")
         return self._stream
@@ -357,11 +343,8 @@ def suffix_of(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
-    """The bytes of a file; unpacked, if gzip has compressed it.
-
-    Raises:
-        ManifestError: It is a pipe, whose writer would be waited for, or a device: only what the user names may be one.
-    """
+    """The bytes of a file, unpacked if gzip has compressed it. A pipe, whose writer would be waited for, or a device is
+    a ManifestError: only what the user names may be one."""
     if not (may_be_pipe or stat.S_ISREG(os.stat(path).st_mode)):
         raise ManifestError(f"{path.name} is not a regular file")
     with path.open("rb") as file:
@@ -379,10 +362,8 @@ def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
 
 
 def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
-    """Some whole lines at a time as text; a faulty line as some other text, so that the rest is checked too.
-
-    `base` is the place of the file's line 0.
-    """
+    """Some whole lines at a time as text; a faulty line as some other text, so that the rest is checked too. `base` is
+    the place of the file's line 0."""
     done = base
     while data := stream.read(_BLOCK_BYTES):
         data += stream.readline(_LINE_BYTES + 1)

@@ -77,11 +77,8 @@ def _unpacked(cells: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
 
 
 def _in_seconds(source: Source, places: Sequence[int], cells: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """The cells with start and duration in place of the samples from `start` to `stop`.
-
-    Raises:
-        ManifestError: Nothing says how many of them are a second.
-    """
+    """The cells with start and duration in place of the samples from `start` to `stop`; a ManifestError if nothing says
+    how many of them are a second."""
     if "original_stop" not in cells:
         return cells
     source.placeholders.add("sample_rate")

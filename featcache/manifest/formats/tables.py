@@ -73,12 +73,7 @@ def read_jsonl(source: Source) -> Iterator[Batch]:
 
 
 def read_parquet(source: Source) -> Iterator[Batch]:
-    """Parquet.
-
-    Raises:
-        ManifestError: The file is damaged.
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """Parquet; a ManifestError if it is damaged."""
     source.faults.unit("row")
     return parquet_batches(ParquetTable(source.stream), source)
 
@@ -150,11 +145,8 @@ def json_rows(lines: Iterable[str], faults: Faults, base: int = 0, of: Any = dic
 
 
 def _slowly_decoded(line: str, of: Any) -> Any:
-    """An object that msgspec refuses: Python's own parser says what is wrong, or reads it, as it does NaN.
-
-    Raises:
-        ValueError: What is wrong.
-    """
+    """An object that msgspec refuses: Python's own parser says what is wrong, in a ValueError, or reads it, as it does
+    NaN."""
     try:
         row = json.loads(line)
         json.dumps(row, ensure_ascii=False).encode()  # an escape may be half of a surrogate pair, which is no text

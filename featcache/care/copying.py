@@ -1,0 +1,235 @@
+"""Copies of versions, from a folder or an object store to another.
+
+What is copied is checked on the way, against the checksums that the shards' documents have. What is there already stays
+and is not read again, so a copy that was interrupted is continued by making it again. Nothing is removed.
+
+The version's own document comes last: nobody opens a new copy before it is whole. To one that there is, what manifests
+want comes first: so a reader is told what is missing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from featcache.care.check import Problem
+from featcache.errors import ArgumentError, DamagedError, StoreError, listing
+from featcache.format.documents import AT_MOST_BYTES
+from featcache.format.shard import Shard
+from featcache.storage.base import MARK, Buffer, Store, open_store
+from featcache.storage.location import Location
+from featcache.version.corpus import put_part, read_parts
+from featcache.version.index import index_name, load_index, open_index
+from featcache.version.info import read_info
+from featcache.version.selection import is_corpus, version_names
+from featcache.version.tags import read_tag, tag_names
+from featcache.version.version import PLAIN_GROUP, Version
+
+__all__ = ["Copied", "copy_parts_list", "copy_version"]
+
+_AT_MOST_BYTES = 1 << 37
+_AT_ONCE_BYTES = 1 << 30
+"""How much of shards may be in memory."""
+
+
+@dataclass
+class Copied:
+    """What became of a version."""
+
+    source: str
+    """Where it is."""
+    path: str
+    """Where the copy is."""
+    copied: int = 0
+    """The number of shards that were copied."""
+    there: int = 0
+    """The number of shards that were there already."""
+    others: int = 0
+    """The number of shards of the copy that the version does not have; they stay."""
+    num_bytes: int = 0
+    """The bytes that were copied."""
+    records: int = 0
+    """The number of files that were copied besides: what is wanted, has failed and was done, and the index."""
+    problems: list[Problem] = field(default_factory=list)
+    """Damaged shards, which were not copied."""
+    interrupted: bool = False
+    """Whether it was stopped before all shards were copied."""
+
+
+def copy_version(
+    version: Version,
+    cache: Location,
+    *,
+    threads: int = 8,
+    report: Callable[[], object] = lambda: None,
+    stop: threading.Event | None = None,
+) -> Copied:
+    """Copy a version into a cache, under the name of its folder: whatever of it is not there yet.
+
+    The cache need not exist. At most as many shards as there are `threads` are copied at once; `report` is called after
+    each, and no more are begun once `stop` is set.
+
+    Raises:
+        ArgumentError: The cache is a corpus, or where the version is.
+        StoreError: Something cannot be read or written, or another version has that name there.
+        DamagedError: The version's own metadata is damaged.
+    """
+    stop, failed = stop or threading.Event(), threading.Event()
+    _refuse_inside(version, cache)
+    if is_corpus(cache):
+        raise ArgumentError(f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache")
+    store, is_new = _begin(version, cache)
+    copied = Copied(str(version.path), str(store.location))
+    open_index(version)  # which keeps an index, if the version can be written
+    names, there = version.shard_names(), {*store.names("shards")}
+    missing = [name for name in names if name not in there]
+    copied.there, copied.others = len(names) - len(missing), len(there.difference(names, [MARK]))
+    copied.records += _copy_files(version, store, ["wanted", "failures"])
+    room = threading.BoundedSemaphore(max(1, min(threads, _AT_ONCE_BYTES // _largest(version))))
+
+    def copy_one(name: str) -> int | DamagedError:
+        with room:
+            if stop.is_set() or failed.is_set():
+                return 0
+            try:
+                files = _read_shard(version.shard(name))
+            except DamagedError as error:
+                return error
+            store.publish(files, f"shards/{name}")
+            return sum(map(len, files.values()))
+
+    with ThreadPoolExecutor(threads, "featcache-copy") as pool, ExitStack() as ended:
+        ended.callback(failed.set)  # after an error, the pool waits for shards that are under way
+        for name, done in zip(missing, pool.map(copy_one, missing), strict=True):
+            if isinstance(done, DamagedError):
+                copied.problems.append(Problem("structure", done.what, name))
+            elif done:
+                copied.copied += 1
+                copied.num_bytes += done
+            report()
+    copied.interrupted = stop.is_set()
+    if not copied.interrupted:
+        copied.records += _copy_files(version, store, ["wanted", "failures", "runs", "probes"])
+        copied.problems += _copy_tags(version, store, copied)
+        copied.records += _copy_index(version, store)
+        if is_new and not copied.problems:
+            store.put(MARK, version.store.read(MARK, AT_MOST_BYTES))
+    return copied
+
+
+def copy_parts_list(corpus: Location, to: Location) -> None:
+    """List the parts of a corpus in another, too, where they are copied to; others that it lists stay.
+
+    Raises:
+        ArgumentError: There is the cache of one manifest.
+        DamagedError: What a corpus says of a part is not what was written.
+        StoreError: It cannot be written.
+    """
+    if versions := version_names(to):
+        raise ArgumentError(
+            f"{to}: is the cache of one manifest, with {listing(versions)}: give the corpus another folder"
+        )
+    for part in read_parts(corpus):
+        put_part(to, part)
+
+
+def _refuse_inside(version: Version, cache: Location) -> None:
+    """Refuse to copy a version to where it is, or into itself."""
+    given, path = (str(place.resolve() if isinstance(place, Path) else place) for place in (cache, version.path))
+    if given == path.rpartition("/")[0] or f"{given}/".startswith(f"{path}/"):
+        raise ArgumentError(f"{cache}: is where {version.path} is: give another cache to copy to")
+
+
+def _begin(version: Version, cache: Location) -> tuple[Store, bool]:
+    """The store of the copy, and whether there is none yet."""
+    name = version.path.name
+    if name in ("", ".."):  # of a path that ends so
+        name = version.info.folder_name
+    store = open_store(cache / name)
+    if not store.exists(MARK):
+        store.put(f"shards/{MARK}", PLAIN_GROUP)
+        return store, True
+    info = read_info(store.read(MARK, AT_MOST_BYTES), store.location)
+    if info.fingerprint != version.info.fingerprint:
+        raise StoreError(f"{store.location}: its fingerprint is another: copy to another cache")
+    store.sweep()
+    return store, False
+
+
+def _largest(version: Version) -> int:
+    """The bytes of the largest shard, about."""
+    per_frame = version.info.spec.bytes_per_frame
+    return max((shard.frames * per_frame for shard in open_index(version).summaries), default=1) or 1
+
+
+def _read_shard(shard: Shard) -> dict[str, Buffer]:
+    """The files of a shard, all of which are what was written.
+
+    Raises:
+        DamagedError: One is not.
+    """
+    files: dict[str, Buffer] = {}
+    for path in shard.info.files:
+        files[path] = b"".join(map(bytes, shard.checked_blocks(path)))
+    return {**files, MARK: shard.store.read(f"{shard.key}/{MARK}", AT_MOST_BYTES)}
+
+
+def _copy_files(version: Version, store: Store, folders: Iterable[str]) -> int:
+    """Copy what is in some folders, and is not the same there; returns how many files."""
+    copied = 0
+    for key in (f"{folder}/{name}" for folder in folders for name in version.store.names(folder)):
+        try:
+            data = version.store.read(key, _AT_MOST_BYTES)
+        except (FileNotFoundError, DamagedError):  # taken away since; or what nobody reads
+            continue
+        if not _is_same(store, key, data):
+            store.put(key, data)
+            copied += 1
+    return copied
+
+
+def _is_same(store: Store, key: str, data: bytes) -> bool:
+    try:
+        return store.read(key, len(data)) == data
+    except (FileNotFoundError, DamagedError):
+        return False
+
+
+def _copy_tags(version: Version, store: Store, copied: Copied) -> list[Problem]:
+    """Copy the tags whose shards are all there. One of the copy's that has the same name, and is another, stays."""
+    problems, shards = [], {*store.names("shards")}
+    for name in tag_names(version):
+        try:
+            tag = read_tag(version, name)
+        except StoreError as error:
+            problems.append(Problem("tag", str(error)))
+            continue
+        key = f"tags/{name}"
+        data = version.store.read(key, AT_MOST_BYTES)
+        if store.exists(key):
+            if not _is_same(store, key, data):
+                what = f"{store.location / key}: is another tag than that of {version.path}, and stays"
+                problems.append(Problem("tag", what))
+        elif shards.issuperset(tag.shards):
+            store.put(key, data)
+            copied.records += 1
+    return problems
+
+
+def _copy_index(version: Version, store: Store) -> int:
+    """Copy the index, if the copy has the same shards, and the version keeps one; returns how many files."""
+    names = version.shard_names()
+    if {*store.names("shards")} - {MARK} != {*names} or load_index(version, names) is None:
+        return 0
+    folder = f"index/{index_name(version, names)}"
+    if store.exists(f"{folder}/{MARK}"):
+        return 0
+    files: dict[str, Buffer] = {
+        key.removeprefix(f"{folder}/"): version.store.read(key, _AT_MOST_BYTES) for key, _ in version.store.walk(folder)
+    }
+    store.publish(files, folder)
+    return len(files)

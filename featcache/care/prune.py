@@ -1,0 +1,321 @@
+"""Prune takes away what no reader needs, and keeps everything else bit for bit; and a whole version is removed here.
+
+A shard of which nothing is needed is removed. One of which some items are needed is written again with these alone, and
+then removed: so at every moment, the item that counts of each utterance that is wanted is there. Shards that a tag
+names stay as they are; and so does, of the utterances that have an older item in such a shard, the item that counts.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.care.rewriting import rewrite
+from featcache.errors import ArgumentError, DamagedError, ManifestError, StoreError, counted, listing
+from featcache.manifest import Manifest
+from featcache.manifest.copies import copies_of, expand
+from featcache.storage.base import in_parallel
+from featcache.version.index import Index, open_index
+from featcache.version.join import RowKeys, are_few, describe_changed, join, refuse_paths, with_other_files
+from featcache.version.ledger import read_failures, rewrite_failures
+from featcache.version.records import Run
+from featcache.version.tags import read_tags, tag_names
+from featcache.version.version import Version
+from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
+
+__all__ = [
+    "PrunePlan",
+    "Pruned",
+    "ids_to_keep",
+    "plan_prune",
+    "prune",
+    "refuse_with_what_is_kept",
+    "remove_version",
+    "what_is_kept",
+]
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """What is to be taken away of a version."""
+
+    path: str
+    """The folder of the version."""
+    removed: tuple[str, ...] = ()
+    """The names of the shards of which nothing stays."""
+    rewritten: tuple[str, ...] = ()
+    """The names of the shards of which some items stay: they are written again, with these alone."""
+    older: int = 0
+    """The number of items that go because their utterance was extracted again."""
+    unwanted: int = 0
+    """The number of utterances that go because nobody wants them."""
+    bound: int = 0
+    """The number of items that would go, and stay because a tag names their shard, or an older item of theirs."""
+    tags: tuple[str, ...] = ()
+    """The names of the version's tags."""
+    num_bytes: int = 0
+    """The bytes of features that go."""
+    copied_bytes: int = 0
+    """The bytes of features that are written again."""
+    leftovers: tuple[str, ...] = ()
+    """What killed processes have left."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to take away."""
+        return not (self.removed or self.rewritten or self.leftovers)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was taken away of a version."""
+
+    path: str
+    """The folder of the version."""
+    removed: int = 0
+    """The number of shards that are gone."""
+    rewritten: int = 0
+    """The number of those whose other items are now in a shard of their own."""
+    damaged: tuple[str, ...] = ()
+    """The names of shards that stay as they are: they are damaged, or have replaced items of one that is."""
+    interrupted: bool = False
+    """Whether it was stopped before it had done all."""
+
+
+def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> NDArray[np.uint64]:
+    """The hashes of the ids that a manifest has, with all copies: what `prune` is to keep of a version.
+
+    Raises:
+        ManifestError: None of the version's utterances is in the manifest; or, without `force`, it names other files
+            for them, or lacks more than a few.
+    """
+    copies = copies_of(version.info.config)
+    manifest = expand(manifest, copies)
+    hashes, index = manifest.ids.hashes(), open_index(version)
+    lacking = int((~np.isin(index.id_hash, hashes)).sum())
+    if len(index) and lacking == len(index):
+        raise ManifestError(
+            f"{manifest.source}: has none of the {counted(len(index), 'utterance')} of {version.path}: is it the right "
+            "manifest? `featcache rm` removes a whole version"
+        )
+    if force:
+        return hashes
+    keys = RowKeys.of(manifest)
+    joined = with_other_files(join(index, keys, {}), keys, manifest, version, index)
+    rows = np.flatnonzero(joined.is_another)
+    remedy = "name another cache. If it is this one's, --force removes what it lacks"
+    refuse_paths(manifest, rows, joined.positions[rows], version, index, len(copies), remedy)
+    if joined.other_files:
+        raise ManifestError(describe_changed(manifest, keys, version, index, joined))
+    if not are_few(lacking, len(index)):
+        raise ManifestError(
+            f"{manifest.source}: lacks {lacking:,} of the {len(index):,} utterances in {version.path}: is it the right "
+            "manifest? --force removes them"
+        )
+    return hashes
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What is in a version, and what of it is needed."""
+
+    index: Index
+    items: Mapping[str, int]
+    """How many items each shard has."""
+    needed: Mapping[str, list[int]]
+    """The numbers of each shard's items that stay, rising."""
+    tagged: frozenset[str]
+    """The shards that a tag names."""
+    tags: tuple[str, ...]
+
+    @property
+    def goes(self) -> list[str]:
+        """The shards that go, those of older generations first."""
+        return [name for name in self.items if name not in self.tagged and len(self.needed[name]) < self.items[name]]
+
+
+def plan_prune(version: Version, wanted_ids: NDArray[np.uint64] | None = None) -> PrunePlan:
+    """What of a version no reader needs. With the hashes of ids, readers need no others than these.
+
+    Raises:
+        DamagedError: A shard's table, or a tag, is damaged.
+    """
+    return _plan(version, _look(version, wanted_ids))
+
+
+def _plan(version: Version, contents: _Contents) -> PrunePlan:
+    index, per_frame = contents.index, version.info.spec.bytes_per_frame
+    goes = {*contents.goes}
+    older = unwanted = going_frames = copied_frames = 0
+    for number, summary in enumerate(index.summaries):
+        if summary.name in goes:
+            inside = np.arange(*index.span(number))
+            stays = np.isin(index.item[inside], contents.needed[summary.name])
+            kept_frames = int(index.num_frames[inside[stays]].sum())
+            older += summary.items - len(inside)
+            unwanted += int((~stays).sum())
+            going_frames, copied_frames = going_frames + summary.frames - kept_frames, copied_frames + kept_frames
+    return PrunePlan(
+        path=str(version.path),
+        removed=tuple(sorted(name for name in contents.goes if not contents.needed[name])),
+        rewritten=tuple(sorted(name for name in contents.goes if contents.needed[name])),
+        older=older,
+        unwanted=unwanted,
+        bound=sum(
+            contents.items[name] - len(contents.needed[name]) for name in contents.tagged & contents.items.keys()
+        ),
+        tags=contents.tags,
+        num_bytes=going_frames * per_frame,
+        copied_bytes=copied_frames * per_frame,
+        leftovers=tuple(version.store.sweep(remove=False)),
+    )
+
+
+def _look(version: Version, wanted_ids: NDArray[np.uint64] | None, staying: Sequence[str] = ()) -> _Contents:
+    """What is in a version; `staying` are shards that stay as they are, as tagged ones do."""
+    index = open_index(version, keep=False)
+    tags = [*read_tags(version)]
+    tagged = frozenset(name for tag in tags for name in tag.shards) | {*staying}
+    is_needed = np.ones(len(index), bool)
+    if wanted_ids is not None:
+        is_needed[index.by_hash] = np.isin(index.id_hash, wanted_ids)
+        # Where an older item stays, the one that counts does, or the older one would count again.
+        for hashes in in_parallel(
+            lambda name: version.shard(name).table["id_hash"].copy(), sorted(tagged & {*index.shards})
+        ):
+            at = index.find_hashes(hashes)
+            is_needed[at[at >= 0]] = True
+    generation = np.zeros(len(index.shards), np.uint64)
+    np.maximum.at(generation, index.shard, index.generation)
+    in_order = np.argsort(generation, kind="stable").tolist()
+    needed = {}
+    for number in in_order:
+        span = slice(*index.span(number))
+        needed[index.shards[number]] = index.item[span][is_needed[span]].tolist()
+    items = {index.shards[number]: index.summaries[number].items for number in in_order}
+    return _Contents(index, items, needed, tagged, tuple(tag.name for tag in tags))
+
+
+def prune(
+    version: Version,
+    plan: PrunePlan,
+    wanted_ids: NDArray[np.uint64] | None = None,
+    *,
+    report: Callable[[], object] = lambda: None,
+    stop: threading.Event | None = None,
+) -> Pruned:
+    """Take away what `plan_prune` has found, with the same ids.
+
+    Args:
+        version: The version.
+        plan: What has been said and agreed.
+        wanted_ids: As for the plan.
+        report: Called after each shard.
+        stop: Once it is set, no more shards are begun.
+
+    Raises:
+        LockedError: A run, a repair or another prune is under way.
+        StoreError: The version has changed since the plan, or cannot be written. Whatever is wanted is still there.
+    """
+    with version.at_work("prune"):
+        contents = _look(version, wanted_ids)
+        if replace(_plan(version, contents), leftovers=plan.leftovers) != plan:
+            raise StoreError(f"{version.path}: has changed meanwhile; nothing has been removed: run this again")
+        version.store.sweep()
+        if not contents.goes and wanted_ids is None:
+            return Pruned(plan.path)
+        run = Run(version, {"only": True, "config": version.info.config})
+        if wanted_ids is not None:
+            forget_rows(version, wanted_ids)
+        pruned = _take_away(version, contents, wanted_ids, report, stop or threading.Event())
+        _forget_failures(version, open_index(version), run.id)
+        run.finish({"extracted": 0, "failed": 0, "interrupted": pruned.interrupted})
+        return pruned
+
+
+def _take_away(
+    version: Version,
+    contents: _Contents,
+    wanted_ids: NDArray[np.uint64] | None,
+    report: Callable[[], object],
+    stop: threading.Event,
+) -> Pruned:
+    """Write again what stays of shards that go; and then remove these, the older generations first."""
+    made, damaged, goes = set[str](), list[str](), contents.goes
+    for name in goes:
+        if contents.needed[name] and not stop.is_set():
+            try:
+                made.add(rewrite(version, version.shard(name), contents.needed[name]))
+            except DamagedError:
+                damaged.append(name)
+    if damaged:  # what has replaced items of them stays, too
+        goes = [name for name in _look(version, wanted_ids, damaged).goes if name in goes]
+    removed = rewritten = 0
+    for name in goes:
+        if name in made:  # an earlier prune, which was cut off, has left it: it now holds what stays of another
+            continue
+        if stop.is_set():
+            break
+        version.store.remove(f"shards/{name}")
+        removed, rewritten = removed + 1, rewritten + bool(contents.needed[name])
+        report()
+    stays = sorted({*contents.goes} - {*goes})
+    return Pruned(str(version.path), removed, rewritten, tuple(stays), stop.is_set())
+
+
+def _forget_failures(version: Version, index: Index, run: str) -> None:
+    """Keep of the ledger what stands: once an item has gone, an old failure of it is not to stand again."""
+    failures = read_failures(version)
+    standing = find_missing([*read_all_wanted(version)], index, failures).failed
+    if len(standing) < len(failures):
+        with suppress(StoreError):
+            rewrite_failures(version, f"{run}.000000", [*standing.values()])
+
+
+# A whole version
+
+_OWN_FILE = re.compile(
+    r"(shards/)?zarr\.json|lock|(shards|index|aside)/[0-9a-f]{16}/.+|(tags|wanted|failures|runs|probes)/[^/]+|work/.+"
+)
+"""What the files of a version are called."""
+
+
+def what_is_kept(version: Version) -> list[str]:
+    """What of a version is not removed without a word from the user: its tags, and files of others in its folder."""
+    kept, tags = [], tag_names(version)
+    if tags:
+        kept.append(f"the tags {listing(tags)}")
+    files = sorted(key for key, _ in version.store.walk() if not _OWN_FILE.fullmatch(key))
+    if files:
+        kept.append(f"files that are not featcache's: {listing(files)}")
+    return kept
+
+
+def refuse_with_what_is_kept(version: Version) -> None:
+    """Refuse to remove a version with `what_is_kept`.
+
+    Raises:
+        ArgumentError: Says what it is.
+    """
+    if kept := what_is_kept(version):
+        raise ArgumentError(f"{version.path}: holds {'; '.join(kept)}: move it away, or give --force to remove it too")
+
+
+def remove_version(version: Version, *, force: bool = False) -> None:
+    """Remove a version, with everything in its folder. After a kill, it can be done again.
+
+    Raises:
+        ArgumentError: It has tags, or there are files of others in its folder, without `force`.
+        LockedError: A run, a repair or a prune is under way.
+        StoreError: Its folder is a link, or cannot be removed.
+    """
+    if not force:
+        refuse_with_what_is_kept(version)
+    with version.at_work("rm"):
+        version.store.destroy()

@@ -1,0 +1,230 @@
+"""Extracts some utterances again, each alone, and compares: does this machine reproduce what is stored?
+
+On the device that wrote them, codes must be identical. Otherwise, differences by rounding (see `compare.py`) are
+counted separately: another device computes other last bits, and so does a run that had memory only for small batches.
+Of quantised features the values are compared, and one level counts as rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from featcache.audio.waveform import WaveformMaker
+from featcache.care.check import Problem
+from featcache.care.compare import largest_difference, tied_frames
+from featcache.care.results import extract_results
+from featcache.care.sampling import SampledClip, decode_waveform
+from featcache.care.sources import root_of
+from featcache.config import recorded_config
+from featcache.device import Device
+from featcache.errors import AudioError, Reason
+from featcache.extraction.batching import BATCHINGS
+from featcache.extraction.features import cast, compute_clips, errors_of
+from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
+from featcache.extractors import Extractor, Params
+from featcache.format.dequantize import dequantize_array
+from featcache.format.shard import Shard
+from featcache.manifest import CallersUrls
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, locate, url_of
+from featcache.quantize import quantize
+from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.version.index import Index
+from featcache.version.version import Version
+
+_TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
+"""How far floats may differ by rounding, relative if they are above 1; for float16, four units in the last place."""
+
+
+@dataclass
+class Recomputed:
+    """How utterances that were extracted again compare with what is stored."""
+
+    utterances: int
+    """The number of utterances."""
+    identical: int = 0
+    """The number of utterances that are the same bit for bit."""
+    largest_difference: float = 0.0
+    """The largest difference of a float."""
+    codes: int = 0
+    """The number of codes compared; 0 for float features."""
+    differing: int = 0
+    """The number of codes that differ."""
+    tied: int = 0
+    """The number of differing codes in frames where rounding decides between codewords."""
+    problems: list[Problem] = field(default_factory=list)
+    """What differs by more than rounding, or could not be extracted again."""
+
+
+def recompute(
+    version: Version,
+    index: Index,
+    positions: Sequence[int],
+    root: AudioLocation | None,
+    device: Device,
+    urls: CallersUrls | None = None,
+) -> Recomputed:
+    """Extract the items at `positions` of the index again, one by one, from the files they came from.
+
+    Relative paths are relative to `root`, or if it is None to the root of the run that extracted the item. Files at
+    URLs are fetched only if they are among `urls`.
+
+    Raises:
+        ConfigError: The version's config names an extractor that is not registered, or its weights are not here.
+    """
+    config = recorded_config(version.info.config, str(version.path))
+    device.configure_torch()
+    waveform_maker, extractor = WaveformMaker.of(config.audio, config.augment), config.build(device.torch_device)
+    result = Recomputed(len(positions))
+    for position in positions:
+        shard = version.shard(index.shards[int(index.shard[position])])
+        number = int(index.item[position])
+        (item,) = shard.items([number])
+        first = int(index.first_frame[position])
+        stored = _Features(
+            shard.open_features().read(first, int(index.num_frames[position])),
+            shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None,
+        )
+        kind, faults = "recompute", []
+        try:
+            folder = root or root_of(shard, version)
+            _refuse_foreign_url(locate(folder, item.path), urls)
+            clip = SampledClip(item.id, decode_waveform(item, folder, waveform_maker))
+            again = _extract_again(clip, version.info.spec, extractor, shard, device)
+        except DoesNotFitError:
+            faults = [f"{item.path}: cannot be extracted again: it does not fit on {device.label}"]
+        except AudioError as error:
+            kind = "recompute" if error.reason == Reason.EXTRACTOR_ERROR else "source"
+            faults = [f"{item.path}: {error.reason}: {error}"]
+        else:
+            unlike = _count(again, stored, result, extractor, device) + _unlike_side_arrays(again, shard, number)
+            faults = [f"extracted again from {item.path}, {fault}{_devices(shard, device)}" for fault in unlike]
+        result.problems += [Problem(kind, f"{item.id}: {fault}", shard.name, item.id) for fault in faults]
+    return result
+
+
+def _count(
+    again: _Features, stored: _Features, result: Recomputed, extractor: Extractor[Params], device: Device
+) -> list[str]:
+    """Add to the result how an utterance compares; returns how it differs by more than rounding, if it does."""
+    result.codes += 0 if stored.is_float else stored.array.size
+    if again.to_bytes() == stored.to_bytes():
+        result.identical += 1
+        return []
+    if again.array.shape != stored.array.shape:
+        return [f"it has shape {list(again.array.shape)} and not {list(stored.array.shape)}"]
+    if stored.is_float:
+        difference = largest_difference(again.values, stored.values)
+        result.largest_difference = max(result.largest_difference, difference)
+        is_rounded = largest_difference(again.values, stored.values, again.step(stored)) <= _tolerance(stored.values)
+        return [] if is_rounded else [f"it differs by {difference:.3g}"]  # also if it is NaN
+    unequal = again.array != stored.array
+    differing, ties = int(unequal.sum()), int(unequal[_tied(extractor, again, stored, device)].sum())
+    result.differing += differing
+    result.tied += ties
+    wrong = differing - ties
+    return [f"{wrong} of {stored.array.size} codes differ by more than rounding"] if wrong else []
+
+
+def _unlike_side_arrays(again: _Features, shard: Shard, number: int) -> list[str]:
+    """Which side arrays of an item differ by more than rounding."""
+    there = {name: shard.side(name).item(number) for name in again.side}
+    return [
+        f"its {name} differ"
+        for name, array in again.side.items()
+        if array.shape != there[name].shape or not largest_difference(array, there[name]) <= _tolerance(there[name])
+    ]
+
+
+def _refuse_foreign_url(location: AudioSource, urls: CallersUrls | None) -> None:
+    if (url := url_of(location)) and (urls is None or url not in urls):
+        raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
+
+
+@dataclass(frozen=True)
+class _Features:
+    """The features of an utterance, as they are stored or would be."""
+
+    array: NDArray[Any]
+    """`[frames, *item_shape]` of the stored dtype."""
+    parameters: NDArray[Any] | None = None
+    """The scale and the offset of quantised features, `[1, 2, *item_shape]`; None if they are not quantised."""
+    side: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """The entries of the extractor's side arrays, by name, if it was extracted again."""
+    latents: torch.Tensor | None = None
+    """The latents of codes, `[frames, D]`; None if the extractor does not tell."""
+
+    @property
+    def is_float(self) -> bool:
+        return self.array.dtype.kind == "f" or self.parameters is not None
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The features as they are read."""
+        return self.array if self.parameters is None else dequantize_array(self.array, *self.parameters[0])
+
+    def step(self, other: _Features) -> NDArray[Any] | float:
+        """How far quantised values that differ by rounding alone may be apart: each is off by half its own scale."""
+        if self.parameters is None or other.parameters is None:
+            return 0.0
+        step: NDArray[Any] = (self.parameters[0, 0].astype(np.float64) + other.parameters[0, 0]) / 2
+        return step
+
+    def to_bytes(self) -> bytes:
+        return self.array.tobytes() + (b"" if self.parameters is None else self.parameters.tobytes())
+
+
+def _extract_again(
+    clip: SampledClip, spec: FeatureSpec, extractor: Extractor[Params], shard: Shard, device: Device
+) -> _Features:
+    """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits."""
+    row_extractor = extractor.as_row_extractor()
+    if row_extractor is None:
+        retry = OutOfMemoryRetry(extractor, [len(clip.waveform)], device)
+        computed = retry.run(lambda *_: compute_clips(extractor, [clip.id], [clip.waveform], spec, device))
+        if computed.errors[0] is not None:
+            raise computed.errors[0]
+        return _Features(computed.features, computed.side[QUANTIZATION][0] if computed.side else None)
+    batching = shard.info.made_by.get("batching")
+    row_extractor.chosen_batching = batching if batching in BATCHINGS else None
+
+    def extract(_: int, alone: bool) -> _Features:
+        with errors_of(extractor, [clip.id], device, alone), device.slot(alone):
+            (found,) = extract_results(extractor, [clip], device)
+            side = {name: array.cpu().numpy() for name, array in found.side.items()}
+            if spec.is_quantized:
+                levels, parameters = quantize(found.features, [len(found.features)])
+                return _Features(levels.cpu().numpy(), parameters.cpu().numpy(), side)
+            return _Features(cast(found.features, spec.dtype).cpu().numpy(), None, side, found.latents)
+
+    pieces = row_extractor.pieces(len(clip.waveform))
+    lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]
+    return OutOfMemoryRetry(extractor, lengths, device).run(extract)
+
+
+def _tied(extractor: Extractor[Params], again: _Features, stored: _Features, device: Device) -> NDArray[np.bool_]:
+    """Which frames differ from the stored codes by rounding, bool `[frames]`."""
+    tied = np.zeros(len(stored.array), bool)
+    codec = extractor.as_codec_extractor()
+    if codec is not None and again.latents is not None:
+        unequal = (again.array != stored.array).any(axis=1)
+        codes, others = (torch.from_numpy(found.array[unequal].astype(np.int64)) for found in (again, stored))
+        with device.slot():
+            latents = again.latents[torch.from_numpy(unequal).to(again.latents.device)].float()
+            tied[unequal] = tied_frames(codec.quantize, latents, codes, others).cpu().numpy()
+    return tied
+
+
+def _devices(shard: Shard, device: Device) -> str:
+    """The end of a message: whether another device wrote the shard."""
+    wrote = shard.info.made_by.get("device", device.label)
+    return "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
+
+
+def _tolerance(stored: NDArray[Any]) -> float:
+    return _TOLERANCE.get(stored.dtype.name, 0.0)

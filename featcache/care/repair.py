@@ -1,0 +1,347 @@
+"""Repair: keeps the sound utterances of damaged shards, and extracts only the damaged ones again.
+
+Before a damaged shard is removed, its sound utterances are in a shard of their own. So at every moment, the damaged
+shard or a shard of its sound utterances is there; and what was damaged is wanted, and missing, until it is extracted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from featcache.audio.remote import each_at_once
+from featcache.care.check import Problem
+from featcache.care.rewriting import rewrite
+from featcache.care.verify import verify
+from featcache.config import Config, recorded_config
+from featcache.device import Device
+from featcache.engines.local import run_locally
+from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
+from featcache.extraction.extraction import run_extraction
+from featcache.extraction.failures import stat_of
+from featcache.extraction.jobs import Progress
+from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.summary import Summary
+from featcache.extraction.version_plan import version_info
+from featcache.format.documents import AT_MOST_BYTES
+from featcache.format.group import GroupInfo, read_attributes
+from featcache.format.shard import Shard
+from featcache.format.writing import seal_group
+from featcache.manifest import Manifest
+from featcache.manifest.audio_locations import is_command
+from featcache.manifest.copies import expand
+from featcache.storage.base import MARK, open_store
+from featcache.storage.location import Location
+from featcache.strings import Strings
+from featcache.version.index import load_index, open_index
+from featcache.version.info import VersionInfo
+from featcache.version.ledger import read_failures, rewrite_failures
+from featcache.version.records import new_name, read_run, run_names
+from featcache.version.selection import select_versions
+from featcache.version.tags import check_tags
+from featcache.version.version import PLAIN_GROUP, Version
+from featcache.version.wanted import read_wanted
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair did."""
+
+    path: str
+    """The folder of the version."""
+    removed: list[str]
+    """The names of the damaged shards."""
+    metadata: bool
+    """Whether metadata was damaged and has been written again."""
+    summary: Summary | None
+    """The summary of the extraction that followed; None if nothing had to be extracted."""
+    missing: int = 0
+    """The number of utterances of the manifest that no shard held, sound or damaged. `featcache extract` adds them."""
+    interrupted: bool = False
+    """Whether the repair was stopped before it removed anything."""
+    kept: int = 0
+    """The number of utterances of damaged shards that were sound. They are unchanged."""
+    extracted: int = 0
+    """The number of utterances that were extracted again."""
+    aside: dict[str, str] = field(default_factory=dict)
+    """The shards of other versions that were found in this one and that their own versions lack: where each is now, and
+    the fingerprint of the version that it belongs to."""
+    broken_tags: list[str] = field(default_factory=list)
+    """The names of the version's tags that are not whole, since shards of theirs were removed or made anew."""
+    records: int = 0
+    """The number of records, of what is wanted or has failed, that were damaged. What was sound in them is kept."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done with a damaged shard."""
+
+    name: str
+    """Its name."""
+    kept: Sequence[int]
+    """The numbers of its sound items, rising."""
+    again: Strings | None
+    """The ids of the others, to be extracted again; None if nothing tells which they were."""
+
+
+def repair(
+    path: Location,
+    manifest: Manifest,
+    options: Options,
+    report: Callable[[Progress], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> Repaired:
+    """Verify the version at `path` down to every byte, and replace its damaged shards.
+
+    Their sound utterances are kept, and the others are extracted again. A shard of another version is taken away too,
+    and goes to that version, if it is in the same cache, or into the folder `aside`. If all utterances are sound,
+    neither their audio nor the extractor is needed.
+
+    Raises:
+        LockedError: A run, a prune or another repair is under way.
+        StoreError: The manifest lacks damaged utterances, or their files are gone, or this featcache would extract them
+            into another version; or the cache cannot be written; or the version's own metadata is damaged and no run's
+            record says what it was. Nothing has been removed then.
+    """
+    if isinstance(path, Path) and (path.name in ("", "..") or path.is_symlink()):
+        path = path.resolve()  # for its name, by which the extraction finds it
+    stop = stop or threading.Event()
+    restored = _restore_metadata(path)
+    version = Version.open(path)
+    with version.at_work("repair"):
+        version.store.sweep()
+        verified = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
+        if stop.is_set():
+            return Repaired(str(path), [], restored, None, interrupted=True)
+        missing = {problem.id for problem in verified.problems if problem.kind == "missing"}
+        repaired = Repaired(str(path), [], restored, None)
+        if verified.damaged_shards:
+            repaired = _replace_damaged_shards(
+                version, verified.problems, verified.damaged_shards, repaired, manifest, options, report, stop
+            )
+        else:
+            open_index(version)  # builds it if it is damaged
+            repaired = replace(repaired, missing=len(missing))
+        if stop.is_set():
+            return repaired
+        broken = [name for name, _ in check_tags(version, version.shard_names())]
+        return replace(repaired, broken_tags=broken, records=_mend_records(version))
+
+
+def _replace_damaged_shards(
+    version: Version,
+    problems: Sequence[Problem],
+    damaged: Sequence[str],
+    repaired: Repaired,
+    manifest: Manifest,
+    options: Options,
+    report: Callable[[Progress], None],
+    stop: threading.Event,
+) -> Repaired:
+    faulty = {problem.id for problem in problems if problem.shard}
+    index = load_index(version, version.shard_names())
+    plans = []
+    for name in damaged:
+        known = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
+        plans.append(_plan(version, name, faulty, known))
+    parts = [plan.again for plan in plans if plan.again is not None]
+    again = Strings.concatenate(parts) if len(parts) == len(plans) else None
+    config = None if again is not None and not len(again) else _config_for(version, options)
+    if config is not None and again is not None:
+        _refuse_loss(again, expand(manifest, config.copies), damaged)
+    copies = {}
+    for plan in plans:
+        if plan.kept and not stop.is_set():
+            copies[plan.name] = rewrite(version, version.shard(plan.name), plan.kept)
+    if stop.is_set():
+        return replace(repaired, interrupted=True)
+    aside: dict[str, str] = {}
+    for name in damaged:
+        if copies.get(name) != name:
+            aside |= _take_away(version, name)
+    found_missing = {problem.id for problem in problems if problem.kind == "missing"}
+    in_shards = {id_ for plan in plans for id_ in plan.again or ()} | faulty
+    repaired = replace(
+        repaired,
+        removed=list(damaged),
+        kept=sum(len(plan.kept) for plan in plans),
+        missing=0 if again is None else len(found_missing - in_shards - _ids_of(version, copies.values())),
+        aside=aside,
+    )
+    if config is None:
+        open_index(version)
+        return repaired
+    options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
+    planned = plan_extraction(manifest, [config], version.path.parent, options, again, version.path.name)
+    summary = run_extraction(planned, run_locally, report, stop)
+    return replace(repaired, summary=summary, extracted=sum(filled.extracted for filled in summary.versions))
+
+
+def _ids_of(version: Version, shards: Iterable[str]) -> set[str]:
+    return {id_ for name in shards for id_ in version.shard(name).table.ids}
+
+
+def _plan(version: Version, name: str, faulty: set[str | None], known: Strings | None) -> _Plan:
+    """What of a damaged shard is sound; `known` are the ids of its items that counted, if an index tells."""
+    try:
+        shard = version.shard(name)
+        shard.check_table()
+        ids = shard.table.ids
+        paths = [path for path in shard.info.files if path.startswith("side_")]
+        if any(shard.file_fault(path) for path in paths):
+            return _Plan(name, [], known if known is not None else ids)
+    except DamagedError:
+        return _Plan(name, [], known)
+    candidates = [number for number, id_ in enumerate(ids) if id_ not in faulty]
+    kept = [number for number, _ in shard.sound_items(candidates)]
+    others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
+    if known is not None:  # what others have replaced need not be extracted
+        others = others.take(np.flatnonzero(np.isin(others.hashes(), known.hashes())))
+    return _Plan(name, kept, others)
+
+
+def _take_away(version: Version, name: str) -> dict[str, str]:
+    """Remove a damaged shard. One of another version goes there, or into `aside`: returns where it is now, and
+    that version's fingerprint.
+    """
+    store, key = version.store, f"shards/{name}"
+    stated = _stated_version(version, name)
+    if stated in (None, version.info.fingerprint):
+        store.remove(key)
+        return {}
+    files = {path.removeprefix(f"{key}/"): store.read(path, size) for path, size in [*store.walk(key)]}
+    owner = _sound_owner(version, str(stated), name)
+    if owner is not None:
+        owner.store.publish(files, key)
+        store.remove(key)
+        return {}
+    store.publish(files, f"aside/{name}")
+    store.remove(key)
+    return {f"{version.path}/aside/{name}": str(stated)}
+
+
+def _stated_version(version: Version, name: str) -> str | None:
+    """The fingerprint of the version that a shard says it belongs to; None if that cannot be read."""
+    key = f"shards/{name}/{MARK}"
+    try:
+        info = read_attributes(version.store.read(key, AT_MOST_BYTES), GroupInfo, key, None)
+    except (FileNotFoundError, DamagedError):
+        return None
+    return str(info.fingerprint)
+
+
+def _sound_owner(version: Version, fingerprint: str, name: str) -> Version | None:
+    """The version of this fingerprint in the same cache, by which the shard of this name is sound."""
+    try:
+        for other in select_versions(version.path.parent):
+            if other.info.fingerprint == fingerprint:
+                Shard(version.store, name, fingerprint, other.info.spec).check_table()
+                return other
+    except (StoreError, FileNotFoundError):  # something else in the cache is damaged: it may still be needed
+        return None
+    return None
+
+
+def _mend_records(version: Version) -> int:
+    """Remove damaged lines of the ledger, and damaged wanted sets; returns how many there were."""
+    damaged: list[str] = []
+    failures = read_failures(version, damaged)
+    if damaged:
+        rewrite_failures(version, f"{new_name()}.000000", failures)
+    count = len(damaged)
+    for name in version.store.names("wanted"):
+        try:
+            read_wanted(version, name)
+        except DamagedError:
+            version.store.remove(f"wanted/{name}")
+            count += 1
+    return count
+
+
+def _config_for(version: Version, options: Options) -> Config:
+    """The config for extracting damaged utterances, which must go into the same version."""
+    config = recorded_config(version.info.config, str(version.path))
+    # The stored utterances were within the first run's limit, so no limit is needed.
+    config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
+    device = Device(options.device, options.threads)
+    _refuse_another_version(version, version_info(config, config.build(device.torch_device).spec))
+    return config
+
+
+def _restore_metadata(path: Location) -> bool:
+    """Restore a version's own metadata from a run's record if it is damaged; returns whether it was.
+
+    Raises:
+        StoreError: No run's record has a config that can be loaded here.
+        ConfigError: The config's weights are not here.
+    """
+    store = open_store(path)
+    is_group_damaged = not Version.has_group(store)
+    if is_group_damaged:
+        store.put(f"shards/{MARK}", PLAIN_GROUP)
+    with suppress(DamagedError):  # the version's own file is damaged too: it is restored below
+        Version.open(path)
+        return is_group_damaged
+    faults: list[str] = []
+    for name in reversed(run_names(store)):
+        record = read_run(store, name)
+        if record is None or "config" not in record.asked:
+            continue
+        try:
+            config = recorded_config(record.asked["config"], f"{path}/runs/{name}.json")
+        except FeatcacheError as error:
+            faults.append(str(error))
+            continue  # the config cannot be loaded here: an older run's record may have another
+        extractor = config.build(torch.device("cpu"))
+        info = version_info(config, extractor.spec)
+        if path.name == info.folder_name or _state_one(path, info):
+            store.put(MARK, seal_group(msgspec.to_builtins(info), path))
+            return True
+    fault = f" ({faults[0]})" if faults else ""
+    raise StoreError(
+        f"{path}/zarr.json: damaged, and no record in {path}/runs says what it was{fault}: run `featcache extract` "
+        "with the version's config into another cache, and move its zarr.json here"
+    )
+
+
+def _state_one(path: Location, info: VersionInfo) -> bool:
+    """Whether all shards of the version at `path`, which may have been renamed, say that they belong to it."""
+    version = Version(open_store(path), info)
+    return {_stated_version(version, name) for name in version.shard_names()} == {info.fingerprint}
+
+
+def _refuse_another_version(version: Version, info: VersionInfo) -> None:
+    if info.fingerprint != version.info.fingerprint:
+        raise StoreError(
+            f"{version.path}: was made with another revision of the extractor, or with other weights: damaged "
+            "utterances cannot be extracted again with the same values. Nothing has been removed: repair it with the "
+            "featcache that made "
+            f"it ({version.info.made_by.get('featcache', 'unknown')}), or extract a new version"
+        )
+
+
+def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
+    paths = dict(zip(manifest.ids, manifest.paths, strict=True))
+    needed = list({paths[id_]: None for id_ in ids if id_ in paths and not is_command(paths[id_])})
+    found = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
+    gone = [path for path, stat in zip(needed, found, strict=True) if stat == (None, None)]
+    if gone:
+        raise StoreError(
+            f"damaged utterances of the shards {listing(damaged)} need {counted(len(gone), 'audio file')} not found "
+            f"below {manifest.root}: {listing(gone)}. Nothing has been removed: say with --root where they are, or "
+            "remove those shards yourself, with what is sound in them, and run featcache extract"
+        )
+    lost = [id_ for id_ in ids if id_ not in paths]
+    if lost:
+        raise StoreError(
+            f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')} of the shards {listing(damaged)}: "
+            f"{listing(lost)}. Nothing has been removed: give the manifest they came from, or remove those shards "
+            "yourself, with what is sound in them"
+        )

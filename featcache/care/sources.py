@@ -1,0 +1,197 @@
+"""Whether the audio files are still those that a version was extracted from."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
+from featcache.audio.members import copy_of, stamp_now
+from featcache.care.check import Problem
+from featcache.errors import AudioError, counted
+from featcache.format.shard import Shard
+from featcache.manifest import CallersUrls
+from featcache.manifest.audio_locations import (
+    AudioLocation,
+    AudioSource,
+    Command,
+    Member,
+    Url,
+    is_audio_url,
+    locate,
+    url_of,
+)
+from featcache.version.index import Index
+from featcache.version.records import read_run
+from featcache.version.version import Version
+
+_STAT_THREADS = 16
+"""Files whose status is asked for at once: a network file system takes long for each, and little for many."""
+
+_URL_THREADS = 64
+
+
+@dataclass(frozen=True)
+class SourceCheck:
+    """How audio files are compared with what they were."""
+
+    by_content: bool = False
+    """Whether by the hash of their bytes, if it is known; else by size and mtime."""
+    root: AudioLocation | None = None
+    """What relative paths are relative to; None for that of the run that extracted each utterance."""
+    urls: CallersUrls = field(default_factory=lambda: CallersUrls(None))
+    """Files at URLs that are asked for; others are not looked at."""
+
+
+@dataclass(frozen=True)
+class SourceFindings:
+    """What became of the audio files."""
+
+    problems: list[Problem]
+    """Files that are missing, changed or unreadable, each once. They are in no shard, so none is damaged."""
+    unknown: int
+    """Utterances whose file was to be compared by its content, and had not been hashed."""
+    not_asked: int = 0
+    """Utterances whose file is at a URL that was not to be asked for."""
+
+
+class _File(NamedTuple):
+    """An audio file as it was when it was decoded."""
+
+    location: AudioSource
+    size: int
+    mtime_ns: int
+    content_hash: int
+
+
+def check_sources(
+    version: Version,
+    index: Index,
+    shards: Collection[str],
+    wanted: SourceCheck,
+    threads: int,
+    report: Callable[[], object],
+    stopped: Callable[[], bool],
+) -> SourceFindings:
+    """Compare the audio files of the items that count in some sound shards with what they were, as `wanted`.
+
+    So many threads hash files. `report` is called after each shard. Once `stopped`, which is called now and then,
+    returns True, the rest is not looked at.
+    """
+    hashes, unknown, not_asked = ContentHashes(), 0, 0
+    faulty: dict[tuple[AudioSource, str], list[str]] = {}
+    at_once = _URL_THREADS if wanted.urls else threads if wanted.by_content else _STAT_THREADS
+    with ThreadPoolExecutor(at_once) as pool:
+        for number, name in enumerate(index.shards):
+            if stopped():
+                break
+            if name not in shards:
+                continue
+            files = _files_of(version.shard(name), version, index, number, wanted.root)
+            for file in [file for file in files if (url := url_of(file.location)) and url not in wanted.urls]:
+                not_asked += len(files.pop(file))
+            looked_at = [file if wanted.by_content else file._replace(content_hash=UNKNOWN_HASH) for file in files]
+            if wanted.by_content:
+                unknown += sum(len(ids) for file, ids in files.items() if file.content_hash == UNKNOWN_HASH)
+            faults = pool.map(lambda file: None if stopped() else _fault(file, hashes), looked_at)
+            for (file, ids), fault in zip(files.items(), faults, strict=True):
+                if fault is not None:
+                    faulty.setdefault((file.location, fault), []).extend(ids)
+            report()
+    problems = [_problem(location, fault, ids) for (location, fault), ids in faulty.items()]
+    return SourceFindings(problems, unknown, not_asked)
+
+
+def notes_on_sources(findings: SourceFindings) -> Iterator[str]:
+    """What is worth knowing and no problem."""
+    if findings.unknown:
+        yield (
+            f"no hash of the audio is known of {counted(findings.unknown, 'utterance')}, whose files were compared by "
+            "size and mtime"
+        )
+    if findings.not_asked:
+        utterances = counted(findings.not_asked, "utterance")
+        yield f"extracted from URLs, which are asked for only if --manifest names them: {utterances}"
+
+
+def root_of(shard: Shard, version: Version) -> AudioLocation:
+    """What the paths of a shard's items are relative to, by the record of the run that extracted them."""
+    record = read_run(version.store, shard.run)
+    root = str((record.asked if record is not None else {}).get("root", "."))
+    return Url(root) if is_audio_url(root) else Path(root)
+
+
+def _files_of(
+    shard: Shard, version: Version, index: Index, number: int, root: AudioLocation | None
+) -> dict[_File, list[str]]:
+    """The files of a shard's items that count, and for each the ids of its utterances.
+
+    `number` is the shard's in the index. A file that was changed between two utterances is there twice.
+    """
+    first, last = index.span(number)
+    items, table = index.item[first:last], shard.table
+    folder = root_of(shard, version) if root is None else root
+    columns = [table[name][items].tolist() for name in ("source_size", "source_mtime_ns", "source_hash")]
+    files: dict[_File, list[str]] = {}
+    for position, path, size, mtime_ns, content_hash in zip(
+        range(first, last), table.paths.take(items), *columns, strict=True
+    ):
+        files.setdefault(_File(locate(folder, path), size, mtime_ns, content_hash), []).append(index.ids[position])
+    return files
+
+
+def _fault(file: _File, hashes: ContentHashes) -> str | None:
+    """What is wrong with a file; None if it is what it was, as far as can be told."""
+    if isinstance(file.location, Command):
+        return None  # what it prints is not kept, and it is not run for this
+    if not isinstance(file.location, Path):
+        return _fault_elsewhere(file.location, file)
+    try:
+        status = os.stat(file.location)
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a file any more"
+        if status.st_size != file.size:
+            return f"has changed since: {file.size:,} → {status.st_size:,} bytes"
+        if file.content_hash == UNKNOWN_HASH:
+            return None if status.st_mtime_ns == file.mtime_ns else "has changed since: its mtime is another"
+        with file.location.open("rb", buffering=0) as opened:
+            content_hash = hashes.of(opened.fileno())
+    except FileNotFoundError:
+        return "there is no such file"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:  # a zero byte, say
+        return f"not a valid path: {error}"
+    return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
+
+
+def _fault_elsewhere(location: Url | Member, file: _File) -> str | None:
+    """The same for a file at a URL or inside a container: it is asked for, or to compare its content, copied."""
+    try:
+        if file.content_hash == UNKNOWN_HASH:
+            (size, mtime_ns), content_hash = stamp_now(location), UNKNOWN_HASH
+        else:
+            fetched = copy_of(location)
+            with fetched.open() as opened:
+                (size, mtime_ns), content_hash = fetched.stamp, hash_of_content(opened.fileno())
+    except AudioError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if size not in (file.size, None):
+        return f"has changed since: {file.size:,} → {size:,} bytes"
+    if file.content_hash == UNKNOWN_HASH:
+        whose = "its container's" if isinstance(location, Member) else "its"
+        what = f"{whose} ETag or date" if url_of(location) else f"{whose} mtime"
+        return None if mtime_ns == file.mtime_ns else f"has changed since: {what} is another"
+    return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
+
+
+def _problem(path: AudioSource, fault: str, ids: list[str]) -> Problem:
+    more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
+    return Problem("source", f"{ids[0]}{more}: {path}: {fault}", id=ids[0] if len(ids) == 1 else None)

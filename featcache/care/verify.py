@@ -1,0 +1,351 @@
+"""What is damaged, missing, changed or surplus in a version."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.care.check import Problem, StoppedError, examine_shard
+from featcache.care.sources import SourceCheck, check_sources, notes_on_sources
+from featcache.errors import DamagedError, FeatcacheError, counted
+from featcache.extraction.tasks import compare
+from featcache.format.shard import Shard
+from featcache.manifest import Manifest
+from featcache.manifest.copies import copies_of, expand
+from featcache.storage.base import MARK, in_parallel
+from featcache.version.index import Index, build_index, index_name, load_index
+from featcache.version.ledger import Failure, standing_failures
+from featcache.version.records import probe_names, read_probes, read_run, run_names
+from featcache.version.tags import check_tags
+from featcache.version.version import ShardGoneError, Version
+from featcache.version.wanted import DamagedRecord, find_lacking
+
+_LACKING = frozenset({"unfinished", "record", "missing"})
+"""The kinds of problems that may be over as soon as a run that is going on has added another shard."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found in a version."""
+
+    path: str
+    """The folder of the version."""
+    shards: int
+    """The number of shards."""
+    utterances: int
+    """The number of utterances in sound shards."""
+    frames: int
+    """The number of frames in sound shards."""
+    num_bytes: int
+    """The bytes of features and side arrays in sound shards, as they are stored."""
+    data: bool
+    """Whether the bytes of the features were read."""
+    problems: list[Problem] = field(default_factory=list)
+    """Damage; with a manifest, also what the version lacks of it."""
+    failed: int = 0
+    """The number of utterances whose failure stands: no shard has them, or only an older item of them. With a manifest,
+    only its utterances count."""
+    surplus: int = 0
+    """The number of utterances in the version that are not in the manifest."""
+    repeated: int = 0
+    """The number of items that do not count, because others of their utterances do that are no newer. They cost space
+    and do no harm."""
+    notes: list[str] = field(default_factory=list)
+    """What is worth knowing and no damage."""
+    interrupted: bool = False
+    """Whether the verification was stopped. Then `problems` has those found before, and the counts are 0."""
+    shards_left_out: int = 0
+    """The number of shards that were not looked at, because they are not in the subset."""
+    damaged_utterances: int | None = 0
+    """The number of utterances in damaged shards, which `utterances` does not count; None if a shard does not say how
+    many it holds."""
+
+    @property
+    def damaged_shards(self) -> list[str]:
+        """The names of shards with a problem in them."""
+        return sorted({problem.shard for problem in self.problems if problem.shard})
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some of a version's shards, by their names: one of several subsets of about the same size.
+
+    A shard stays in its subset when others are added, so all subsets, one after the other, cover a version that grows.
+    """
+
+    number: int
+    """Which subset it is, from 0."""
+    of: int
+    """The number of subsets."""
+
+    def has(self, shard: str) -> bool:
+        """Whether the shard of that name, which is a hash, is in the subset."""
+        return int(shard, 16) % self.of == self.number
+
+
+def verify(
+    version: Version,
+    *,
+    data: bool = True,
+    manifest: Manifest | None = None,
+    sources: SourceCheck | None = None,
+    subset: Subset | None = None,
+    threads: int = 1,
+    report: Callable[[], object] = lambda: None,
+    stop: threading.Event | None = None,
+) -> Report:
+    """Check a version.
+
+    Args:
+        version: The version to check.
+        data: Whether to read every byte of the features, or only structure, metadata and columns.
+        manifest: A manifest to compare the version with; None for none.
+        sources: How to compare the audio files with what they were; None to leave them alone.
+        subset: The shards to look at; None for all.
+        threads: The number of threads that read shards.
+        report: Called after each shard; again if its audio files have been looked at.
+        stop: If it is set, the verification ends where it is.
+
+    Raises:
+        StoreError: A shard may not be read.
+    """
+    checked: dict[str, _CheckedShard] = {}
+    stop = stop or threading.Event()
+    is_second_look = False
+    while True:
+        there = version.shard_names()
+        names = [name for name in there if subset is None or subset.has(name)]
+        checked = {name: one for name, one in checked.items() if name in names}
+        try:
+            checked |= _check_shards(
+                version, [name for name in names if name not in checked], data, threads, report, stop
+            )
+            if stop.is_set():
+                problems = [
+                    *_check_version(version),
+                    *(problem for one in checked.values() for problem in one.problems),
+                ]
+                return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
+            result, index = _report(version, there, [checked[name] for name in names], data, manifest, subset)
+        except ShardGoneError:  # a repair has taken it away, and what was sound in it is in another one
+            if {*there} <= {*version.shard_names()}:
+                raise
+            continue
+        lacking = not is_second_look and any(problem.kind in _LACKING for problem in result.problems)
+        now = version.shard_names()
+        if now == there or (not lacking and {*there} <= {*now}):
+            break
+        is_second_look = lacking
+    if sources is None or index is None:
+        return result
+    sound = [name for name in names if not checked[name].problems]
+    of_sources = check_sources(version, index, sound, sources, threads, report, stop.is_set)
+    return replace(
+        result,
+        problems=[*result.problems, *of_sources.problems],
+        notes=[*result.notes, *notes_on_sources(of_sources)],
+        interrupted=stop.is_set(),
+    )
+
+
+class _CheckedShard(NamedTuple):
+    """A shard, if its document can be read, and what is wrong with it."""
+
+    name: str
+    shard: Shard | None
+    problems: list[Problem]
+
+
+def _report(
+    version: Version,
+    there: list[str],
+    checked: list[_CheckedShard],
+    data: bool,
+    manifest: Manifest | None,
+    subset: Subset | None,
+) -> tuple[Report, Index | None]:
+    """What checked shards come to: the shards of the subset, of all that are there. And the index of the items that
+    count; None if it cannot be built.
+    """
+    problems = [*_check_version(version), *(problem for one in checked for problem in one.problems)]
+    sound = [one.shard for one in checked if one.shard is not None and not one.problems]
+    notes = [*_notes(version)]
+    index: Index | None = None
+    if subset is None:
+        index = build_index(version, [shard.name for shard in sound])
+    else:
+        notes += _notes_on_subset(subset, len(checked), len(there))
+        try:
+            index = load_index(version, there) or build_index(version, there)
+        except DamagedError as error:
+            problems.append(Problem("metadata", error.what))
+            notes.append("without that shard, it was not looked at what is missing, changed or failed")
+    failures: dict[str, Failure] = {}
+    if index is not None:
+        damaged = len(sound) < len(checked)
+        for finding in find_lacking(version, index):
+            is_record = isinstance(finding, DamagedRecord)
+            if is_record or not damaged:  # of what is missing, the damaged shards may have some
+                problems.append(Problem("record" if is_record else "unfinished", f"{version.path}: {finding}"))
+        problems += [Problem("tag", what) for _, what in check_tags(version, [shard.name for shard in sound])]
+        failures = standing_failures(version, index)
+    failed, surplus = len(failures), 0
+    if manifest is not None and index is not None:
+        lacking, failed, surplus = _against(expand(manifest, copies_of(version.info.config)), index, failures)
+        problems += lacking
+    inside = {shard.name for shard in sound}
+    utterances = sum(shard.info.items for shard in sound) if index is None else _count_inside(index, inside)
+    result = Report(
+        path=str(version.path),
+        shards=len(checked),
+        utterances=utterances,
+        frames=sum(shard.info.frames for shard in sound),
+        num_bytes=sum(shard.num_bytes for shard in sound),
+        data=data,
+        problems=problems,
+        failed=failed,
+        surplus=surplus,
+        repeated=_count_newest(index, sound) - utterances if subset is None and index is not None else 0,
+        notes=[*notes, *_notes_on_index(version, there), *_notes_on_records(version)],
+        damaged_utterances=_count_items([one.shard for one in checked if one.problems]),
+        shards_left_out=len(there) - len(checked),
+    )
+    return result, index
+
+
+def _check_shards(
+    version: Version,
+    names: list[str],
+    data: bool,
+    threads: int,
+    report: Callable[[], object],
+    stop: threading.Event,
+) -> dict[str, _CheckedShard]:
+    """What is wrong in each shard, by name. Shards that were not checked before `stop` was set are left out."""
+    checked: dict[str, _CheckedShard] = {}
+    ended = threading.Event()
+
+    def stopped() -> bool:
+        return stop.is_set() or ended.is_set()
+
+    def check(name: str) -> _CheckedShard:
+        try:
+            return _CheckedShard(name, *examine_shard(version, name, data, stopped))
+        except StoppedError:
+            return _CheckedShard(name, None, [])
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for one in pool.map(check, names):
+                if stop.is_set():
+                    break
+                checked[one.name] = one
+                report()
+        finally:
+            ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking
+    return checked
+
+
+def _count_inside(index: Index, shards: Collection[str]) -> int:
+    """The number of an index's items that are in some shards."""
+    numbers = [number for number, name in enumerate(index.shards) if name in shards]
+    return int(np.isin(index.shard, np.array(numbers, np.int64)).sum())
+
+
+def _count_newest(index: Index, shards: Iterable[Shard]) -> int:
+    """The number of items in some shards than which there is none newer of their utterances."""
+    if sum(shard.info.items for shard in shards) == len(index):
+        return len(index)
+    count = 0
+    for table in (shard.table for shard in shards):
+        positions = index.find_hashes(table["id_hash"])
+        there = positions >= 0
+        count += int((table["generation"][there] == index.generation[positions[there]]).sum())
+    return count
+
+
+def _notes_on_subset(subset: Subset, looked_at: int, shards: int) -> Iterator[str]:
+    yield (
+        f"subset {subset.number}/{subset.of}: {looked_at:,} of {counted(shards, 'shard')}; utterances that are in two "
+        "shards were not looked for"
+    )
+
+
+def _count_items(shards: Collection[Shard | None]) -> int | None:
+    """The number of utterances in some shards; None if a shard does not say it."""
+    return None if None in shards else sum(shard.info.items for shard in shards if shard is not None)
+
+
+def _check_version(version: Version) -> Iterator[Problem]:
+    """Whether the group of all shards is there, for Zarr libraries."""
+    if not Version.has_group(version.store):
+        yield Problem("metadata", f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group")
+
+
+def _notes(version: Version) -> Iterator[str]:
+    """Whether the version's folder has its name; and its config still its fingerprint, if extraction is installed."""
+    if (name := version.original_name) is not None:
+        yield f"its folder is a copy of {name}, or was renamed: extract adds to a version only under that name"
+    try:
+        from featcache.config import recorded_config
+    except ImportError:
+        return
+    try:
+        now = recorded_config(version.info.config, str(version.path)).fingerprint()
+    except FeatcacheError as error:
+        yield f"its config does not load here, and was not compared: {error}"
+        return
+    if now != version.info.fingerprint:
+        yield (
+            f"its config now has the fingerprint {now[:12]}: the extractor's revision or weights have changed since, "
+            "and extracting would fill another version"
+        )
+
+
+def _notes_on_index(version: Version, names: list[str]) -> Iterator[str]:
+    """What is wrong with the index. Opening the version repairs it, which only takes time."""
+    key = f"index/{index_name(version, names)}"
+    if version.store.exists(key) and load_index(version, names) is None:
+        yield f"{version.path}/{key}: damaged: this index is built anew when the version is opened next"
+
+
+def _notes_on_records(version: Version) -> Iterator[str]:
+    """That records of what was done or measured cannot be read, on which nothing depends."""
+    store, runs = version.store, run_names(version.store)
+    is_damaged = in_parallel(lambda name: read_run(store, name) is None and store.exists(f"runs/{name}.json"), runs)
+    probes = probe_names(version)
+    counts = {"runs": (sum(is_damaged), len(runs)), "probes": (len(probes) - len(read_probes(version)), len(probes))}
+    for folder, (damaged, there) in counts.items():
+        if damaged:
+            yield f"{version.path}/{folder}: damaged: {damaged} of {counted(there, 'record')}: they count for nothing"
+
+
+def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) -> tuple[list[Problem], int, int]:
+    """What a version lacks of a manifest, how many of its utterances have failed, and how many are not in it."""
+    todo = compare(manifest, index, failures)
+    is_older = todo.replaces >= 0
+    problems = [
+        *_lacking(manifest, todo.missing & ~is_older, "missing", "is in no shard"),
+        *_lacking(manifest, is_older & ~todo.failed, "changed", "its row is not the one that was extracted"),
+        *_failed(manifest, is_older & todo.failed, failures),
+    ]
+    return problems, int(todo.failed.sum()), len(index) - int((todo.present | is_older).sum())
+
+
+def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) -> Iterator[Problem]:
+    for row in np.flatnonzero(rows).tolist():
+        yield Problem(kind, f"{manifest.ids[row]}: {what}", id=manifest.ids[row])
+
+
+def _failed(manifest: Manifest, rows: NDArray[np.bool_], failures: Mapping[str, Failure]) -> Iterator[Problem]:
+    """Problems of rows that have failed, of which there is only an older item."""
+    for row in np.flatnonzero(rows).tolist():
+        failure = failures[manifest.ids[row]]
+        message = f"{failure.id}: what is there of it is older: extracting {failure.path} failed: {failure.reason}: "
+        yield Problem("changed", message + failure.message, id=failure.id)

@@ -1,0 +1,115 @@
+"""Why a config makes another version than there is, and why a manifest's utterances would be extracted (again)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.config import Config
+from featcache.config.differences import Differences, find_differences
+from featcache.errors import ManifestError
+from featcache.extraction.audio_files import refuse_other_paths
+from featcache.extraction.version_plan import VersionPlan, file_change
+from featcache.format.shard import Item
+from featcache.manifest import Segment
+from featcache.strings import Strings
+from featcache.version.join import differences
+from featcache.version.ledger import standing_failures
+from featcache.version.version import Version
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why some utterances would be extracted."""
+
+    why: str
+    """What is the same of all of them: `new`, `path changed`, `file changed`, `failed before: file_missing` …"""
+    rows: NDArray[np.int64]
+    """The numbers of their rows, rising, int64 `[n]`."""
+    ids: Strings
+    """Their ids, `[n]`."""
+    example: str
+    """What exactly it is of the first of them; empty if there is no more to say."""
+    again: bool
+    """Whether the version has features of them, which would not count any more."""
+
+
+def compare_versions(config: Config, fingerprint: str, versions: list[Version]) -> list[tuple[Version, Differences]]:
+    """How a config of this fingerprint differs from those of versions; its own comes first, then the likest."""
+    resolved = config.resolved()
+    found = [
+        (version, find_differences(version.info.config, version.info.fingerprint, resolved, fingerprint))
+        for version in versions
+    ]
+    return sorted(found, key=lambda one: (len(one[1].deciding), one[0].info.name != config.name))
+
+
+def find_causes(plan: VersionPlan) -> list[Cause]:
+    """Why the rows that a plan is to extract are to be extracted, the most frequent cause first.
+
+    Raises:
+        DamagedError: A shard that holds older features is not what was written.
+    """
+    rows: dict[tuple[str, bool], list[NDArray[np.int64]]] = {}
+    examples: dict[tuple[str, bool], tuple[int, str]] = {}
+    for found, why, again, example in _reasons(plan):
+        rows.setdefault((why, again), []).append(found)
+        of_first = int(found[0]), example
+        examples[why, again] = min(examples.get((why, again), of_first), of_first)
+    causes = []
+    for (why, again), parts in rows.items():
+        numbers = np.sort(np.concatenate(parts))
+        causes.append(Cause(why, numbers, plan.manifest.ids.take(numbers), examples[why, again][1], again))
+    return sorted(causes, key=lambda cause: -len(cause.rows))
+
+
+def refusal(plan: VersionPlan) -> str:
+    """Why `extract` would refuse the manifest without `--replace`; empty if it would not."""
+    if plan.is_new:
+        return ""
+    copies = len(plan.built.waveform_maker.copies)
+    try:
+        refuse_other_paths(plan.manifest, plan.rows, plan.index, Version.open(plan.path), copies)
+    except ManifestError as error:
+        return str(error)
+    return ""
+
+
+def _reasons(plan: VersionPlan) -> Iterator[tuple[NDArray[np.int64], str, bool, str]]:
+    """Rows to extract, int64 `[n]`: with why, whether again, and what exactly it is of the first of them."""
+    replaced = plan.rows.replaces >= 0
+    fresh, again = np.flatnonzero(plan.rows.missing & ~replaced), np.flatnonzero(plan.rows.missing & replaced)
+    version = None if plan.is_new else Version.open(plan.path)
+    failures = {} if version is None else standing_failures(version, plan.index)
+    failed = np.isin(plan.manifest.ids.take(fresh).hashes(), Strings.of(failures).hashes())
+    if not failed.all():
+        yield fresh[~failed], "new", False, ""
+    for row in fresh[failed][:, None]:
+        failure = failures.get(plan.manifest.ids[int(row[0])])  # None if only the hashes of two ids are equal
+        yield row, f"failed before: {failure.reason}" if failure else "new", False, failure.message if failure else ""
+    if version is None:
+        return
+    for row, item in _replaced_items(plan, version, again):
+        utterance = plan.manifest[int(row[0])]
+        if changed := differences(item, utterance):
+            names = [one.name for one in fields(Segment) if getattr(item, one.name) != getattr(utterance, one.name)]
+            yield row, f"{', '.join(names)} changed", True, changed
+        elif (failure_of_row := failures.get(item.id)) is not None:
+            yield row, f"failed before, with another file: {failure_of_row.reason}", True, failure_of_row.message
+        else:
+            yield row, "file changed", True, file_change(item, plan.manifest)
+
+
+def _replaced_items(
+    plan: VersionPlan, version: Version, rows: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], Item]]:
+    """Each of the rows, int64 `[1]`, with the item that it replaces; shard by shard."""
+    shards = plan.index.shard[plan.rows.replaces[rows]]
+    for number in np.unique(shards).tolist():
+        inside = rows[shards == number]
+        numbers = plan.index.item[plan.rows.replaces[inside]].tolist()
+        for at, item in enumerate(version.shard(plan.index.shards[number]).items(numbers)):
+            yield inside[at : at + 1], item

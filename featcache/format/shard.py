@@ -1,0 +1,248 @@
+"""A shard: the features of some items, and what is known of each. It never changes, and its name says what is in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError, listing
+from featcache.format.documents import Count, Hash, Positive
+from featcache.format.frames import Frames
+from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Group, GroupInfo, digest_of
+from featcache.format.table import rise
+from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
+from featcache.storage.base import MARK, Opened, Store, open_store
+from featcache.strings import are_distinct
+
+__all__ = ["COLUMNS", "Item", "Shard", "ShardInfo", "SideArray", "columns_of"]
+
+COLUMNS = {
+    "frame_offset": "uint64",
+    "id_offset": "uint64",
+    "path_offset": "uint64",
+    "id_hash": "uint64",
+    "row_hash": "uint64",
+    "generation": "uint64",
+    "item_crc32c": "uint64",
+    "num_samples": "uint64",
+    "sample_rate": "uint64",
+    "source_size": "uint64",
+    "source_mtime_ns": "int64",
+    "source_hash": "uint64",
+    "decoder": "uint64",
+    "start": "float64",
+    "duration": "float64",
+    "channel": "int64",
+}
+"""The columns of a shard's table, and their dtypes; docs/format.md says what they hold."""
+
+_READ_AT_ONCE = 256
+"""Items that are fetched together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item(Utterance):
+    """An utterance as a shard keeps it, besides its features."""
+
+    num_samples: int
+    """The number of samples that the extractor was given, at the extractor's rate."""
+    size: int
+    """The size of the audio file in bytes, when it was decoded."""
+    mtime_ns: int
+    """When the audio file was last modified, in nanoseconds since 1970."""
+    sample_rate: int
+    """The sample rate of the audio file in Hz."""
+    content_hash: int = 0
+    """XXH3-64 of the audio file's bytes, when it was decoded; 0 if unknown."""
+    by_ffmpeg: bool = False
+    """Whether FFmpeg decoded the audio file."""
+    generation: int = 1
+    """Of the items of an id, that of the highest generation counts."""
+
+
+class ShardInfo(GroupInfo, kw_only=True, frozen=True):
+    """What the document of a shard says, besides what every group's does."""
+
+    frames: Positive
+    """The frames of all items."""
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    """The seconds of audio of all items."""
+    row: Count
+    """The manifest row of its first item: shards are in the order of these, then of their names."""
+    manifest: Hash
+    """The name of the wanted set that it was made for."""
+    made_by: dict[str, str | int | float | bool | None]
+    """The libraries, the device and the run that made it."""
+
+
+@dataclass(frozen=True)
+class SideArray:
+    """One side array of a shard."""
+
+    entries: NDArray[Any]
+    """The entries of all items, `[entries, *item_shape]`."""
+    offsets: NDArray[np.int64]
+    """Item `i` has `entries[offsets[i]:offsets[i + 1]]`; int64 `[items + 1]`."""
+
+    def item(self, number: int) -> NDArray[Any]:
+        """The entries of one item, `[n, *item_shape]`; a view."""
+        return self.entries[self.offsets[number] : self.offsets[number + 1]]
+
+
+def columns_of(spec: FeatureSpec) -> dict[str, str]:
+    """The columns of the shards of a version: each side array has one more, of offsets."""
+    return COLUMNS | {f"side_{side.name}_offset": "uint64" for side in spec.side}
+
+
+class Shard(Group[ShardInfo]):
+    """A shard that is there, of a version with this fingerprint and spec; see `Group`."""
+
+    def __init__(self, store: Store, name: str, fingerprint: str, spec: FeatureSpec) -> None:
+        super().__init__(store, f"shards/{name}", fingerprint, ShardInfo, columns_of(spec))
+        self.name = name
+        self.spec = spec
+        if self.info.digest[:NAME_DIGITS] != name:
+            raise self._damaged(MARK, f"holds the shard {self.info.digest[:NAME_DIGITS]}")
+
+    @property
+    def _features(self) -> tuple[str, tuple[int, ...], str]:
+        return "features", (self.info.frames, *self.spec.item_shape), self.spec.stored_dtype
+
+    @property
+    def features(self) -> NDArray[Any]:
+        """The frames of all items, mapped and read-only, `[frames, *item_shape]`."""
+        return self.map(*self._features)
+
+    def open_features(self) -> Frames:
+        """The same, to be read from where they lie."""
+        name, shape, dtype = self._features
+        path = self._chunk(name, shape, dtype)[0]
+        return Frames(self.open(name, shape, dtype), shape, dtype, f"{self}/{path}", self.store.location)
+
+    def feature_blocks(self, copy: Path | None = None) -> Iterator[memoryview]:
+        """The file of the same, or a copy of it, in blocks that are valid until the next one. After the last one,
+        DamagedError is raised if they are not what was written.
+        """
+        path = self._chunk(*self._features)[0]
+        place = (self.store, f"{self.key}/{path}") if copy is None else (open_store(copy.parent), copy.name)
+        yield from self.checked_blocks(path, *place)
+
+    @property
+    def run(self) -> str:
+        """The name of the run that extracted the items; empty if the shard does not say."""
+        return str(self.info.made_by.get("run", ""))
+
+    def side(self, name: str, *, check: bool = False) -> SideArray:
+        """One of the version's side arrays; its entries are mapped, and with `check` compared with their checksum."""
+        (spec,) = (side for side in self.spec.side if side.name == name)
+        offsets = self.table.offsets(f"side_{name}")
+        last = int(offsets[-1])
+        if not rise(offsets, 0, last):
+            raise self._damaged("items/c/0/0", f"the offsets of {name} do not rise")
+        return SideArray(self.map(f"side_{name}", (last, *spec.item_shape), spec.dtype, check=check), offsets)
+
+    @property
+    def quantization(self) -> NDArray[np.float32]:
+        """The scale and offset of each item with quantised features, float32 `[items, 2, *item_shape]`; mapped."""
+        return self.side(QUANTIZATION).entries
+
+    @property
+    def num_bytes(self) -> int:
+        """The stored bytes of features and of side arrays' entries."""
+        chunks = [path for path in self.info.files if path.startswith(("features/c/", "side_")) and "/c/" in path]
+        return sum(self.info.files[path][0] - CHECKSUM_BYTES for path in chunks)
+
+    def items(self, numbers: Iterable[int] | None = None) -> Iterator[Item]:
+        """The items, or those of these numbers, without their features."""
+        table = self.table
+        ids, paths = table.ids, table.paths
+        for at in range(len(table)) if numbers is None else numbers:
+            if at >= len(table):  # an index that is sealed, and wrong all the same
+                raise self._damaged("items", f"there is no item {at}")
+            row = Utterance.of_columns(
+                ids[at], paths[at], *(table[name][at].item() for name in ("start", "duration", "channel"))
+            )
+            yield Item(
+                **row.row(),
+                num_samples=int(table["num_samples"][at]),
+                size=int(table["source_size"][at]),
+                mtime_ns=int(table["source_mtime_ns"][at]),
+                sample_rate=int(table["sample_rate"][at]),
+                content_hash=int(table["source_hash"][at]),
+                by_ffmpeg=bool(table["decoder"][at]),
+                generation=int(table["generation"][at]),
+            )
+
+    def check_table(self) -> None:
+        """Raise DamagedError if the table is not what was written, or contradicts itself."""
+        for fault in self.faults():
+            raise self._damaged("items/c/0/0", fault)
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the table, whatever its checksums say: so that nothing it says leads out of the shard, and
+        nobody takes an item for that of another row.
+        """
+        table, frames, ids_end = self.table, self.info.frames, 0
+        if not len(table):
+            yield "there are no items"
+            return
+        ids_end = int(table.offsets("id")[-1])
+        ends = {"frame": (0, frames, 1), "id": (0, ids_end, 1), "path": (ids_end, table.text.size, 0)}
+        for side in self.spec.side:
+            last = int(table.offsets(f"side_{side.name}")[-1])
+            ends[f"side_{side.name}"] = 0, last, int(side.name == QUANTIZATION)
+        wrong = [name for name, end in ends.items() if not rise(table.offsets(name), *end)]
+        if wrong or ids_end > table.text.size:
+            yield f"the offsets of {listing(wrong) or 'ids'} do not rise to their ends"
+            return
+        ids, paths = table.ids, table.paths
+        if not (ids.are_utf8() and paths.are_utf8()):
+            yield "ids or paths are not UTF-8"
+        rows = SegmentColumns(paths, table["start"], table["duration"], table["channel"].astype(np.int32))
+        if not np.array_equal(ids.hashes(), table["id_hash"]) or not np.array_equal(rows.hashes(), table["row_hash"]):
+            yield "the hashes of some rows are not theirs"
+        if not are_distinct(table["id_hash"]):
+            yield "an id is there twice"
+        if digest_of(dict(sorted(self.info.files.items())), table) != self.info.digest:
+            yield "its name does not follow from what is in it"
+
+    def sound_items(self, numbers: Sequence[int]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Those of some items whose features are what was written, once the table has been checked: their numbers, and
+        features `[frames, *item_shape]`. Items beyond the end of the file, or on a bad sector, are not among them.
+        """
+        dtype = np.dtype(self.spec.stored_dtype).newbyteorder("<")
+        frame_bytes = math.prod(self.spec.item_shape) * dtype.itemsize
+        table = self.table
+        starts = table.offsets("frame")[:-1] * frame_bytes
+        sizes = np.diff(table.offsets("frame")) * frame_bytes
+        path = self._chunk(*self._features)[0]
+        try:
+            chunk = self.store.open(f"{self.key}/{path}", None)
+        except (FileNotFoundError, DamagedError):
+            return
+        for first in range(0, len(numbers), _READ_AT_ONCE):
+            some = numbers[first : first + _READ_AT_ONCE]
+            for number, data in zip(some, _read(chunk, starts[some].tolist(), sizes[some].tolist()), strict=True):
+                if data is not None and crc32c(data) == table["item_crc32c"][number]:
+                    features = np.frombuffer(data, dtype).reshape(-1, *self.spec.item_shape)
+                    if all_finite(features):
+                        yield number, features
+
+
+def _read(chunk: Opened, starts: list[int], sizes: list[int]) -> list[memoryview | None]:
+    """Ranges of a file's bytes; None for those that cannot be read."""
+    try:
+        return [*chunk.read_ranges(starts, sizes)]
+    except DamagedError:
+        if len(starts) == 1:
+            return [None]
+        return [data for start, size in zip(starts, sizes, strict=True) for data in _read(chunk, [start], [size])]

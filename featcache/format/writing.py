@@ -1,0 +1,240 @@
+"""What is written of a version: groups, which zarr-python makes in memory, and shards, put together batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from featcache.errors import ExtractorError, MissingDependencyError, listing
+from featcache.format.documents import UNSEALED, seal
+from featcache.format.group import NAME_DIGITS, checksum_of, digest_of
+from featcache.format.shard import Item, columns_of
+from featcache.format.table import Table
+from featcache.manifest.segments import SegmentColumns
+from featcache.spec import FeatureSpec
+from featcache.storage.base import MARK, Buffer
+from featcache.strings import Strings
+
+__all__ = ["Array", "ShardBuilder", "SideData", "group_files", "seal_group"]
+
+SideData: TypeAlias = Mapping[str, tuple[NDArray[Any], Sequence[int]]]
+"""Side arrays of some items, by name: their entries, one item after another, and how many each item has."""
+
+NO_SIDE: SideData = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array to be written."""
+
+    values: NDArray[Any]
+    """Its values, C-contiguous."""
+    dimensions: Sequence[str]
+    """The names of its dimensions; those of one name have one length."""
+    fill: float = 0
+    """What Zarr libraries read where a chunk is missing."""
+
+
+def group_files(
+    document: Mapping[str, Any], table: Table, arrays: Mapping[str, Array], where: object
+) -> tuple[str, dict[str, Buffer]]:
+    """The files of a group, by their paths in it, and its digest.
+
+    Args:
+        document: What its document says besides `GroupInfo`, and the `fingerprint`.
+        table: Its table.
+        arrays: Its other arrays.
+        where: Names the version in messages.
+
+    Raises:
+        StoreError: The document is too large.
+    """
+    table_arrays = {"items": Array(table.matrix, ["column", "item"]), "text": Array(table.text, ["byte"])}
+    stored = _zarr_group({**arrays, **table_arrays})
+    files = {path: data for path, data in stored.items() if path != MARK}
+    sizes = {path: (len(data), checksum_of(path, data)) for path, data in sorted(files.items())}
+    digest = digest_of(sizes, table)
+    own = {"columns": table.columns, "items": len(table), "text": table.text.size, "digest": digest, "files": sizes}
+    return digest, {**files, MARK: seal_group({**document, **own}, where)}
+
+
+def seal_group(attributes: Mapping[str, Any], where: object) -> bytes:
+    """The `zarr.json` of a group with these attributes, sealed."""
+    stored = _zarr_group({}, {"featcache": {**attributes, "checksum": UNSEALED}})
+    return seal(bytes(stored[MARK]), where)
+
+
+def _zarr_group(arrays: Mapping[str, Array], attributes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The files of a Zarr group, by their paths, as zarr-python writes them."""
+    try:
+        import zarr
+        from zarr.codecs import Crc32cCodec
+        from zarr.storage import MemoryStore
+    except ImportError as error:
+        raise MissingDependencyError("zarr", "writing a cache") from error
+
+    stored: dict[str, Any] = {}
+    group = zarr.create_group(MemoryStore(stored), attributes=attributes or {})
+    for name, array in arrays.items():
+        values = array.values.astype(array.values.dtype.newbyteorder("<"), copy=False)
+        created = group.create_array(
+            name,
+            shape=values.shape,
+            dtype=values.dtype,
+            chunks=tuple(max(1, size) for size in values.shape),
+            compressors=Crc32cCodec(),
+            fill_value=np.nan if values.dtype.kind == "f" else array.fill,
+            dimension_names=array.dimensions,
+            config={"write_empty_chunks": True},
+        )
+        if values.size:
+            created[...] = values
+    return {path: memoryview(data.as_numpy_array()).cast("B") for path, data in stored.items()}
+
+
+class ShardBuilder:
+    """Puts a shard together in memory, batch by batch."""
+
+    def __init__(self, spec: FeatureSpec) -> None:
+        self._spec = spec
+        self._dtype = np.dtype(spec.stored_dtype)
+        self._items: list[Item] = []
+        self._num_frames: list[int] = []
+        self._checksums: list[int] = []
+        self._features: list[NDArray[Any]] = []
+        self._side: dict[str, list[NDArray[Any]]] = {side.name: [] for side in spec.side}
+        self._side_counts: dict[str, list[int]] = {side.name: [] for side in spec.side}
+        self.num_bytes = 0
+        """The bytes of features and of side arrays' entries so far."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of audio samples so far, at the extractor's rate."""
+        return sum(item.num_samples for item in self._items)
+
+    def append(
+        self, items: Sequence[Item], features: NDArray[Any], num_frames: Sequence[int], side: SideData = NO_SIDE
+    ) -> None:
+        """Add items.
+
+        Args:
+            items: The items.
+            features: Their frames, one item after another: `[frames, *item_shape]` of the stored dtype, C-contiguous;
+                kept, not copied.
+            num_frames: How many frames each item has, at least one.
+            side: What they have of every side array of the version.
+
+        Raises:
+            ExtractorError: It is not what the version holds. Nothing has been added.
+        """
+        shape = self._spec.item_shape
+        if features.dtype != self._dtype or features.shape[1:] != shape or len(features) != sum(num_frames):
+            raise ExtractorError(
+                f"features are {features.dtype} {list(features.shape)}; this version's are {self._dtype} "
+                f"[{sum(num_frames)}, {', '.join(map(str, shape))}]"
+            )
+        self._check_side(side, len(items))
+        first = 0
+        for count in num_frames:
+            self._checksums.append(crc32c(features[first : first + count]))
+            first += count
+        self._items += items
+        self._num_frames += num_frames
+        self._features.append(features)
+        for name, (entries, counts) in side.items():
+            self._side[name].append(entries)
+            self._side_counts[name] += counts
+        self.num_bytes += features.nbytes + sum(entries.nbytes for entries, _ in side.values())
+
+    def _check_side(self, side: SideData, num_items: int) -> None:
+        specs = {spec.name: spec for spec in self._spec.side}
+        if side.keys() != specs.keys():
+            raise ExtractorError(f"side arrays are {_named(side)}; this version's are {_named(specs)}")
+        for name, (entries, counts) in side.items():
+            if len(counts) != num_items or min(counts, default=0) < 0:
+                raise ExtractorError(f"side array {name} has {list(counts)} entries for {num_items} items")
+            dtype, shape = np.dtype(specs[name].dtype), (sum(counts), *specs[name].item_shape)
+            if (entries.dtype, entries.shape) != (dtype, shape):
+                what = f"{entries.dtype} {list(entries.shape)}"
+                raise ExtractorError(f"side array {name} is {what}; this version's is {dtype} {list(shape)}")
+
+    def files(
+        self, *, fingerprint: str, row: int, manifest: str, made_by: Mapping[str, Any], where: object
+    ) -> tuple[str, dict[str, Buffer]]:
+        """The name and the files of the shard, to be published as `shards/<name>`. The features are let go of.
+
+        Args:
+            fingerprint: The version's.
+            row, manifest, made_by: See `ShardInfo`.
+            where: Names the version in messages.
+        """
+        spec, seconds = self._spec, round(self.num_samples / self._spec.sample_rate, 6)
+        table = self._table()
+        features = np.concatenate(self._features)
+        self._features.clear()
+        arrays = {"features": _array("features", "frame", features, _no_code(spec))}
+        for side in spec.side:
+            none, name = np.empty((0, *side.item_shape), side.dtype), f"side_{side.name}"
+            arrays[name] = _array(name, f"{name}_entry", np.concatenate([none, *self._side[side.name]]))
+        document = {
+            "fingerprint": fingerprint,
+            "frames": len(features),
+            "seconds": seconds,
+            "row": row,
+            "manifest": manifest,
+            "made_by": dict(made_by),
+        }
+        digest, files = group_files(document, table, arrays, where)
+        return digest[:NAME_DIGITS], files
+
+    def _table(self) -> Table:
+        rows = SegmentColumns.of(self._items)
+        ids = Strings.of(item.id for item in self._items)
+        columns = {
+            "frame_offset": np.cumsum([0, *self._num_frames]),
+            "id_offset": ids.offsets,
+            "path_offset": rows.paths.offsets + len(ids.blob),
+            "id_hash": ids.hashes(),
+            "row_hash": rows.hashes(),
+            "generation": [item.generation for item in self._items],
+            "item_crc32c": self._checksums,
+            "num_samples": [item.num_samples for item in self._items],
+            "sample_rate": [item.sample_rate for item in self._items],
+            "source_size": [item.size for item in self._items],
+            "source_mtime_ns": [item.mtime_ns for item in self._items],
+            "source_hash": [item.content_hash for item in self._items],
+            "decoder": [item.by_ffmpeg for item in self._items],
+            "start": rows.start,
+            "duration": rows.duration,
+            "channel": rows.channel,
+        }
+        for name, counts in self._side_counts.items():
+            columns[f"side_{name}_offset"] = np.cumsum([0, *counts])
+        return Table.of(columns, columns_of(self._spec), np.concatenate([ids.blob, rows.paths.blob]))
+
+
+def _array(name: str, first_dimension: str, values: NDArray[Any], fill: int = 0) -> Array:
+    """An array of a shard: dimensions have names for xarray, and none of them is that of an array."""
+    dimensions = [first_dimension, *(f"{name}_dim_{axis}" for axis in range(1, values.ndim))]
+    return Array(np.ascontiguousarray(values), dimensions, fill)
+
+
+def _no_code(spec: FeatureSpec) -> int:
+    """The largest value of the dtype of codes if it is none, else 0: what cannot be taken for data."""
+    dtype = np.dtype(spec.stored_dtype)
+    if dtype.kind == "f" or not spec.codebook_sizes or max(spec.codebook_sizes) > np.iinfo(dtype).max:
+        return 0
+    return int(np.iinfo(dtype).max)
+
+
+def _named(names: Iterable[str]) -> str:
+    return listing(sorted(names)) or "none"

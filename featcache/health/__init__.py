@@ -1,1 +1,0 @@
-"""Whether what was extracted is right: verify, recompute, repair, probe."""

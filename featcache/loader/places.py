@@ -1,0 +1,433 @@
+"""Where copies of shards lie: in a folder, on a disk or in /dev/shm, for all processes of the machine; or in memory.
+
+    <folder>/featcache/
+      lock                        held for a moment by whoever adds or removes something
+      <version>.<place>/          named after the version's folder, and a hash of where that is: two caches of one
+                                  config have nothing in common
+        users                     held, shared, by every process that reads these copies
+        <shard>                   the file of the shard's features, whole; held, shared, by those who will read it soon
+        <shard>.read              how much all processes together have read of it: 8 bytes, changed under its lock
+        <shard>.part              one that is being written: held by the process that writes it
+
+A shard's name says what is in it, so a copy stays right for ever. All locks end with their processes: a part that
+nobody holds was left by a process that was killed, and is removed. A link in there is not featcache's: nothing is read,
+written or removed through it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.storage.locks import Lock, is_held, locked
+from featcache.storage.maps import map_file
+from featcache.version.version import Version
+
+__all__ = ["CopyRefused", "Place", "disk", "memory"]
+
+_SHARED = Path("/dev/shm")
+
+_VERSION = re.compile(r".+-[0-9a-f]{12}\.[0-9a-f]{8}")
+_COPY = re.compile(r"[0-9a-f]{16}(\.part)?")
+_PART, _READ = ".part", ".read"
+_LEFT_FREE = 0.1
+"""The part of the disk that stays free if no limit is given."""
+
+_lock = threading.RLock()  # of private memory: held for a moment, and while the process forks
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+class CopyRefused(Enum):
+    """Why a copy is not made."""
+
+    UNDER_WAY = "somebody is making it, or has just made it"
+    FULL = "there is no room but what is in use"
+
+
+class Place(ABC):
+    """Where copies lie, by their names.
+
+    Args:
+        where: The place, for messages.
+        setting: The argument that limits it, for messages.
+        limit: The limit of everything in it, in bytes; None for all but a tenth of the disk.
+        idle_seconds: Copies that are in use go too, to make room, which nobody holds and nobody has read for so long;
+            None if none of them may.
+
+    Raises:
+        OSError: From every method: the disk is full, broken, read-only, or lacks locks.
+    """
+
+    def __init__(self, where: str, setting: str, limit: int | None, idle_seconds: float | None) -> None:
+        self.where, self.setting, self.limit, self._idle_seconds = where, setting, limit, idle_seconds
+
+    def path(self, name: str) -> Path | None:
+        """The file of the copy of that name; None in a place without files."""
+        return None
+
+    @abstractmethod
+    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
+        """The copy of that name and size, which is now the last to be removed; None if there is none."""
+
+    @abstractmethod
+    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
+        """Make the copy of that name, of these blocks, which appears whole or not at all. Raises what they raise."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether there is a copy of that name."""
+
+    @abstractmethod
+    def touch(self, name: str) -> bool:
+        """Have a copy be the last to be removed; False if it has been removed."""
+
+    @abstractmethod
+    def count(self, name: str, amount: int, whole: int) -> bool:
+        """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""
+
+    @abstractmethod
+    def let_go(self, name: str) -> None:
+        """Have a copy look as if nobody had read it for a while: it is the first to go, unless somebody holds it."""
+
+    @abstractmethod
+    def hold(self, name: str) -> Callable[[], None] | None:
+        """Keep a copy from being removed until the function is called that is returned; None if it is not there."""
+
+
+def disk(folder: Path, version: Version, limit: int | None, idle_seconds: float | None) -> Place:
+    """The place of a version's copies in a folder on a disk of this machine, which is made if it is missing.
+
+    While a process, or a child that it has forked, has the copies open, none is removed. What is beyond the limit, and
+    not in use, is removed at once.
+    """
+    return _Disk(folder, version, limit, idle_seconds, is_memory=False)
+
+
+def memory(version: Version, limit: int, idle_seconds: float | None) -> Place:
+    """The place of a version's copies in memory: one that all processes share, unless the machine has less memory for
+    files than `limit`, as in many containers, or somebody else has made a folder of this user's name there.
+    """
+    folder = _SHARED / f"featcache-{os.getuid()}"
+    with suppress(OSError):
+        shared = os.statvfs(_SHARED)
+        if shared.f_blocks * shared.f_frsize >= limit:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            status = folder.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+                return _Disk(folder, version, limit, idle_seconds, is_memory=True)
+    return _PrivateMemory(limit, idle_seconds)
+
+
+class _Disk(Place):
+    """The copies of one version in a folder; `is_memory` if that is in memory: then copies that no process has open do
+    not stay there. It is opened at the first look, since it may be slow, or hang.
+    """
+
+    def __init__(
+        self, folder: Path, version: Version, limit: int | None, idle_seconds: float | None, is_memory: bool
+    ) -> None:
+        super().__init__(*(("memory", "ram") if is_memory else (str(folder), "copy_limit")), limit, idle_seconds)
+        path = version.path
+        place = os.fsencode(path.resolve()) if isinstance(path, Path) else str(path).encode()
+        self._root = folder / "featcache"
+        self._home = self._root / f"{version.info.folder_name}.{hashlib.sha256(place).hexdigest()[:8]}"
+        self._is_memory, self._is_broken = is_memory, False
+        self._users: Lock | None = None
+
+    def _open(self) -> None:
+        if self._users is not None:
+            return
+        self._root.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            files = self._survey()
+            for home in [home for home in files if self._is_memory and not _is_used(home / "users")]:
+                del files[home]
+                _remove(home)
+            self._make_room(files, 0)
+            if self._home.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._home))
+            self._home.mkdir(exist_ok=True)
+            # Memory is given back when the process ends, whatever children still have mapped of it.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            users = Lock(self._home / "users", flags, is_inherited=not self._is_memory)
+            users.take(shared=True)
+            self._users = users
+        if self._is_memory:
+            weakref.finalize(self, _end, users, self._root, self._home, os.getpid())
+
+    def path(self, name: str) -> Path:
+        return self._home / name
+
+    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
+        if self._is_broken:
+            return None
+        try:
+            self._open()
+        except OSError:
+            self._is_broken = True  # nobody waits for it again
+            raise
+        try:
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            if os.fstat(descriptor).st_size != num_bytes:
+                return None
+            with suppress(PermissionError):  # another user's
+                os.utime(descriptor)
+            return map_file(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
+
+    def has(self, name: str) -> bool:
+        return self.path(name).exists()
+
+    def touch(self, name: str) -> bool:
+        try:
+            os.utime(self.path(name))
+        except FileNotFoundError:
+            return False
+        except PermissionError:  # another user's
+            pass
+        return True
+
+    def count(self, name: str, amount: int, whole: int) -> bool:
+        try:
+            lock = Lock(self.path(name + _READ), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            lock.take(wait=True)
+            amount += int.from_bytes(os.pread(lock.descriptor, 8, 0), "little")
+            os.pwrite(lock.descriptor, (amount if amount < whole else 0).to_bytes(8, "little"), 0)
+            lock.release()
+        except OSError:  # another user's, or gone, or the disk is full: the copy goes when nobody reads it any more
+            return False
+        return amount >= whole
+
+    def let_go(self, name: str) -> None:
+        long_ago = time.time_ns() - int(((self._idle_seconds or 0) + 1) * 1e9)
+        with suppress(OSError):  # another user's, or gone
+            os.utime(self.path(name), ns=(long_ago, long_ago))
+
+    def hold(self, name: str) -> Callable[[], None] | None:
+        with self._alone():
+            try:
+                lock = Lock(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return None
+            lock.take(wait=True, shared=True)
+            return lock.release
+
+    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
+        self._open()
+        part = self.path(name + _PART)
+        with self._alone():
+            files = self._survey()
+            if part.exists() or self.find(name, num_bytes) is not None:
+                return CopyRefused.UNDER_WAY
+            if not self._make_room(files, num_bytes):
+                return CopyRefused.FULL
+            lock = Lock(part, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            lock.take(wait=True)
+            os.truncate(lock.descriptor, num_bytes)  # it counts towards the limit from now on
+        try:
+            os.posix_fallocate(lock.descriptor, 0, num_bytes)  # rather than find the disk full at the end
+            for block in blocks():
+                while len(block):  # one write may take less than it was given
+                    block = block[os.write(lock.descriptor, block) :]
+            os.fsync(lock.descriptor)
+            with self._alone():
+                part.rename(self.path(name))
+        except BaseException:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+        finally:
+            lock.release()
+        return None
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """The context in which nobody else adds or removes anything here."""
+        return locked(self._root / "lock")
+
+    def _survey(self) -> dict[Path, list[_File]]:
+        """The files of each version's copies. Parts that killed processes have left are removed."""
+        with os.scandir(self._root) as homes:
+            own = [home for home in homes if _VERSION.fullmatch(home.name) and home.is_dir(follow_symlinks=False)]
+        return {Path(home.path): list(_survey_version(Path(home.path))) for home in own}
+
+    def _make_room(self, files: dict[Path, list[_File]], num_bytes: int) -> bool:
+        """Remove copies that nobody uses, the least recently used first, until there is room; none if that is too few.
+
+        Raises:
+            OSError: The limit would allow it, but the disk has less.
+        """
+        disk = os.statvfs(self._root)
+        free = disk.f_bavail * disk.f_frsize
+        if self.limit is None:
+            room = free - int(_LEFT_FREE * disk.f_blocks * disk.f_frsize)
+        else:
+            room = min(free, self.limit - sum(file.num_bytes for copies in files.values() for file in copies))
+        idle = [file for home, copies in files.items() if not _is_used(home / "users") for file in copies]
+        if self._idle_seconds is not None and _is_used(self._home / "users"):
+            before = time.time_ns() - int(self._idle_seconds * 1e9)
+            own = files.get(self._home, [])
+            idle += [file for file in own if file.used_ns < before and not file.path.suffix and not _is_used(file.path)]
+        if room + sum(file.num_bytes for file in idle) < num_bytes:
+            if self.limit is not None and room == free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
+            return False
+        for file in sorted(idle, key=lambda file: file.used_ns):
+            if room >= num_bytes:
+                break
+            file.path.unlink()
+            file.path.with_suffix(_READ).unlink(missing_ok=True)
+            room += file.num_bytes
+        return True
+
+
+def _end(users: Lock, root: Path, home: Path, process: int) -> None:
+    """Give memory back, unless other processes use the copies."""
+    users.release()
+    if os.getpid() == process:  # a forked child may end before its parent
+        with suppress(OSError), locked(root / "lock"):
+            if not _is_used(home / "users"):
+                _remove(home)
+
+
+def _remove(home: Path) -> None:
+    with os.scandir(home) as entries:
+        for entry in entries:
+            if entry.name == "users" or _COPY.fullmatch(entry.name.removesuffix(_READ)):
+                os.unlink(entry.path)
+    home.rmdir()
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    num_bytes: int
+    used_ns: int
+
+
+def _survey_version(home: Path) -> Iterator[_File]:
+    with os.scandir(home) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if not _COPY.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                continue
+            with suppress(FileNotFoundError):  # whoever discards a part removes it without the lock
+                if path.suffix and not _is_used(path):
+                    path.unlink()
+                    continue
+                stat = entry.stat()
+                yield _File(path, stat.st_size, stat.st_mtime_ns)
+
+
+def _is_used(path: Path) -> bool:
+    """Whether a process holds the lock of a version's `users`, of a copy or a part. Nobody can take it meanwhile."""
+    try:
+        return is_held(path)
+    except FileNotFoundError:
+        return False
+    except PermissionError:  # another user's
+        return True
+
+
+@dataclass
+class _Kept:
+    array: NDArray[np.uint8]
+    used: float
+    """When it was used last; `-inf` if it may go."""
+    num_read: int = 0
+    num_holders: int = 0
+
+
+class _PrivateMemory(Place):
+    """Copies in this process's own memory. A forked child begins with those of its parent."""
+
+    def __init__(self, limit: int, idle_seconds: float | None) -> None:
+        super().__init__("memory", "ram", limit, idle_seconds)
+        self._kept: dict[str, _Kept] = {}
+        self._room = limit
+
+    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
+        with _lock:
+            return self._kept[name].array if self.touch(name) else None
+
+    def has(self, name: str) -> bool:
+        return name in self._kept
+
+    def touch(self, name: str) -> bool:
+        with _lock:
+            if name in self._kept:
+                self._kept[name].used = time.monotonic()
+            return name in self._kept
+
+    def count(self, name: str, amount: int, whole: int) -> bool:
+        with _lock:
+            if (kept := self._kept.get(name)) is None:
+                return False
+            is_whole = kept.num_read + amount >= whole
+            kept.num_read = 0 if is_whole else kept.num_read + amount
+            return is_whole
+
+    def let_go(self, name: str) -> None:
+        with _lock:
+            if name in self._kept:
+                self._kept[name].used = -np.inf
+
+    def hold(self, name: str) -> Callable[[], None] | None:
+        with _lock:
+            if (kept := self._kept.get(name)) is None:
+                return None
+            kept.num_holders += 1
+
+        def release() -> None:
+            with _lock:
+                kept.num_holders -= 1
+
+        return release
+
+    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
+        with _lock:
+            if not self._make_room(num_bytes):
+                return CopyRefused.FULL
+            self._room -= num_bytes
+        try:
+            array, at = np.empty(num_bytes, np.uint8), 0
+            for block in blocks():
+                array[at : at + len(block)] = block
+                at += len(block)
+        except BaseException:
+            with _lock:
+                self._room += num_bytes
+            raise
+        array.flags.writeable = False
+        with _lock:
+            self._kept[name] = _Kept(array, time.monotonic())
+        return None
+
+    def _make_room(self, num_bytes: int) -> bool:
+        before = -np.inf if self._idle_seconds is None else time.monotonic() - self._idle_seconds
+        idle = [name for name, kept in self._kept.items() if not kept.num_holders and kept.used < before]
+        if self._room + sum(len(self._kept[name].array) for name in idle) < num_bytes:
+            return False
+        for name in sorted(idle, key=lambda name: self._kept[name].used):
+            if self._room >= num_bytes:
+                break
+            self._room += len(self._kept.pop(name).array)
+        return True

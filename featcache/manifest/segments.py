@@ -1,0 +1,89 @@
+"""Segments of audio files, and utterances: rows of a manifest, or what a version has of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.strings import Strings, extend_hashes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of one channel of an audio file, in Kaldi's sense: what a row of a manifest asks for.
+
+    Features belong to their segment: rows ask for the same features if their segments are equal. Among many segments,
+    `SegmentColumns.hashes` tells which are.
+    """
+
+    path: str
+    """The audio file, as the manifest has it; `Manifest.resolve` gives its place."""
+    start: float | None = None
+    """Seconds from the beginning of the file; None if the row does not give it."""
+    duration: float | None = None
+    """Seconds; None if the row does not give it."""
+    channel: int | None = None
+    """The number of the file's channel, from 0; None if the row does not give it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utterance(Segment):
+    """One row of a manifest."""
+
+    id: str
+    """The id, unique in its manifest."""
+
+    @classmethod
+    def of_columns(cls, id: str, path: str, start: float, duration: float, channel: int) -> Utterance:  # noqa: A002
+        """An utterance from the values of flat columns, in which NaN and -1 stand for what is not given."""
+        return Utterance(
+            id=id,
+            path=path,
+            start=None if math.isnan(start) else start,
+            duration=None if math.isnan(duration) else duration,
+            channel=None if channel < 0 else channel,
+        )
+
+    def row(self) -> dict[str, Any]:
+        """The id and the segment's four values by name, in the order of a manifest's columns."""
+        return {name: getattr(self, name) for name in ("id", "path", "start", "duration", "channel")}
+
+    def document(self) -> dict[str, Any]:
+        """All values by name, for JSON: the row first, then what an item or a failure has besides."""
+        return {**self.row(), **asdict(self)}
+
+
+class SegmentColumns(NamedTuple):
+    """Segments as flat columns `[rows]`; start and duration in seconds, NaN if not given; channel -1 if not given."""
+
+    paths: Strings
+    start: NDArray[np.float64]
+    duration: NDArray[np.float64]
+    channel: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, segments: Collection[Segment]) -> SegmentColumns:
+        """The columns of some segments, in their order."""
+        return cls(
+            Strings.of(segment.path for segment in segments),
+            np.array([segment.start for segment in segments], np.float64),  # None becomes NaN
+            np.array([segment.duration for segment in segments], np.float64),
+            np.array([-1 if segment.channel is None else segment.channel for segment in segments], np.int32),
+        )
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """Hashes that tell rows apart by their segments, uint64 `[rows]`: equal for equal path, start, duration and
+        channel.
+
+        It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one zero)
+        and channel (little-endian int32).
+        """
+        hashes = self.paths.hashes()
+        for seconds in (self.start, self.duration):
+            hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))
+        return extend_hashes(hashes, self.channel.astype(np.int32))

@@ -1,0 +1,211 @@
+"""Where the bytes of a version lie: a folder, or an object store. Nothing above this room asks which one it is.
+
+What is published appears whole or not at all, and a folder that is published never changes: its name says what is in
+it, so that two writers of the same name write the same bytes.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError
+from featcache.storage.location import Location
+
+__all__ = [
+    "MARK",
+    "Buffer",
+    "Opened",
+    "Store",
+    "as_bytes",
+    "checked_key",
+    "in_parallel",
+    "open_store",
+    "require_at_most",
+    "require_size",
+    "require_within",
+]
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes to be written."""
+
+MARK = "zarr.json"
+"""The file by which a published folder is there: it is written last, and removed first."""
+
+_ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+class Opened(Protocol):
+    """An opened file, read from where it lies. What the disk refuses becomes an error, never a signal. Safe to use from
+    several threads.
+
+    Raises:
+        DamagedError: From every method: the file ends too early, or the disk cannot read it.
+        StoreError: The file may not be read, or the network fails.
+        FileNotFoundError: The file is in an object store, and has been removed since it was opened.
+    """
+
+    num_bytes: int
+    """The size of the file."""
+
+    def read_into(self, out: memoryview, start: int) -> None:
+        """Fill `out` with the file's bytes from `start` on."""
+
+    def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        """Some ranges of the file's bytes, read side by side."""
+
+
+class Store(Protocol):
+    """Files by their keys, which are paths below `location`. Safe to use from several threads and in forked processes;
+    it is pickled as its location.
+
+    Raises:
+        FileNotFoundError: From every method that reads: there is no such file.
+        DamagedError: From every method that reads: it is no regular file, it has another size than was said, or the
+            disk cannot read it.
+        StoreError: The file may not be read, the network fails, or (from what writes) the disk is full or read-only, or
+            the way leads over a link that lies in the store.
+    """
+
+    @property
+    def location(self) -> Location:
+        """Where the files are."""
+
+    def below(self, folder: str) -> Store:
+        """The store of a folder of this one."""
+
+    def read(self, key: str, at_most: int) -> bytes:
+        """All bytes of a file, which has at most so many."""
+
+    def open(self, key: str, num_bytes: int | None) -> Opened:
+        """A file of exactly this size, or with None of any, to be read piece by piece."""
+
+    def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
+        """The bytes of a file of exactly this size, in blocks that are valid until the next one."""
+
+    def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
+        """A file of exactly this size, mapped and read-only, uint8 `[num_bytes]`. What is remote is fetched first. All
+        bytes pass `passed` before, block by block, so that what a disk cannot read is an error, and not a signal.
+        """
+
+    def exists(self, key: str) -> bool:
+        """Whether there is a file, or a folder with something in it; without a key, whether the store's own is."""
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder, sorted: of files, and of folders that have been published; none if there is no folder.
+        Names that begin with a dot are left out. On a file system, folders count that have not been published, too.
+        """
+
+    def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
+        """The keys of all files below a folder, and their sizes."""
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Write a file, which appears whole, in place of the one that is there."""
+
+    def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
+        """Write a folder, which appears whole, of files by their paths in it; one of them is `MARK`. If there is one of
+        this name, it has the same content, and stays.
+        """
+
+    def remove(self, key: str) -> None:
+        """Remove a file or a folder, which disappears as a whole; nothing happens if it is not there."""
+
+    def destroy(self) -> None:
+        """Remove everything, and the folder with it: the document first, or all at once.
+
+        Raises:
+            StoreError: It is a link, or something of it cannot be removed.
+        """
+
+    def lock(self, who: str, wait: Callable[[str], object] | None = None) -> AbstractContextManager[None]:
+        """The one lock of the store, for the time of a `with` block. It saves work, and nothing depends on it: a file
+        system without locks gives it to everybody, and so does an object store.
+
+        Args:
+            who: What others are told of the holder.
+            wait: Called with what the holder said, again and again while this waits for the holder; it may raise. None
+                not to wait.
+
+        Raises:
+            LockedError: Somebody else has it. The message names the store, and says what the holder said.
+        """
+
+    def sweep(self, *, remove: bool = True) -> list[str]:
+        """What writers have left that are dead, by keys; it is removed, as far as possible, unless told otherwise."""
+
+    @property
+    def real_name(self) -> str:
+        """The name of the folder, behind links."""
+
+    @property
+    def desk(self) -> Path:
+        """A folder of this machine, for what others need not see: marks of what is in flight. It is made if missing."""
+
+
+def open_store(location: Location) -> Store:
+    """The store of the files below a location."""
+    if isinstance(location, Path):
+        from featcache.storage.directory import Directory
+
+        return Directory(location)
+    from featcache.storage.bucket import Bucket
+
+    return Bucket(location)
+
+
+def checked_key(key: str) -> str:
+    """A key, if it leads to a file or folder below a store.
+
+    Raises:
+        DamagedError: It leads outside or nowhere: keys come from documents, which may be a stranger's.
+    """
+    if {"", ".", ".."} & {*key.split("/")} or _ODD.search(key):
+        raise DamagedError(f"{key!r}: damaged: does not name a file in a cache")
+    return key
+
+
+def require_size(num_bytes: int, expected: int | None, where: object) -> None:
+    """Refuse a file that has not exactly the size that is expected, if any is."""
+    if expected not in (None, num_bytes):
+        raise DamagedError(f"{where}: damaged: it has {num_bytes:,} bytes, and {expected:,} were written")
+
+
+def require_at_most(num_bytes: int, at_most: int, where: object) -> None:
+    """Refuse a file that is larger than what is read."""
+    if num_bytes > at_most:
+        raise DamagedError(f"{where}: damaged: {num_bytes:,} bytes, and at most {at_most:,} are expected")
+
+
+def require_within(starts: Sequence[int], sizes: Sequence[int], num_bytes: int, where: object) -> None:
+    """Refuse ranges beyond the end of a file, before memory is asked for."""
+    end = max(map(operator.add, starts, sizes), default=0)
+    if end > num_bytes:
+        raise DamagedError(f"{where}: damaged: it ends before byte {end:,}")
+
+
+def in_parallel(function: Callable[[_T], _U], values: Sequence[_T], threads: int = 64) -> list[_U]:
+    """`function` of each value; requests are waited for side by side."""
+    if len(values) < 2:
+        return [function(value) for value in values]
+    with ThreadPoolExecutor(min(threads, len(values))) as pool:
+        try:
+            results: Iterator[_U] = pool.map(function, values)
+        except RuntimeError:  # no more threads can be started
+            results = map(function, values)
+        return list(results)
+
+
+def as_bytes(array: NDArray[Any]) -> memoryview:
+    """The bytes of a C-contiguous array."""
+    return array.reshape(-1).view(np.uint8).data

@@ -1,0 +1,420 @@
+"""A store in an object store: S3, Google's, Azure's and whatever speaks like them, by the library obstore.
+
+Nothing is renamed there, and nothing here needs a conditional request. A folder is published once its `MARK` is there,
+which is written last. A name stands for its content: whoever publishes a folder completes what others have begun, and
+lists it afterwards, since somebody may have removed some of it meanwhile. While it is written, there is a note of it in
+`work/`: so what killed writers have left is known without a listing of everything, and removed after a day.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import tempfile
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError, StoreError
+from featcache.storage.base import (
+    MARK,
+    Buffer,
+    checked_key,
+    in_parallel,
+    require_at_most,
+    require_size,
+    require_within,
+)
+from featcache.storage.clients import asked
+from featcache.storage.location import ObjectPath, desk_of, make_desk
+from featcache.storage.maps import map_file
+
+__all__ = ["Bucket"]
+
+_DAY_SECONDS = 86400.0
+_PART_BYTES = 32 << 20
+_PARTS = 4
+"""A larger file is written in parts of that size, so many of them at once."""
+
+_MAPPED_BYTES = 8 << 20
+"""A larger file is mapped; a smaller one is in memory when it has been fetched."""
+
+_STREAMED_BYTES = 1 << 20
+
+_ATTEMPTS = 8
+"""How often a folder is completed of which somebody removes some: who removes it once does so in fewer steps."""
+
+_PAGE = 1000
+"""The files of one answer to a listing."""
+
+_PAGES = 4
+_SLICES = 256
+"""A longer listing of names that are spread evenly is taken in slices of some four pages, side by side."""
+
+_SPREAD_EVENLY = re.compile(r"[0-9a-f]{12,}")
+_NOTE = re.compile(r"work/(.+)/[0-9a-f]{16}")
+
+_FETCHED_BYTES = 8 << 20
+_FETCHED_AT_ONCE = 8
+"""All of a file is fetched in blocks of that size, so many of them at once."""
+
+_GAP_BYTES = 64 << 10
+"""To read on over a gap of this size takes less time than another request."""
+
+_END_BYTES = 64
+"""What is read of a file when it is opened: its end, where a chunk has its checksum."""
+
+_T = TypeVar("_T")
+
+
+class Bucket:
+    """The store below a place in an object store; see `featcache.storage.base.Store`."""
+
+    def __init__(self, location: ObjectPath) -> None:
+        self.location = location
+
+    def below(self, folder: str) -> Bucket:
+        """The store of a folder of this one."""
+        return Bucket(self._place(folder))
+
+    def read(self, key: str, at_most: int) -> bytes:
+        """All bytes of a file, which has at most so many."""
+
+        def fetch(connection: Any, path: str) -> bytes:
+            response = connection.get(path)
+            require_at_most(response.meta["size"], at_most, self._place(key))
+            return bytes(response.bytes())
+
+        return self._asked(key, fetch)
+
+    def open(self, key: str, num_bytes: int | None) -> _ObjectFile:
+        """A file of exactly this size, or with None of any, to be read piece by piece."""
+        return _ObjectFile(self._place(key), num_bytes)
+
+    def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
+        """The bytes of a file of exactly this size, in blocks, as one answer brings them."""
+        answer: Iterator[Any] | None = None
+        done = 0
+
+        def following(connection: Any, path: str) -> memoryview:
+            nonlocal answer
+            try:
+                if answer is None:
+                    response = connection.get(path, options={"range": {"offset": done}} if done else None)
+                    require_size(response.meta["size"], num_bytes, self._place(key))
+                    answer = iter(response.stream(min_chunk_size=_STREAMED_BYTES))
+                return memoryview(next(answer, b""))
+            except Exception:
+                answer = None  # another one begins where this one has ended
+                raise
+
+        while block := self._asked(key, following, is_long=True):
+            done += len(block)
+            yield block
+            if done >= num_bytes:
+                return
+        require_size(done, num_bytes, self._place(key))
+
+    def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
+        """A file of exactly this size, read-only, uint8 `[num_bytes]`; it is fetched, if it is large to a file that has
+        no name. All bytes pass `passed` before.
+        """
+        if num_bytes <= _MAPPED_BYTES:
+            data = self.read(key, num_bytes)
+            require_size(len(data), num_bytes, self._place(key))
+            if passed is not None:
+                passed(memoryview(data))
+            return np.frombuffer(data, np.uint8)
+        opened = self.open(key, num_bytes)
+        with _of_this_machine(), tempfile.TemporaryFile() as file:
+            for block in opened.fetched():
+                if passed is not None:
+                    passed(block)
+                file.write(block)
+            file.flush()
+            return map_file(file.fileno(), num_bytes)
+
+    def exists(self, key: str) -> bool:
+        """Whether there is a file, or a folder with something in it; without a key, whether the store's own is."""
+        try:
+            if self._place(key).key:
+                self._asked(key, lambda connection, path: connection.head(path))
+                return True
+        except FileNotFoundError:
+            pass
+        return bool(self._listed(key, at_most=1))
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder, sorted: of files, and of folders that have been published; none if there is no folder.
+        Names that begin with a dot are left out.
+        """
+        start = len(folder) + 1 if folder else 0
+        first = self._listed(folder, at_most=_PAGE)
+        heads = [self._key(entry)[start:].partition("/") for entry in first]
+        if len(first) >= _PAGE and any(rest and not _SPREAD_EVENLY.fullmatch(name) for name, _, rest in heads):
+            names = self._names_apart(folder)  # there may be any number of files in each
+        else:
+            files = self._files(folder, first, lambda key: key[start:].partition("/")[2] in ("", MARK))
+            names = [key[start:].partition("/")[0] for key, _ in files]
+        return sorted(name for name in {*names} if name and not name.startswith("."))
+
+    def _names_apart(self, folder: str) -> list[str]:
+        """The names in a folder without a listing of what is in its folders."""
+
+        def fetch(connection: Any, path: str) -> Any:
+            return connection.list_with_delimiter(f"{path}/" if path else None)
+
+        listing = self._asked(folder, fetch)
+        folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
+        marks = in_parallel(lambda name: self.exists("/".join(filter(None, (folder, name, MARK)))), folders)
+        published = [name for name, is_marked in zip(folders, marks, strict=True) if is_marked]
+        return published + [entry["path"].rpartition("/")[2] for entry in listing["objects"]]
+
+    def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
+        """The keys of all files below a folder, and their sizes."""
+        return self._files(folder, self._listed(folder, at_most=_PAGE))
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Write a file, which appears whole, in place of the one that is there."""
+
+        def send(connection: Any, path: str) -> None:
+            in_parts = len(data) > _PART_BYTES
+            connection.put(path, data, use_multipart=in_parts, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
+
+        self._asked(checked_key(key), send, is_long=len(data) > _STREAMED_BYTES)
+
+    def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
+        """Write a folder, which appears whole, of files by their paths in it. One of this name that is there stays."""
+        if not (lacking := self._lacking(files, folder)):
+            return
+        note = f"work/{checked_key(folder)}/{secrets.token_hex(8)}"
+        self.put(note, b"")
+        for _ in range(_ATTEMPTS):
+            in_parallel(lambda path: self.put(f"{folder}/{path}", files[path]), [*{*lacking} - {MARK}], _PARTS)
+            if MARK in lacking:
+                self.put(f"{folder}/{MARK}", files[MARK])
+            if not (lacking := self._lacking(files, folder)):
+                self._delete([note])
+                return
+        raise StoreError(f"{self._place(folder)}: somebody removes what is written of it: run the same command again")
+
+    def _lacking(self, files: Mapping[str, Buffer], folder: str) -> list[str]:
+        """The files of a folder that are not there, or cut off. Documents may differ: they say who has written them."""
+        sizes = {key.removeprefix(f"{folder}/"): size for key, size in self.walk(folder)}
+        return [
+            path
+            for path, data in files.items()
+            if checked_key(path) not in sizes or (path != MARK and sizes[path] != len(data))
+        ]
+
+    def remove(self, key: str) -> None:
+        """Remove a file or a folder, which disappears as a whole; nothing happens if it is not there."""
+        mark = f"{checked_key(key)}/{MARK}"
+        self._delete([key])
+        for _ in range(2):  # once more for what a writer has added meanwhile, who then begins again
+            self._delete([mark])
+            if not (keys := [below for below, _ in self.walk(key)]):
+                return
+            self._delete(keys)
+        self._delete([mark])
+
+    def _delete(self, keys: list[str]) -> None:
+        paths = [self._place(key).key for key in keys]
+        with suppress(FileNotFoundError):  # some stores say so, and then may have left out others
+            self._asked(keys[0], lambda connection, _: connection.delete(paths[0] if len(paths) == 1 else paths))
+
+    def destroy(self) -> None:
+        """Remove everything, the document first."""
+        self._delete([MARK])
+        while keys := [key for key, _ in self.walk()]:
+            self._delete(keys)
+
+    def lock(self, who: str, wait: Callable[[str], object] | None = None) -> AbstractContextManager[None]:
+        """Nothing: everybody has it."""
+        return nullcontext()
+
+    def sweep(self, *, remove: bool = True) -> list[str]:
+        """What writers have left that are dead, by keys; it is removed unless told otherwise."""
+        written: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        for entry in self._listed("work"):
+            if note := _NOTE.fullmatch(self._key(entry)):
+                written[note[1]].append((note[0], entry["last_modified"].timestamp()))
+        if not written:
+            return []
+        now, left = self._now(), []
+        for folder, notes in written.items():
+            if now - max(time for _, time in notes) > _DAY_SECONDS:
+                if not self.exists(f"{folder}/{MARK}"):
+                    left.append(folder)
+                    if remove:
+                        self.remove(folder)
+                if remove:
+                    self._delete([key for key, _ in notes])
+        return left
+
+    def _now(self) -> float:
+        """The store's clock, in seconds since 1970: when a file was written that is removed again."""
+        key = f"work/clock/{secrets.token_hex(8)}"
+        self.put(key, b"")
+        try:
+            entry = self._asked(key, lambda connection, path: connection.head(path))
+            return float(entry["last_modified"].timestamp())
+        finally:
+            self._delete([key])
+
+    @property
+    def real_name(self) -> str:
+        """The name of the folder."""
+        return self.location.name
+
+    @property
+    def desk(self) -> Path:
+        """A folder of this machine, for what others need not see. It is made if missing."""
+        desk = desk_of(self.location)
+        make_desk(desk)
+        return desk
+
+    def _place(self, key: str) -> ObjectPath:
+        return self.location / checked_key(key) if key else self.location
+
+    def _key(self, entry: Any) -> str:
+        return str(entry["path"])[len(self.location.key) + 1 if self.location.key else 0 :]
+
+    def _files(
+        self, folder: str, first: list[Any], is_wanted: Callable[[str], bool] = bool
+    ) -> Iterator[tuple[str, int]]:
+        """The keys of files below a folder, and their sizes; the first page of the listing is known."""
+        spans: list[tuple[str | None, str | None]] = []
+        if len(first) >= _PAGE:
+            paths = [entry["path"] for entry in first]
+            if paths == sorted(paths):
+                spans = [*pairwise([paths[-1], *self._bounds(folder, paths[-1]), None])]
+            else:  # such a store cannot begin in the middle
+                first, spans = [], [(None, None)]
+
+        def of(entries: list[Any]) -> list[tuple[str, int]]:
+            return [(key, int(entry["size"])) for entry in entries if is_wanted(key := self._key(entry))]
+
+        return chain(of(first), *in_parallel(lambda span: of(self._listed(folder, *span)), spans))
+
+    def _bounds(self, folder: str, last: str) -> list[str]:
+        """Where to divide the rest of a listing, by the last path of its first page."""
+        prefix = f"{self._place(folder).key}/"
+        name = last.removeprefix(prefix).partition("/")[0]
+        if not _SPREAD_EVENLY.fullmatch(name):
+            return []
+        pages = 16**8 / (int(name[:8], 16) + 1)
+        slices = min(_SLICES, math.ceil(pages / _PAGES))
+        bounds = [f"{prefix}{16**8 * number // slices:08x}" for number in range(1, slices)]
+        return [bound for bound in bounds if bound > last]
+
+    def _listed(
+        self, folder: str, after: str | None = None, until: str | None = None, at_most: float = math.inf
+    ) -> list[Any]:
+        """A listing of all files below a folder whose paths are after one, and not after another; it may end as soon as
+        there are `at_most`.
+        """
+
+        def fetch(connection: Any, path: str) -> list[Any]:
+            entries: list[Any] = []
+            for page in connection.list(f"{path}/" if path else None, offset=after, chunk_size=_PAGE):
+                entries += page
+                if len(entries) >= at_most or (until is not None and entries[-1]["path"] > until):
+                    break
+            return [entry for entry in entries if until is None or entry["path"] <= until]
+
+        return self._asked(folder, fetch)
+
+    def _asked(self, key: str, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
+        return asked(self._place(key), request, is_long=is_long)
+
+
+class _ObjectFile:
+    """An opened file; see `featcache.storage.base.Opened`. Opening it reads its end, which tells its size.
+
+    Args:
+        place: Where it is.
+        num_bytes: Its size, if that is known.
+
+    Raises:
+        FileNotFoundError: From every method: it is not there, or not any more.
+    """
+
+    def __init__(self, place: ObjectPath, num_bytes: int | None) -> None:
+        self._place = place
+
+        def fetch(connection: Any, path: str) -> tuple[int, memoryview]:
+            if not num_bytes:
+                return int(connection.head(path)["size"]), memoryview(b"")
+            response = connection.get(path, options={"range": (max(0, num_bytes - _END_BYTES), num_bytes)})
+            return int(response.meta["size"]), memoryview(response.bytes())
+
+        self.num_bytes, self._end = asked(place, fetch)
+        require_size(self.num_bytes, num_bytes, place)
+
+    def read_into(self, out: memoryview, start: int) -> None:
+        """Fill `out` with the file's bytes from `start` on."""
+        out[:] = self.read_ranges([start], [len(out)])[0]
+
+    def fetched(self) -> Iterator[memoryview]:
+        """All of its bytes, in blocks, some of which are fetched side by side."""
+        firsts = range(0, self.num_bytes, _FETCHED_BYTES)
+
+        def fetch(first: int) -> memoryview:
+            return self.read_ranges([first], [min(_FETCHED_BYTES, self.num_bytes - first)])[0]
+
+        for number in range(0, len(firsts), _FETCHED_AT_ONCE):
+            yield from in_parallel(fetch, firsts[number : number + _FETCHED_AT_ONCE])
+
+    def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        """Some ranges of the file's bytes, neighbours in one request, and all side by side."""
+        require_within(starts, sizes, self.num_bytes, self._place)
+        end = self.num_bytes - len(self._end)
+        spans: list[tuple[int, int]] = []
+        for first, last in sorted((start, start + size) for start, size in zip(starts, sizes, strict=True)):
+            if first < end and first < last:
+                if spans and first - spans[-1][1] <= _GAP_BYTES:
+                    first, last = spans[-1][0], max(last, spans.pop()[1])
+                spans.append((first, last))
+        parts = [*self._of_spans(spans), self._end]
+        firsts = [*(first for first, _ in spans), end]
+        ranges = []
+        for start, size in zip(starts, sizes, strict=True):
+            number = max(0, bisect_right(firsts, start) - 1)
+            ranges.append(parts[number][start - firsts[number] :][:size])
+        return ranges
+
+    def _of_spans(self, spans: list[tuple[int, int]]) -> list[memoryview]:
+        if not spans:
+            return []
+        starts = [first for first, _ in spans]
+        sizes = [last - first for first, last in spans]
+
+        def fetch(connection: Any, path: str) -> list[memoryview]:
+            # obstore must not join them itself: it ends the process if such a range is beyond the end of the file.
+            parts = connection.get_ranges(path, starts=starts, lengths=sizes, coalesce=0)
+            return [memoryview(part) for part in parts]
+
+        parts = asked(self._place, fetch)
+        if [len(part) for part in parts] != sizes:
+            raise DamagedError(f"{self._place}: damaged: it ends before what is to be read")
+        return parts
+
+
+@contextmanager
+def _of_this_machine() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        raise StoreError(f"{folder}: cannot be written: {error.strerror}: set TMPDIR to another folder") from error

@@ -1,0 +1,349 @@
+"""A store in a folder of this machine, or of a file system that others mount too.
+
+What is to appear is written in a folder of its own in `work/`, flushed to disk, and renamed; the rename is flushed as
+well. So neither a kill nor a power cut leaves half of it, and a reader that sees the name sees everything.
+
+A link inside a cache may lead anywhere, and a cache may be a stranger's. So nothing is written through a link, and
+nothing that a link leads to is removed. The store's own folder may be a link: users put it on another disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError, LockedError, StoreError
+from featcache.storage import base
+from featcache.storage.base import MARK, Buffer, checked_key, in_parallel
+from featcache.storage.locks import Lock
+from featcache.storage.maps import map_file
+from featcache.storage.work import flush, in_work, make_folder, remove_folder, sweep_work, taken
+
+__all__ = ["Directory"]
+
+_BLOCK_BYTES = 1 << 20
+_POLL_SECONDS = 0.2
+_SAID_BYTES = 1000
+
+_FLUSHES = 8
+"""Files that are flushed side by side: a disk flushes many together in little more time than one."""
+
+_NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
+"""What opening says of a socket, of a device that is not there, and of links in a circle."""
+
+_NOT_DAMAGE = {
+    *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+}
+"""Errors of the process or the network: the same file may be read another time, or by somebody else."""
+
+
+class Directory:
+    """The store in a folder, which need not exist; see `featcache.storage.base.Store`."""
+
+    def __init__(self, location: Path) -> None:
+        self.location = location
+
+    def below(self, folder: str) -> Directory:
+        """The store of a folder of this one."""
+        return Directory(self._path(folder))
+
+    def read(self, key: str, at_most: int) -> bytes:
+        """All bytes of a file, which has at most so many."""
+        file = _File(self._path(key))
+        base.require_at_most(file.num_bytes, at_most, file.path)
+        data = np.empty(file.num_bytes, np.uint8)
+        file.read_into(data.data, 0)
+        return data.tobytes()
+
+    def open(self, key: str, num_bytes: int | None) -> _File:
+        """A file of exactly this size, or with None of any, to be read piece by piece."""
+        return _File(self._path(key), num_bytes)
+
+    def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
+        """The bytes of a file of exactly this size, in blocks that are valid until the next one."""
+        return _File(self._path(key), num_bytes).blocks()
+
+    def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
+        """A file of exactly this size, mapped and read-only, uint8 `[num_bytes]`; all bytes pass `passed` before."""
+        file = _File(self._path(key), num_bytes)
+        if passed is not None:
+            for block in file.blocks():
+                passed(block)
+        with _reading(file.path):
+            return map_file(file.descriptor, num_bytes) if num_bytes else np.empty(0, np.uint8)
+
+    def exists(self, key: str) -> bool:
+        """Whether there is a file, or a folder with something in it; without a key, whether the store's own is."""
+        path = self._path(key)
+        try:
+            with os.scandir(path) as entries:
+                return not key or next(entries, None) is not None
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError:
+            return os.path.lexists(path)
+        except OSError as error:
+            raise _reading_error(error, path) from error
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder, sorted, without those that begin with a dot; none if there is no folder."""
+        path = self._path(folder)
+        try:
+            return sorted(name for name in os.listdir(path) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            if isinstance(error, NotADirectoryError) and not folder:
+                raise StoreError(f"{path}: is a file, not a cache folder") from error
+            raise _reading_error(error, path) from error
+
+    def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
+        """The keys of all files below a folder, and their sizes."""
+
+        def fail(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):  # which has been taken away in the meantime
+                raise _reading_error(error, self.location) from error
+
+        for parent, _, names in os.walk(self._path(folder), onerror=fail):
+            below = os.path.relpath(parent, self.location)
+            for name in names:
+                with suppress(FileNotFoundError):
+                    yield os.path.normpath(f"{below}/{name}"), os.lstat(f"{parent}/{name}").st_size
+
+    def put(self, key: str, data: Buffer) -> None:
+        """Write a file, which appears whole, in place of the one that is there."""
+        with self._writing(key) as (target, beside):
+            _write(beside, data)
+            try:
+                os.replace(beside, target)
+            except IsADirectoryError:  # which is damage: no folder is made where a file belongs
+                self._remove(target)
+                os.replace(beside, target)
+            flush(target.parent)
+
+    def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
+        """Write a folder, which appears whole, of files by their paths in it. One of this name that is there stays."""
+        with self._writing(folder) as (target, beside):
+            if not (target / MARK).is_file():
+                _write_folder(beside, files)
+                for path, data in files.items():
+                    num_bytes = (beside / path).stat().st_size if (beside / path).exists() else 0
+                    if num_bytes != len(data):
+                        raise StoreError(
+                            f"{target / path}: has {num_bytes} of the {len(data)} bytes that were written: something "
+                            "has removed it or cut it off. It has not been committed: run the same command again"
+                        )
+                self._place(beside, target)
+            flush(target.parent)  # also if another writer was first, who may not have come to that
+
+    def _place(self, folder: Path, target: Path) -> None:
+        try:
+            os.rename(folder, target)
+        except OSError:
+            if (target / MARK).is_file():
+                return
+            if not os.path.lexists(target):
+                raise
+            self._remove(target)  # it was there whole once
+            os.rename(folder, target)
+
+    def remove(self, key: str) -> None:
+        """Remove a file or a folder, which disappears as a whole; nothing happens if it is not there."""
+        path = self._path(checked_key(key))
+        with _writing_to(path, "removed"), suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(path)
+            self._folder(key.rpartition("/")[0])
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            remove_folder(path, self._folder("work"))
+        else:
+            path.unlink()
+            flush(path.parent)
+
+    def destroy(self) -> None:
+        """Remove the folder, with everything in it: it is gone at once, by a rename, and then deleted."""
+        path = Path(os.path.abspath(self.location))
+        if path.is_symlink():
+            raise StoreError(f"{path}: is a symbolic link to {os.readlink(path)}: remove that folder, and the link")
+        with _writing_to(path, "removed"):
+            hidden = path.with_name(f".removed-{secrets.token_hex(6)}")
+            path.rename(hidden)
+            flush(path.parent)
+            shutil.rmtree(hidden)
+
+    @contextmanager
+    def lock(self, who: str, wait: Callable[[str], object] | None = None) -> Iterator[None]:
+        """The one lock of the store, for the time of a `with` block; see `featcache.storage.base.Store`."""
+        path = self.location / "lock"
+        with _writing_to(path):
+            self._folder("")
+            _refuse_link(path)
+            lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            is_ours = taken(lock)
+            said = "" if is_ours else os.pread(lock.descriptor, _SAID_BYTES, 0).decode(errors="replace")
+        try:
+            if not is_ours:
+                holder = "".join(filter(str.isprintable, said)) or "another run"
+                if wait is None:
+                    raise LockedError(f"{self.location}: is in use by {holder}")
+                while not taken(lock):
+                    wait(holder)
+                    time.sleep(_POLL_SECONDS)  # `flock` itself waits without listening to signals
+            with suppress(OSError):  # on a full disk, what the last holder said stays
+                os.ftruncate(lock.descriptor, 0)
+                os.pwrite(lock.descriptor, who.encode(errors="replace"), 0)
+            yield
+        finally:
+            lock.release()
+
+    def sweep(self, *, remove: bool = True) -> list[str]:
+        """What writers have left that are dead, by keys; it is removed unless told otherwise."""
+        work = self.location / "work"
+        with _writing_to(work), suppress(FileNotFoundError):
+            _refuse_link(work)
+            return [f"work/{name}" for name in sweep_work(work, remove=remove)]
+        return []
+
+    @property
+    def real_name(self) -> str:
+        """The name of the folder, behind links."""
+        return self.location.resolve().name
+
+    @property
+    def desk(self) -> Path:
+        """A folder of the store, for what its readers need not see. It is made if missing."""
+        with _writing_to(self.location / "work" / "desk"):
+            return self._folder("work/desk")
+
+    def _path(self, key: str) -> Path:
+        return self.location / checked_key(key) if key else self.location
+
+    def _folder(self, key: str) -> Path:
+        """A folder to write in; it is made if it is missing, and none on the way is a link."""
+        path = self.location
+        make_folder(path)
+        for part in key.split("/") if key else ():
+            path /= part
+            _refuse_link(path)
+            make_folder(path)
+        return path
+
+    @contextmanager
+    def _writing(self, key: str) -> Iterator[tuple[Path, Path]]:
+        """The context to write a file or folder in: where it is to appear, and where it is written first."""
+        parent, _, name = checked_key(key).rpartition("/")
+        with _writing_to(self._path(key)):
+            target = self._folder(parent) / name
+            with in_work(self._folder("work")) as own:
+                yield target, own / name
+
+
+class _File:
+    """An open regular file, or one that a link leads to; see `featcache.storage.base.Opened`."""
+
+    def __init__(self, path: Path, num_bytes: int | None = None) -> None:
+        self.path = path
+        self.descriptor = -1
+        with _reading(path):
+            # With O_NONBLOCK, a pipe opens at once. To reading a regular file it makes no difference.
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            status = os.fstat(self.descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedError(f"{path}: damaged: not a regular file")
+        self.num_bytes = status.st_size
+        """The size of the file."""
+        base.require_size(self.num_bytes, num_bytes, path)
+
+    def __del__(self, close: Any = os.close) -> None:
+        if self.descriptor >= 0:
+            close(self.descriptor)
+
+    def read_into(self, out: memoryview, start: int) -> None:
+        """Fill `out` with the file's bytes from `start` on."""
+        while len(out):
+            try:
+                count = os.preadv(self.descriptor, [out], start)
+            except OSError as error:
+                raise _reading_error(error, self.path) from error
+            if not count:
+                raise DamagedError(f"{self.path}: damaged: it ends before byte {start + len(out):,}")
+            out, start = out[count:], start + count
+
+    def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        """Some ranges of the file's bytes."""
+        base.require_within(starts, sizes, self.num_bytes, self.path)
+        ranges = [np.empty(size, np.uint8).data for size in sizes]
+        for start, part in zip(starts, ranges, strict=True):
+            self.read_into(part, start)
+        return ranges
+
+    def blocks(self) -> Iterator[memoryview]:
+        """All of its bytes, in blocks that are valid until the next one."""
+        buffer = np.empty(min(self.num_bytes, _BLOCK_BYTES), np.uint8).data
+        for start in range(0, self.num_bytes, _BLOCK_BYTES):
+            block = buffer[: self.num_bytes - start]
+            self.read_into(block, start)
+            yield block
+
+
+def _reading_error(error: OSError, path: Path) -> StoreError:
+    if error.errno in _NO_FILE:
+        return DamagedError(f"{path}: damaged: not a regular file")
+    what = f"cannot be read: {error.strerror or error}"
+    return StoreError(f"{path}: {what}") if error.errno in _NOT_DAMAGE else DamagedError(f"{path}: damaged: {what}")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _reading_error(error, path) from error
+
+
+@contextmanager
+def _writing_to(path: Path, what: str = "written") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be {what}: {error.strerror or error}") from error
+
+
+def _write_folder(folder: Path, files: Mapping[str, Buffer]) -> None:
+    paths = {folder / checked_key(path): data for path, data in files.items()}
+    for parent in {path.parent for path in paths}:
+        parent.mkdir(parents=True, exist_ok=True)
+    in_parallel(lambda path: _write(path, paths[path]), [*paths], _FLUSHES)
+    in_parallel(flush, [Path(parent) for parent, _, _ in os.walk(folder)], _FLUSHES)
+
+
+def _write(path: Path, data: Buffer) -> None:
+    with path.open("wb", buffering=0) as file:
+        left = memoryview(data)
+        while len(left):
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise StoreError(
+            f"{path}: is a symbolic link to {os.readlink(path)}, and featcache writes only inside the cache: put a "
+            "folder in its place (the version's whole folder may be a link)"
+        )

@@ -1,0 +1,224 @@
+"""What a run has in flight: marks that outlive the process, for the run after a crash.
+
+    <desk>/<run>/     held by a lock while the run lives
+      in_flight.<n>   what worker n works on: one line of JSON, overwritten in place
+      crash.txt       what the interpreter wrote when a fatal signal ended the process; empty while all is well
+
+They are on the machine of the run, at the store's desk there (`Store.desk`).
+
+A worker's mark holds the ids of the utterances that it decodes or computes, and whether it does so apart, in a process
+of their own. It is written by one `pwrite` before the work begins, cleared by another when the work ends, and never
+flushed: it is to survive the process, not the machine. A run that ends by itself removes its marks.
+
+Utterances are suspects, to be extracted apart, if they were in flight in a run that a fatal signal ended, or in two
+runs that were killed: one `kill -9`, or one lost node, says nothing about what was in flight. If an utterance of the
+version has crashed before, one killed run is enough: crashes come in series.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import Reason, StoreError
+from featcache.storage.base import open_store
+from featcache.storage.locks import Lock, is_held
+from featcache.strings import Strings
+from featcache.version.ledger import Failure
+from featcache.version.version import Version
+
+_MARK = "in_flight."
+_CRASH = "crash.txt"
+_AT_MOST_BYTES = 64 << 20
+_FATAL_APART = 2
+"""The number of runs that died while an utterance was extracted apart, after which it is not tried again: it ends not
+only its own process, but the run's too.
+"""
+
+
+class InFlight:
+    """The marks of one run, to be used as a context manager.
+
+    They are removed when the `with` block ends, except by a MemoryError: the next run is then to know what was in
+    flight. `runs` are the versions that it fills, and its name in each; each worker has marks of its own.
+
+    Raises:
+        StoreError: The marks cannot be written.
+    """
+
+    def __init__(self, runs: Sequence[tuple[Version, str]], workers: int) -> None:
+        self._runs = runs
+        self._workers = workers
+        self._folders: list[Path] = []
+        self._locks: list[Lock] = []
+        self._files: list[list[FileIO]] = []
+        self._crash: FileIO | None = None
+        self._is_kept = False
+
+    def __enter__(self) -> InFlight:
+        try:
+            for version, run in self._runs:
+                folder = version.store.desk / run
+                self._folders.append(folder)
+                self._locks.append(_made(folder))
+            self._files = [
+                [FileIO(folder / f"{_MARK}{worker}", "w") for folder in self._folders]
+                for worker in range(self._workers)
+            ]
+            if not faulthandler.is_enabled():  # else somebody else has asked to be told
+                self._crash = FileIO(self._folders[0] / _CRASH, "w")
+                faulthandler.enable(self._crash)
+        except OSError as error:
+            self._close(forget=True)
+            raise StoreError(f"{error.filename}: cannot be written: {error.strerror}") from error
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._close(forget=not (self._is_kept or isinstance(error, MemoryError)))
+
+    def keep(self, reason: str) -> None:
+        """Keep the marks when the block ends: what was in flight has made the process unfit to go on."""
+        self._is_kept = True
+        with suppress(OSError):
+            (self._folders[0] / _CRASH).write_text(reason, encoding="utf-8", errors="replace")
+
+    @contextmanager
+    def working_on(self, worker: int, ids: Iterable[str], apart: bool = False) -> Iterator[None]:
+        """Mark what a worker works on within the `with` block."""
+        self._write(worker, json.dumps({"ids": list(ids), "apart": apart}).encode() + b"\n")
+        yield
+        self._write(worker, b"\n")  # after an error, `__exit__` decides what happens to the mark
+
+    def _write(self, worker: int, line: bytes) -> None:
+        with suppress(OSError):  # a disk that takes no mark takes no shard either, and that is reported
+            for file in self._files[worker]:
+                os.pwrite(file.fileno(), line, 0)
+
+    def _close(self, forget: bool) -> None:
+        if self._crash is not None:
+            faulthandler.disable()
+            self._crash.close()
+        for file in (file for files in self._files for file in files):
+            file.close()
+        if forget:
+            for folder in self._folders:
+                _remove_marks(folder)
+        for lock in self._locks:
+            lock.release()
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Utterances that may have crashed earlier runs."""
+
+    ids: frozenset[str] = frozenset()
+    """The ids of utterances to be extracted apart."""
+    fatal: frozenset[str] = frozenset()
+    """The ids of utterances that are not to be extracted at all: they have ended runs even when extracted apart."""
+
+    def __or__(self, other: Suspects) -> Suspects:
+        return Suspects(self.ids | other.ids, self.fatal | other.fatal)
+
+
+def find_suspects(
+    version: Version, failures: Mapping[str, Failure], living: Set[str] = frozenset(), dead: Set[str] = frozenset()
+) -> Suspects:
+    """The utterances that dead runs had in flight, and those that crashed before, by the latest `failures`.
+
+    `living` runs are known to be running, by their names, and `dead` ones to have died; of others, their locks tell.
+    """
+    suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
+    has_crashed = bool(suspects)
+    killed, apart = set[str](), Counter[str]()
+    for run in _dead_runs(version, living, dead):
+        marks = list(_marks(run))
+        ids = {id_ for ids, _ in marks for id_ in ids}
+        suspects |= ids if has_crashed or _was_fatal(run) else ids & killed
+        killed |= ids
+        apart.update({id_ for ids, is_apart in marks if is_apart for id_ in ids})
+    fatal = frozenset(id_ for id_, count in apart.items() if count >= _FATAL_APART)
+    return Suspects(frozenset(suspects), fatal)
+
+
+def forget_suspects(version: Version, missing: NDArray[np.uint64]) -> None:
+    """Remove the marks of dead runs, unless one of their utterances is `missing`, by the hashes of such ids."""
+    for run in _dead_runs(version):
+        ids = Strings.of({id_ for ids, _ in _marks(run) for id_ in ids})
+        if not np.isin(ids.hashes(), missing).any():
+            _remove_marks(run)
+
+
+def remove_marks(version: Version, run: str) -> None:
+    """Remove the marks of a run, by its name, whose end says nothing about what was in flight."""
+    _remove_marks(version.store.desk / run)
+
+
+def _dead_runs(version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()) -> list[Path]:
+    """The folders of runs that have left marks and are not running, the earliest first."""
+    runs = version.store.desk
+    folders = sorted(path for path in runs.iterdir() if path.is_dir())
+
+    def is_dead(run: str) -> bool:
+        return run in dead or not (run in living or _is_running(runs / run))
+
+    return [folder for folder in folders if not folder.is_symlink() and is_dead(folder.name)]
+
+
+def _made(folder: Path) -> Lock:
+    """The lock of a folder, which is made. Until it is held, others may take it for one that a dead run has left."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            lock = Lock(folder, os.O_RDONLY)
+            with suppress(OSError):  # no locks on this file system
+                lock.take()
+            if folder.exists():
+                return lock
+
+
+def _is_running(run: Path) -> bool:
+    """Whether a run still holds its folder; without locks, whether it has only made it."""
+    try:
+        return bool(is_held(run))
+    except OSError:
+        return next(run.iterdir(), None) is None
+
+
+class _Mark(msgspec.Struct):
+    ids: Annotated[list[str], msgspec.Meta(max_length=1 << 20)]
+    apart: bool
+
+
+def _marks(run: Path) -> Iterator[tuple[list[str], bool]]:
+    """The ids of the utterances of each mark, and whether they were extracted apart."""
+    for path in sorted(run.glob(f"{_MARK}*")):
+        with suppress(OSError, ValueError, StoreError):  # it is cleared, or not as we write it
+            line = open_store(run).read(path.name, _AT_MOST_BYTES).partition(b"\n")[0]
+            mark = msgspec.json.decode(line, type=_Mark)
+            yield mark.ids, mark.apart
+
+
+def _was_fatal(run: Path) -> bool:
+    try:
+        return (run / _CRASH).stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _remove_marks(run: Path) -> None:
+    with suppress(OSError):  # on a disk that is read-only by now, they stay
+        for path in (*run.glob(f"{_MARK}*"), run / _CRASH):
+            path.unlink(missing_ok=True)
+        run.rmdir()

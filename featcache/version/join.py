@@ -1,0 +1,338 @@
+"""Joins a manifest's rows with the items of the same ids, and finds the items that are not what the rows ask for.
+
+An id alone does not say what an item was extracted from: two manifests may use it for different files, a row's `start`
+may have been edited since, or a file may have been exchanged and the new one be unreadable. So whatever joins a
+manifest with a version does it here.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import DamagedError, ManifestError, MissingItemError, listing
+from featcache.format.shard import Item
+from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
+from featcache.manifest.audio_locations import AudioSource
+from featcache.strings import Strings
+from featcache.version.index import Index
+from featcache.version.ledger import Failure, standing_failures
+from featcache.version.records import manifest_roots
+from featcache.version.version import Version
+
+_FEW = 0.05
+
+_FILES_CHECKED = 256
+"""The number of a manifest's files whose size and mtime are compared with those of the files that were extracted."""
+
+_FILES_COMPARED = 16
+"""The number of those files that are compared byte by byte."""
+
+
+@dataclass(frozen=True)
+class RowKeys:
+    """What decides which item a manifest's row has, by row."""
+
+    ids: Strings
+    """The ids, `[rows]`."""
+    hashes: NDArray[np.uint64]
+    """The hashes of the rows' segments, uint64 `[rows]`; see `SegmentColumns.hashes`."""
+    has_path: NDArray[np.bool_]
+    """Whether a row says what it asks for, bool `[rows]`. Of the others, only the id is compared."""
+
+    @classmethod
+    def of(cls, manifest: Manifest, ids: Strings | None = None) -> RowKeys:
+        """The keys of a manifest's rows; or of the copies of its utterances, beside each other, with these ids."""
+        has_path = manifest.paths.byte_lengths() > 0
+        hashes = manifest.row_hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
+        if ids is None:
+            return cls(manifest.ids, hashes, has_path)
+        copies = len(ids) // max(1, len(manifest))
+        return cls(ids, np.repeat(hashes, copies), np.repeat(has_path, copies))
+
+    @classmethod
+    def of_utterances(cls, utterances: Sequence[Utterance]) -> RowKeys:
+        """The keys of some utterances, all of which have a path."""
+        ids = Strings.of(utterance.id for utterance in utterances)
+        return cls(ids, SegmentColumns.of(utterances).hashes(), np.ones(len(ids), bool))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Rows of a manifest, and the items of the same ids."""
+
+    positions: NDArray[np.int64]
+    """The position in the index of the item with each row's id, int64 `[rows]`; -1 if there is none."""
+    is_another: NDArray[np.bool_]
+    """Whether that item was extracted from another path, start, duration or channel, bool `[rows]`."""
+    failures: Mapping[int, Failure]
+    """The failure that stands of the very row, by the row's number, for rows that have one."""
+    other_files: Sequence[int] = ()
+    """The numbers of rows whose path is the item's and whose file was found to be another; see `with_other_files`."""
+
+    @property
+    def is_changed(self) -> NDArray[np.bool_]:
+        """Whether there is an item of the id, but from another row or from an earlier file, bool `[rows]`."""
+        changed = self.is_another.copy()
+        failed = np.fromiter(self.failures, np.int64, len(self.failures))
+        changed[failed[self.positions[failed] >= 0]] = True
+        changed[np.array(self.other_files, np.int64)] = True
+        return changed
+
+
+def join(index: Index, rows: RowKeys, failures: Mapping[str, Failure]) -> Joined:
+    """Join rows with the items of the same ids; `failures` are those that stand, by id."""
+    positions = index.find(rows.ids)
+    found = np.flatnonzero((positions >= 0) & rows.has_path)
+    is_another = np.zeros(len(positions), bool)
+    is_another[found] = index.row_hash[positions[found]] != rows.hashes[found]
+    failed = {}
+    if failures:
+        failed_row = dict(zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True))
+        may_have_failed = np.isin(rows.ids.hashes(), Strings.of(failures).hashes()) & rows.has_path
+        for row in np.flatnonzero(may_have_failed).tolist():
+            if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
+                failed[row] = failures[id_]
+    return Joined(positions, is_another, failed)
+
+
+def join_version(version: Version, index: Index, rows: RowKeys, manifest: Manifest) -> Joined:
+    """A version's items for a manifest's rows, and which of them are of another row or file than the rows ask for."""
+    if not rows.has_path.any():
+        return join(index, rows, {})
+    return with_other_files(join(index, rows, standing_failures(version, index)), rows, manifest, version, index)
+
+
+def with_other_files(joined: Joined, rows: RowKeys, manifest: Manifest, version: Version, index: Index) -> Joined:
+    """The same, with the rows whose files are another corpus's with the same ids and paths, as far as a sample tells.
+
+    `rows` may be the keys of the manifest's copies.
+    """
+    same = np.flatnonzero((joined.positions >= 0) & rows.has_path & ~joined.is_changed)
+    copies = max(1, len(rows.ids) // max(1, len(manifest)))
+    other, _ = find_other_files(manifest, same // copies, joined.positions[same], version, index)
+    return replace(joined, other_files=same[other].tolist())
+
+
+def find_other_files(
+    manifest: Manifest,
+    rows: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    version: Version,
+    index: Index,
+    sizes_of: Callable[[Sequence[AudioSource]], Sequence[int | None]] | None = None,
+) -> tuple[NDArray[np.int64], int]:
+    """Find the rows whose file is another than the one of the same path that their item was extracted from.
+
+    A sample of the files is looked at; none if the version was extracted under the manifest's root. If a corpus was
+    moved, its files have the same sizes, and there are none under the old root any more; if it was copied, they are
+    equal.
+
+    Args:
+        rows, positions: Numbers of rows, int64 `[n]`, and the positions of their items in the index, int64 `[n]`.
+        sizes_of: Asks servers and containers for the sizes of files, in bytes; None to leave out what is not a file of
+            this machine by itself.
+
+    Returns:
+        Which of `rows`, as numbers below n, rising, int64; and how many files were looked at.
+    """
+    if not len(rows) or str(manifest.root) in (known := manifest_roots(version)):
+        return np.empty(0, np.int64), 0
+    looked_at = rows_at_even_steps(len(rows), _FILES_CHECKED)
+    sources = sources_of(version, index, positions[looked_at])
+    other, compared = [], 0
+    sizes = {} if sizes_of is None else _sizes_elsewhere(manifest, rows[looked_at], sizes_of)
+    for number, (size, mtime_ns, _) in zip(looked_at.tolist(), sources.tolist(), strict=True):
+        path = manifest.paths[int(rows[number])]
+        here = manifest.resolve(path)
+        if not isinstance(here, Path):
+            if sizes.get(here, size) not in (size, None):
+                other.append(number)
+            continue
+        try:
+            status = os.stat(here)
+        except (OSError, ValueError):
+            continue  # training needs no audio
+        if status.st_size != size:
+            other.append(number)
+        elif status.st_mtime_ns != mtime_ns and compared < _FILES_COMPARED:
+            compared += 1
+            if any(_differs(Path(root, path), here) for root in known):
+                other.append(number)
+    return np.array(other, np.int64), len(looked_at)
+
+
+def are_few(count: int, utterances: int) -> bool:
+    """Whether so many of a version's utterances may get other files, or go, without a word from the user: a few per
+    cent, and one in any case.
+    """
+    return count <= max(1.0, _FEW * utterances)
+
+
+def refuse_paths(
+    manifest: Manifest,
+    rows: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    version: Version,
+    index: Index,
+    copies: int,
+    remedy: str,
+) -> None:
+    """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
+
+    Args:
+        manifest: Its rows; each utterance has as many as there are `copies`, which differ in speed and noise.
+        rows, positions: The numbers of the rows that are not what their items were extracted from, int64 `[n]`, and the
+            positions of these items in the index, int64 `[n]`.
+        version, index: What it is to be the manifest of.
+        copies: How many copies the version has of each utterance.
+        remedy: What to do if it is another corpus, and if it is not.
+
+    Raises:
+        ManifestError: More than a few utterances have other paths.
+    """
+    utterances = len(index) // copies
+    if are_few(len(np.unique(rows // copies)), utterances):
+        return
+    differ = _have_other_paths(manifest, rows, positions, index, version)
+    rows, positions = rows[differ], positions[differ]
+    count = len(np.unique(rows // copies))
+    if are_few(count, utterances):
+        return
+    row, item = manifest[int(rows[0])], item_at(version, index, int(positions[0]))
+    raise ManifestError(
+        f"{manifest.source}: names other files for {count:,} of the {utterances:,} utterances in {version.path}, for "
+        f"example {row.id}: path {item.path} → {row.path}. If this is another corpus with the same ids, such as dev "
+        f"beside train, {remedy}"
+    )
+
+
+def _have_other_paths(
+    manifest: Manifest, rows: NDArray[np.int64], positions: NDArray[np.int64], index: Index, version: Version
+) -> NDArray[np.bool_]:
+    """Which rows have another path than the items at these positions; bool `[rows]`."""
+    differ = np.zeros(len(rows), bool)
+    shards = index.shard[positions]
+    for number in np.unique(shards).tolist():
+        inside = np.flatnonzero(shards == number)
+        paths = version.shard(index.shards[number]).table.paths.take(index.item[positions[inside]])
+        differ[inside] = paths.hashes() != manifest.paths.take(rows[inside]).hashes()
+    return differ
+
+
+def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The audio files of the items at some positions: size in bytes, mtime in ns, sample rate in Hz; int64 `[n, 3]`.
+
+    Raises:
+        DamagedError: A shard is not what was written.
+    """
+    sources = np.empty((len(positions), 3), np.int64)
+    shards = index.shard[positions]
+    for number in np.unique(shards).tolist():
+        inside = np.flatnonzero(shards == number)
+        items, table = index.item[positions[inside]], version.shard(index.shards[number]).table
+        if items.max() >= len(table):  # an index that is sealed, and wrong all the same
+            raise DamagedError(f"{version.path / 'index'}: damaged: there is no item {items.max()}: remove this folder")
+        for column, name in enumerate(("source_size", "source_mtime_ns", "sample_rate")):
+            sources[inside, column] = table[name][items]
+    return sources
+
+
+def _sizes_elsewhere(
+    manifest: Manifest, rows: NDArray[np.int64], sizes_of: Callable[[Sequence[AudioSource]], Sequence[int | None]]
+) -> dict[AudioSource, int | None]:
+    """The sizes of the rows' files that are at URLs or inside containers."""
+    locations = map(manifest.resolve, manifest.paths.take(rows))
+    elsewhere = [location for location in locations if not isinstance(location, Path)]
+    return dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
+
+
+def _differs(old: Path, new: Path) -> bool:
+    """Whether both files are there, and hold different bytes."""
+    try:
+        return not filecmp.cmp(old, new, shallow=False)
+    except (OSError, ValueError):
+        return False
+
+
+def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index: Index, joined: Joined) -> str:
+    """A message about the changed rows, of which there is at least one: which, how the first differs, what to do."""
+    changed = np.flatnonzero(joined.is_changed)
+    first, copies = int(changed[0]), len(rows.ids) // len(manifest)
+    item = item_at(version, index, int(joined.positions[first]))
+    utterance = manifest[first // copies]
+    if first in joined.other_files:
+        what = f"{manifest.resolve(utterance.path)} is not the file that was extracted"
+    else:
+        what = what_changed(item, utterance, joined.failures.get(first))
+    condition = " once what failed is mended" if joined.failures else ""
+    is_table = manifest.source.startswith("<")  # in memory, and not what a command takes
+    again = "Extract these rows again" if is_table else f"`featcache extract {manifest.source} …` extracts them again"
+    return (
+        f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {version.path} has features of "
+        f"another row or file: {listing(rows.ids.take(changed))}; {item.id}: {what}. "
+        f"{again}{condition}; or give the manifest that they were extracted from"
+    )
+
+
+def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
+    """How an item differs from what a row asks for, `path a.wav → c.wav`; and that this row has failed, if so."""
+    found = differences(item, utterance)
+    if failure is None:
+        return found
+    failed = f"failed: {failure.reason}: {failure.message}"
+    if not found:
+        return f"its file has changed since, and extracting the new one {failed}"
+    return f"{found}, and extracting that {failed}"
+
+
+def differences(old: Segment, new: Segment) -> str:
+    """How a segment differs from an older one, value by value; empty if they are equal."""
+    names = [field.name for field in fields(Segment)]
+    pairs = [(name, getattr(old, name), getattr(new, name)) for name in names]
+    return ", ".join(f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now)
+
+
+def item_at(version: Version, index: Index, position: int) -> Item:
+    """The item at a position of the index, without its features.
+
+    Raises:
+        DamagedError: Its shard is not what was written.
+    """
+    place = index.place(position)
+    (item,) = version.shard(place.shard).items([place.item])
+    return item
+
+
+def missing_error(
+    version: Version, index: Index, failures: Mapping[str, Failure], ids: Sequence[str], num_wanted: int
+) -> MissingItemError:
+    """The error for ids that have no item, of `num_wanted` in all; it says whether, and why, they failed.
+
+    `failures` are those that the version's ledger has, by id.
+    """
+    failed = [failures[id_] for id_ in ids if id_ in failures]
+    where = f"{version.path}, which holds {len(index):,}"
+    if len(ids) == 1 and failed:
+        reason = f"{failed[0].message} ({failed[0].reason})"
+        return MissingItemError(f"{ids[0]}: failed in extraction: {reason}; not in {where}")
+    if len(ids) == 1:
+        example = f", like {index.ids[0]!r}" if len(index) else ""
+        return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
+    reasons = Counter(failure.reason for failure in failed)
+    why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+    return MissingItemError(
+        f"{len(ids):,} of {num_wanted:,} utterances are not in {where}: {listing(ids)}"
+        + (f"; {len(failed):,} of them failed in extraction ({why})" if failed else "")
+    )
+
+
+def _shown(value: object) -> object:
+    return "(none)" if value is None else value

@@ -1,0 +1,131 @@
+"""The failure ledger: every utterance that could not be extracted, and why.
+
+A failure is of a row and of a generation of its id. It stands until there is an item of this generation or a later one.
+It is in the ledger before the shard that lacks the utterance is there. A damaged line is passed over: its utterance
+counts as missing, and is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from featcache.errors import DamagedError
+from featcache.format.documents import encode_line, parse
+from featcache.manifest.segments import Utterance
+from featcache.storage.base import in_parallel
+from featcache.strings import Strings
+from featcache.version.index_table import Index
+from featcache.version.version import Version
+
+__all__ = ["Failure", "put_failures", "read_failures", "rewrite_failures", "standing_failures"]
+
+_AT_MOST_BYTES = 1 << 30
+_MESSAGE = 10_000
+"""The longest message that is kept of a failure, in characters."""
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0)] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure(Utterance):
+    """An utterance that could not be extracted."""
+
+    reason: str
+    """Why: one of `featcache.errors.Reason`."""
+    message: str
+    """What was seen, for a person."""
+    size: int | None = None
+    """The size of the audio file in bytes when it was tried; None if there was no file."""
+    mtime_ns: int | None = None
+    """When the audio file was last modified, in nanoseconds since 1970; None if there was no file."""
+    generation: int = 1
+    """The generation that the item would have had: it stands until there is an item of this one, or a later one."""
+
+
+class _Line(msgspec.Struct, kw_only=True):
+    """What a line of the ledger must be."""
+
+    id: str
+    path: str
+    reason: str
+    message: Annotated[str, msgspec.Meta(max_length=1 << 20)]
+    start: _Seconds = None
+    duration: _Seconds = None
+    channel: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] | None = None
+    size: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    mtime_ns: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)] = 1
+
+
+def put_failures(version: Version, name: str, failures: Iterable[Failure]) -> None:
+    """Enter failures in the ledger, in a file of its own; nothing if there are none."""
+    lines = b"".join(encode_line(_document(failure)) for failure in failures)
+    if lines:
+        version.store.put(f"failures/{name}", lines)
+
+
+def _document(failure: Failure) -> dict[str, object]:
+    cut = " …" if len(failure.message) > _MESSAGE else ""  # an extractor's error may hold anything
+    return {**failure.document(), "message": f"{failure.message[:_MESSAGE]}{cut}"}
+
+
+def read_failures(version: Version, damaged: list[str] | None = None, run: str = "") -> list[Failure]:
+    """All failures, or those of a run, in the order of their files' names, which begin with the time; whether they
+    stand is another question. What is damaged is passed over, and named in `damaged`.
+    """
+    names = [name for name in version.store.names("failures") if name.startswith(run)]
+    failures = []
+    for name, data in zip(names, in_parallel(lambda name: _read(version, name), names), strict=True):
+        where = f"{version.path}/failures/{name}"
+        if isinstance(data, DamagedError):
+            (damaged if damaged is not None else []).append(str(data))
+            continue
+        for number, line in enumerate(data.splitlines(), 1):
+            try:
+                parsed = parse(line, _Line, f"{where}, line {number}")
+            except DamagedError as error:
+                (damaged if damaged is not None else []).append(str(error))
+            else:
+                failures.append(Failure(**msgspec.structs.asdict(parsed)))
+    return failures
+
+
+def _read(version: Version, name: str) -> bytes | DamagedError:
+    try:
+        return version.store.read(f"failures/{name}", _AT_MOST_BYTES)
+    except FileNotFoundError:  # taken away since
+        return b""
+    except DamagedError as error:
+        return error
+
+
+def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
+    """The failures that stand, by id: of each id, that of the highest generation, and of several the last. Of a tag,
+    there are none: what runs have tried is no part of it.
+    """
+    latest: dict[str, Failure] = {}
+    for failure in [] if version.tag is not None else read_failures(version):
+        if failure.id not in latest or failure.generation >= latest[failure.id].generation:
+            latest[failure.id] = failure
+    positions = index.find(Strings.of(latest))
+    generations = np.zeros(len(latest), np.int64)
+    generations[positions >= 0] = index.generation[positions[positions >= 0]]
+    return {
+        failure.id: failure
+        for failure, generation in zip(latest.values(), generations.tolist(), strict=True)
+        if generation < failure.generation
+    }
+
+
+def rewrite_failures(version: Version, name: str, failures: Sequence[Failure]) -> None:
+    """Put a file of these failures in the place of the whole ledger."""
+    before = version.store.names("failures")
+    put_failures(version, name, failures)
+    for other in before:
+        if other != name:
+            version.store.remove(f"failures/{other}")

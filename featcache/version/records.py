@@ -1,0 +1,196 @@
+"""What was done and measured, for people: `runs/` has a record of each run, `probes/` of each probe of the extractor.
+
+Nothing follows from them: what is there, and what is missing, says the index. A damaged one is passed over.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from featcache.errors import DamagedError
+from featcache.format.documents import AT_MOST_BYTES, encode_line, parse_line
+from featcache.manifest import Manifest, SegmentColumns
+from featcache.manifest.copies import copies_of
+from featcache.storage.base import Store
+from featcache.strings import Strings
+from featcache.version.index import open_index
+from featcache.version.ledger import Failure, put_failures, standing_failures
+from featcache.version.version import Version
+
+__all__ = [
+    "Run",
+    "RunRecord",
+    "began",
+    "failures_as_manifest",
+    "manifest_roots",
+    "new_name",
+    "probe_names",
+    "read_probes",
+    "read_run",
+    "run_names",
+    "write_probe",
+]
+
+_TIME = "%Y%m%dT%H%M%S.%f"
+
+
+class RunRecord(msgspec.Struct, kw_only=True):
+    """What a run has recorded."""
+
+    name: str = ""
+    """Its name, which begins with the time."""
+    started: str = ""
+    """When it began, in ISO 8601."""
+    asked: dict[str, Any] = {}
+    """What it was to do: its manifest and root, the config, host and process, device, threads."""
+    finished: str | None = None
+    """When it ended; None if it has not."""
+    outcome: dict[str, Any] = {}
+    """What came of it."""
+
+
+class Run:
+    """A run of a version, while it records what it does. Its record is there once this returns.
+
+    Raises:
+        StoreError: From every method, if it cannot be written.
+    """
+
+    def __init__(self, version: Version, asked: dict[str, Any]) -> None:
+        started = datetime.now(UTC)
+        self.id = new_name(started)
+        """Its name."""
+        self._version = version
+        self._record = RunRecord(name=self.id, started=started.isoformat(), asked=asked)
+        self._ledgers = 0
+        self._write()
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the run is to do."""
+        return self._record.asked
+
+    def fail(self, failures: Iterable[Failure]) -> None:
+        """Enter failures in the ledger."""
+        put_failures(self._version, f"{self.id}.{self._ledgers:06}", failures)
+        self._ledgers += 1
+
+    def finish(self, outcome: dict[str, Any]) -> None:
+        """Record the outcome of the run, which has ended."""
+        self._record.finished, self._record.outcome = datetime.now(UTC).isoformat(), outcome
+        self._write()
+
+    def _write(self) -> None:
+        self._version.store.put(f"runs/{self.id}.json", encode_line(msgspec.to_builtins(self._record)))
+
+
+def new_name(now: datetime | None = None) -> str:
+    """A fresh name that begins with a time, by default now."""
+    now = now or datetime.now(UTC)
+    return f"{now:{_TIME}}Z-{secrets.token_hex(2)}"
+
+
+def run_names(store: Store) -> list[str]:
+    """The names of the runs of the version in a store, by the clocks of those who began them."""
+    return [name.removesuffix(".json") for name in store.names("runs") if name.endswith(".json")]
+
+
+def read_run(store: Store, name: str) -> RunRecord | None:
+    """What a run has recorded; None if there is nothing that can be read."""
+    with suppress(FileNotFoundError, DamagedError):
+        return parse_line(
+            store.read(f"runs/{name}.json", AT_MOST_BYTES), RunRecord, f"{store.location}/runs/{name}.json"
+        )
+    return None
+
+
+def manifest_roots(version: Version) -> set[str]:
+    """The folders that the paths in the manifests of the version's runs were relative to."""
+    runs = (read_run(version.store, name) for name in run_names(version.store))
+    return {str(run.asked.get("root")) for run in runs if run is not None}
+
+
+def failures_as_manifest(version: Version) -> Manifest:
+    """The failures of a version that stand, as rows with the columns `reason` and `message`: those of a copy are of its
+    utterance.
+    """
+    copies = copies_of(version.info.config)
+    rows = {
+        failure.id.removesuffix(copies.copy_of(failure.id).suffix): failure
+        for failure in standing_failures(version, open_index(version)).values()
+    }
+    return Manifest(
+        source=str(version.path),
+        root=Path.cwd(),
+        ids=Strings.of(rows),
+        **SegmentColumns.of(rows.values())._asdict(),
+        columns={name: Strings.of(getattr(row, name) for row in rows.values()) for name in ("reason", "message")},
+    )
+
+
+def began(run: str) -> datetime | None:
+    """When a run, by its name, began, as its machine's clock had it; None if there is no such time."""
+    try:
+        return datetime.strptime(run.partition("Z")[0], _TIME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+class _Share(msgspec.Struct):
+    policy: str
+    precision: str
+    mismatch: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    error: str | None = None
+
+
+class _Fastest(msgspec.Struct):
+    policy: str
+    precision: str
+    times_real_time: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Probe(msgspec.Struct):
+    """What a probe has measured, as far as others than the one who looks at it use it."""
+
+    device: str = ""
+    date: str = ""
+    fastest: _Fastest | None = None
+    measured: Annotated[list[_Share], msgspec.Meta(max_length=1000)] = []
+
+
+class _ProbeRecord(msgspec.Struct):
+    probe: dict[str, Any]
+
+
+def write_probe(version: Version, document: dict[str, Any]) -> None:
+    """Keep what a probe of the version's extractor has measured: any document that JSON can hold.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    version.store.put(f"probes/{new_name()}.json", encode_line({"probe": document}))
+
+
+def probe_names(version: Version) -> list[str]:
+    """The names of the files that `write_probe` has written, the earliest first."""
+    return [name for name in version.store.names("probes") if name.endswith(".json")]
+
+
+def read_probes(version: Version) -> list[dict[str, Any]]:
+    """What `write_probe` has kept, the earliest first, but for what is damaged: losing it costs another measurement."""
+    probes = []
+    for name in probe_names(version):
+        with suppress(FileNotFoundError, DamagedError, msgspec.ValidationError):
+            data = version.store.read(f"probes/{name}", AT_MOST_BYTES)
+            probe = parse_line(data, _ProbeRecord, f"{version.path}/probes/{name}").probe
+            msgspec.convert(probe, _Probe)
+            probes.append(probe)
+    return probes

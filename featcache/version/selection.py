@@ -1,0 +1,231 @@
+"""Which versions, or which corpus, a path and a name mean, and how versions of one name differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any
+
+from featcache.errors import DamagedError, StoreError, listing
+from featcache.storage.base import MARK, open_store
+from featcache.storage.location import Location
+from featcache.version.version import Version
+
+PARTS = "parts"
+"""The folder in a corpus that says what its parts are."""
+
+
+def is_corpus(location: Location) -> bool:
+    """Whether there is a corpus at a location."""
+    return open_store(location).exists(PARTS)
+
+
+def corpus_of(location: Location) -> tuple[Location, str] | None:
+    """The corpus that a path names, and the name of a version in its parts (empty for all); None if it names no corpus.
+
+    As in a cache, the last part of the path may be a config's name: `corpus/fbank80`.
+    """
+    if is_corpus(location):
+        return location, ""
+    if is_corpus(location.parent) and not open_store(location.parent).exists(location.name):
+        return location.parent, location.name
+    return None
+
+
+def version_folders(path: Location) -> list[Location]:
+    """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
+
+    If there is no such folder, the last part of `path` may be a config's name: `features/fbank80`.
+
+    Raises:
+        StoreError: There is no version, or several have that name.
+    """
+    folders = _all_folders(path)
+    if len(folders) > 1 and folders[0].parent != path:
+        raise _several(path.parent, folders)
+    return folders
+
+
+def _all_folders(path: Location) -> list[Location]:
+    """As `version_folders`; all, if several have that name."""
+    if _is_version(path):
+        return [path]
+    folders = _folders_in(path)
+    if not folders:
+        if not _exists(path):
+            return _named(path.parent, path.name)
+        _refuse_corpus(path)
+        raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
+    return folders
+
+
+def split_tag(path: Location) -> tuple[Location, str | None]:
+    """The path of a version, and the name of the tag of `features/fbank80@paper`; None if it names no tag."""
+    name, at, tag = path.name.rpartition("@")
+    if not at or _exists(path):
+        return path, None
+    return path.parent / name, tag
+
+
+def version_names(path: Location) -> list[str]:
+    """The names of the folders of all versions in the cache at `path`; none if there is no such folder."""
+    return [folder.name for folder in _folders_in(path)]
+
+
+def _exists(path: Location) -> bool:
+    return open_store(path).exists("")
+
+
+def _is_version(path: Location) -> bool:
+    store = open_store(path)
+    return store.exists(f"shards/{MARK}") or store.exists("shards")
+
+
+def _named(cache: Location, name: str) -> list[Location]:
+    """The folders of the versions in the cache whose config is called `name`; there are some."""
+    there = _folders_in(cache)
+    named = [folder for folder in there if _name_of(folder) == name]
+    if not named:
+        _refuse_corpus(cache)
+        hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else _meant(cache, name)
+        if split_tag(cache / name)[1] is not None:
+            hint = ": this takes a version, and no tag"
+        raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
+    return named
+
+
+def _meant(parent: Location, name: str) -> str:
+    """That a cache of nearly this name may be meant."""
+    near = get_close_matches(name, open_store(parent).names(""), 1, 0.8)
+    if near and (version_names(parent / near[0]) or is_corpus(parent / near[0])):
+        return f": did you mean {parent / near[0]}?"
+    return ""
+
+
+def _refuse_corpus(path: Location) -> None:
+    if is_corpus(path):
+        raise StoreError(f"{path}: is a corpus: name one of its parts, a folder in it")
+
+
+def _name_of(folder: Location) -> str:
+    """The name of a version's config; if the metadata is damaged, as the folder's name has it."""
+    try:
+        return Version.open(folder).info.name
+    except StoreError:
+        return folder.name.rpartition("-")[0]
+
+
+def _several(cache: Location, folders: Sequence[Location], tag: str | None = None) -> StoreError:
+    """The error to raise if there are several versions (that have a tag) and a single one is wanted."""
+    from featcache.format.differences import differing_keys
+
+    hint = ""
+    with suppress(StoreError):  # some metadata may be damaged
+        first, second = (Version.open(folder).info.config for folder in folders[:2])
+        hint = f" (the first two differ in {listing(differing_keys(first, second)) or 'their weights or revision'})"
+    names = listing(folder.name if tag is None else f"{folder.name}@{tag}" for folder in folders)
+    which = "" if tag is None else f" with a tag {tag}"
+    return StoreError(f"{cache}: holds {len(folders)} versions{which}: {names}; name one of these folders{hint}")
+
+
+def _folders_in(cache: Location) -> list[Location]:
+    return [cache / name for name in open_store(cache).names("") if _is_version(cache / name)]
+
+
+def select_versions(path: Location, name: str | None = None, tag: str | None = None) -> list[Version]:
+    """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
+
+    With a tag, with which the path may end, as in `features/fbank80@paper`: those of them that have it, as they were
+    when they were tagged.
+
+    Raises:
+        StoreError: There is no version, or no such tag.
+        DamagedError: The metadata of such a version is damaged.
+    """
+    path, of_path = split_tag(path)
+    tag = of_path if tag is None else tag
+    versions = _opened(path, name, tag)
+    if tag is None:
+        return versions
+    from featcache.version.tags import at_tag
+
+    return [at_tag(version, tag) for version in versions]
+
+
+def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
+    """The versions as they are now; of several, those that have the tag."""
+    versions = []
+    for folder in version_folders(path) if tag is None else _all_folders(path):
+        try:
+            version = Version.open(folder)
+        except DamagedError:
+            if name in (None, folder.name, _name_of(folder)):
+                raise
+            continue  # damage in a version that was not asked for
+        if name in (None, version.info.name, folder.name):
+            versions.append(version)
+    if tag is not None and len(versions) > 1:
+        from featcache.version.tags import tag_names
+
+        having = [version for version in versions if tag in tag_names(version)]
+        if not having:
+            names = listing(version.path.name for version in versions)
+            raise StoreError(f"{path}: none of its {len(versions)} versions has a tag {tag}: {names}")
+        versions = having
+    return versions
+
+
+def version_of_tag(path: Location, tag: str) -> Version:
+    """The only version at `path`, as it is now, or of those that have this name the only one that has the tag.
+
+    Raises:
+        StoreError: There is none, or there are several.
+        DamagedError: The metadata of such a version is damaged.
+    """
+    versions = _opened(path, None, tag)
+    if len(versions) > 1:
+        raise _several(versions[0].path.parent, [version.path for version in versions], tag)
+    return versions[0]
+
+
+def select_version(cache: Location, name: str | None = None, tag: str | None = None) -> Version:
+    """The only version in the cache (that is called `name`); with a tag, the only one that has it, as it was then.
+
+    Raises:
+        StoreError: There is none, or there are several; the message says how they differ.
+    """
+    versions = select_versions(cache, name, tag)
+    if len(versions) == 1:
+        return versions[0]
+    if not versions:
+        there = [folder.name for folder in version_folders(split_tag(cache)[0])]
+        raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
+    given = split_tag(cache)[1] if tag is None else tag
+    raise _several(versions[0].path.parent, [version.path for version in versions], given)
+
+
+def select_configured(
+    path: Location, name: str | None, config_name: str, fingerprint: str, resolved: dict[str, Any]
+) -> Version:
+    """The version in the cache (called `name`) that a config of this name and fingerprint makes.
+
+    `resolved` is the config with every default filled in.
+
+    Raises:
+        StoreError: There is none; says how the config of another one differs.
+    """
+    wanted = f"{config_name}-{fingerprint[:12]}"
+    versions = select_versions(path, name)
+    fitting = [version for version in versions if version.info.fingerprint == fingerprint]
+    namesakes = [version for version in versions if version.info.name == config_name]
+    if fitting:  # if there are several, only their names differ
+        return next((version for version in fitting if version in namesakes), fitting[0])
+    if not namesakes and len(versions) != 1:
+        there = listing(version.path.name for version in select_versions(path))
+        raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
+    from featcache.format.differences import differing_keys
+
+    other = (namesakes or versions)[0]
+    keys = listing(differing_keys(other.info.config, resolved)) or "their weights or revision"
+    raise StoreError(f"{other.path}: made with another config; the given config makes {wanted}; they differ in {keys}")

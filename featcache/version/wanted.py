@@ -1,0 +1,310 @@
+"""What manifests want of a version, and what it lacks: a subtraction of sets.
+
+Before a run over a manifest makes its first shard, it keeps what the manifest wants: of each row the hashes of its id
+and of itself, and the lowest generation of its item. What is missing is that, without what the index has, and
+without failures that stand. What a run wants takes the place of what earlier ones did over the same manifest, and over
+manifests all of whose rows it has: so one that has moved, or has grown, leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+from xxhash import xxh3_64_hexdigest
+
+from featcache.errors import DamagedError, counted, listing
+from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse
+from featcache.manifest.segments import SegmentColumns
+from featcache.storage.base import as_bytes
+from featcache.strings import Strings
+from featcache.version.index_table import Index
+from featcache.version.ledger import Failure, read_failures
+from featcache.version.version import Version
+
+__all__ = [
+    "DamagedRecord",
+    "Finding",
+    "Missing",
+    "Unfinished",
+    "Wanted",
+    "find_lacking",
+    "find_missing",
+    "forget_rows",
+    "read_all_wanted",
+    "read_wanted",
+]
+
+_FIRST_LINE_BYTES = 4096
+"""As many bytes have the first line of most files."""
+
+_ROW_BYTES = 24
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """The first line of the file of a wanted set. Its rows follow."""
+
+    manifest: Annotated[str, msgspec.Meta(max_length=1 << 16)]
+    rows: Count
+    crc32c: Count
+    instead_of: Annotated[list[Hash], msgspec.Meta(max_length=1 << 16)] = []
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a manifest wants."""
+
+    manifest: str
+    """The manifest: what tells it from others, and is shown to people."""
+    rows: NDArray[np.uint64]
+    """uint64 `[3, rows]`: the hash of each row's id, its own, and the lowest generation that its item may have."""
+    instead_of: frozenset[str] = frozenset()
+    """The names of the sets in whose place it is."""
+
+    @property
+    def name(self) -> str:
+        """The name under which it is kept, the same for each run over the manifest."""
+        return name_of(self.manifest)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Its name, and those of the sets in whose place it is."""
+        return self.instead_of | {self.name}
+
+    @property
+    def checksum(self) -> int:
+        """The CRC-32C of its rows."""
+        return int(crc32c(as_bytes(np.ascontiguousarray(self.rows, "<u8"))))
+
+    def __len__(self) -> int:
+        return int(self.rows.shape[1])
+
+    def lacks(self, index: Index) -> NDArray[np.bool_]:
+        """Which rows have no item, bool `[rows]`. One of a later generation is as good: it has replaced the row."""
+        if not len(index):
+            return np.ones(len(self), bool)
+        id_hash, row_hash, generation = self.rows
+        at = index.find_hashes(id_hash)
+        theirs = index.generation[at]
+        is_there = (theirs > generation) | ((theirs == generation) & (index.row_hash[at] == row_hash))
+        lacking: NDArray[np.bool_] = ~is_there | (at < 0)
+        return lacking
+
+    def find(self, id_hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The numbers of the rows of ids with these hashes, int64 `[n]`; -1 where there is none."""
+        if not len(self):
+            return np.full(len(id_hashes), -1)
+        if np.array_equal(id_hashes, self.rows[0]):
+            return np.arange(len(self))
+        order = np.argsort(self.rows[0], kind="stable")
+        at = np.minimum(np.searchsorted(self.rows[0], id_hashes, sorter=order), len(self) - 1)
+        return np.where(self.rows[0][order[at]] == id_hashes, order[at], -1)
+
+    def contains(self, other: Wanted) -> bool:
+        """Whether it has all rows of another, whatever their generations."""
+        if len(other) > len(self):
+            return False
+        at = self.find(other.rows[0])
+        return bool(((at >= 0) & (self.rows[1][at] == other.rows[1])).all())
+
+    def save(self, version: Version) -> None:
+        """Keep it, in the place of sets that it has all rows of."""
+        others = [other for other in read_all_wanted(version) if other.name == self.name or self.contains(other)]
+        instead_of = self.instead_of.union(*(other.names for other in others)) - {self.name}
+        header = {"manifest": self.manifest, "rows": len(self), "crc32c": self.checksum}
+        line = encode_line({**header, "instead_of": sorted(instead_of)})
+        version.store.put(f"wanted/{self.name}", line + as_bytes(np.ascontiguousarray(self.rows, "<u8")))
+        for other in others:
+            if other.name != self.name:
+                version.store.remove(f"wanted/{other.name}")
+
+
+def name_of(manifest: str) -> str:
+    """The name of a manifest's wanted set."""
+    return str(xxh3_64_hexdigest(manifest.encode(errors="backslashreplace")))
+
+
+class _File:
+    """The file of a wanted set, whose first line has been read.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedError: It is not what was written.
+    """
+
+    def __init__(self, version: Version, name: str) -> None:
+        self._where = f"{version.path}/wanted/{name}"
+        self._opened = version.store.open(f"wanted/{name}", None)
+        line = b""
+        for at_most in (_FIRST_LINE_BYTES, AT_MOST_BYTES):
+            if b"\n" not in line:
+                line = bytes(self._opened.read_ranges([0], [min(self._opened.num_bytes, at_most)])[0])
+        line, _, _ = line.partition(b"\n")
+        self.header = parse(line, _Header, self._where)
+        self._begin = len(line) + 1
+        num_bytes = self._begin + self.header.rows * _ROW_BYTES
+        if self._opened.num_bytes != num_bytes or name_of(self.header.manifest) != name:
+            raise self._damaged()
+        self.names = frozenset(self.header.instead_of) | {name}
+        """Its name, and those of the sets in whose place it is."""
+
+    def read(self) -> Wanted:
+        """The wanted set."""
+        rows = np.empty((3, self.header.rows), "<u8")
+        self._opened.read_into(as_bytes(rows), self._begin)
+        wanted = Wanted(self.header.manifest, rows, frozenset(self.header.instead_of))
+        if wanted.checksum != self.header.crc32c:
+            raise self._damaged()
+        return wanted
+
+    def _damaged(self) -> DamagedError:
+        return DamagedError(f"{self._where}: damaged: it is not what was written")
+
+
+def read_wanted(version: Version, name: str) -> Wanted:
+    """A wanted set, by its name.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DamagedError: It is not what was written.
+    """
+    return _File(version, name).read()
+
+
+def read_all_wanted(version: Version) -> Iterator[Wanted]:
+    """All wanted sets that are not damaged."""
+    for name in version.store.names("wanted"):
+        with suppress(FileNotFoundError, DamagedError):  # a run has taken it away since, or verify tells of it
+            yield read_wanted(version, name)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a version lacks of what its manifests want."""
+
+    missing: Mapping[str, NDArray[np.int64]]
+    """By manifest, the numbers of its rows that have neither an item nor a failure that stands; none without such."""
+    failed: Mapping[str, Failure]
+    """The failures that stand, of rows that are wanted, by id."""
+    id_hashes: NDArray[np.uint64]
+    """The hashes of the ids of missing rows, uint64 `[n]`."""
+
+    def num_failed(self, wanted: Wanted) -> int:
+        """How many of the failures are of rows of a wanted set."""
+        return int(np.isin(Strings.of(self.failed).hashes(), wanted.rows[0]).sum())
+
+
+def find_missing(wanted: Iterable[Wanted], index: Index, failures: Sequence[Failure]) -> Missing:
+    """What an index lacks of wanted sets, with these failures in the ledger."""
+    ids, rows = Strings.of(failure.id for failure in failures).hashes(), SegmentColumns.of(failures).hashes()
+    by_key = {
+        (id_hash, row_hash, failure.generation): failure
+        for id_hash, row_hash, failure in zip(ids.tolist(), rows.tolist(), failures, strict=True)
+    }
+    missing, failed, hashes = {}, {}, [np.empty(0, np.uint64)]
+    for one in wanted:
+        numbers = np.flatnonzero(one.lacks(index))
+        if by_key and len(numbers):
+            may_have_failed = np.isin(one.rows[0, numbers], ids)
+            is_failed = np.zeros(len(numbers), bool)
+            for place in np.flatnonzero(may_have_failed).tolist():
+                failure = by_key.get(tuple(one.rows[:, numbers[place]].tolist()))
+                if failure is not None:
+                    is_failed[place], failed[failure.id] = True, failure
+            numbers = numbers[~is_failed]
+        if len(numbers):
+            missing[one.manifest] = numbers
+            hashes.append(one.rows[0, numbers])
+    return Missing(missing, failed, np.concatenate(hashes))
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What a version lacks of what a manifest wants."""
+
+    manifest: str
+    """The manifest, as the run was given it."""
+    utterances: int
+    """The number of utterances in the manifest."""
+    missing: int
+    """The number of them that are neither in the version nor in the failure ledger."""
+    failed: int
+    """The number of them whose failure stands; some may have an older item."""
+
+    def __str__(self) -> str:
+        failed = f", {self.failed:,} failed" if self.failed else ""
+        return (
+            f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are missing{failed}: "
+            "extraction was interrupted, is going on, or shards have been removed; run the same `featcache extract` "
+            "again to add the rest (or of a copy, the same `featcache copy`)"
+        )
+
+
+@dataclass(frozen=True)
+class DamagedRecord:
+    """A record, of what was wanted or has failed, that is not what was written."""
+
+    what: str
+    """What is damaged, below the version's folder, and what that costs."""
+
+    def __str__(self) -> str:
+        return self.what
+
+
+Finding = Unfinished | DamagedRecord
+"""A reason why a version may not be whole."""
+
+
+def find_lacking(version: Version, index: Index) -> list[Finding]:
+    """Why a version, of which these items count, may not be whole; nothing of a tag: what was wanted since is no part
+    of it.
+    """
+    if version.tag is not None:
+        return []
+    damaged, known, wanted = list[str](), set[str](), list[Wanted]()
+    for name in version.store.names("wanted"):
+        try:
+            file = _File(version, name)
+            known |= file.names
+            if index.complete.get(name) != file.header.crc32c:
+                wanted.append(file.read())
+        except FileNotFoundError:  # a run has taken it away since
+            continue
+        except DamagedError as error:
+            damaged.append(str(error))
+    failures = read_failures(version, damaged)
+    missing = find_missing(wanted, index, failures)
+    of_shards = {shard.manifest for shard in index.summaries}
+    findings: list[Finding] = []
+    for one in wanted:
+        if (count := len(missing.missing.get(one.manifest, ()))) > 0:
+            findings.append(Unfinished(one.manifest, len(one), count, missing.num_failed(one)))
+    if not known and not len(index):
+        findings.append(
+            DamagedRecord(
+                "it holds nothing, and nothing says what it is to hold; run the same `featcache extract` again (or of "
+                "a copy, the same `featcache copy`)"
+            )
+        )
+    if gone := sorted(of_shards - known):
+        shards = counted(sum(shard.manifest in gone for shard in index.summaries), "shard was", "shards were")
+        what = (
+            f"wanted: {listing(gone)} is gone, of which {shards} made: what else the manifest wants is "
+            "not known; run the same `featcache extract` again"
+        )
+        findings.append(DamagedRecord(what))
+    return [*findings, *(DamagedRecord(what.removeprefix(f"{version.path}/")) for what in damaged)]
+
+
+def forget_rows(version: Version, wanted_ids: NDArray[np.uint64]) -> None:
+    """Have no manifest want rows whose ids do not have one of these hashes."""
+    for one in read_all_wanted(version):
+        stays = np.isin(one.rows[0], wanted_ids)
+        if not stays.all():
+            Wanted(one.manifest, one.rows[:, stays], one.instead_of).save(version)

@@ -1,0 +1,212 @@
+"""`featcache copy`: between folders and object stores, continued after a kill, checked on the way."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from forking import fork
+from make_cache import make_features, make_version
+
+import featcache
+from featcache.care.copying import copy_version
+from featcache.care.verify import verify
+from featcache.errors import ArgumentError, StoreError
+from featcache.spec import SideSpec
+from featcache.storage.base import open_store
+from featcache.storage.location import parse_location
+from featcache.version.ledger import Failure
+from featcache.version.records import Run
+from featcache.version.selection import select_version, select_versions, version_folders
+from featcache.version.version import Version
+
+pytest.importorskip("obstore")
+SHARDS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A cache of five shards, with an index, and the record of a run with a failure."""
+    folder = tmp_path_factory.mktemp("copying") / "features"
+    items = list(make_features(60, max_frames=200).items())
+    side = (SideSpec("scale", (2,), "float32", "scales"), SideSpec("nothing", (), "float32", "none"))
+    version = make_version(folder, *(dict(items[at::SHARDS]) for at in range(SHARDS)), side=side)
+    run = Run(version, {"manifest": "m.csv", "root": "/", "utterances": 61, "new": 61, "held": 0, "replaced": 0})
+    run.fail([Failure(id="bad", path="bad.wav", reason="decode", message="no audio")])
+    run.finish({"extracted": 60, "failed": 1, "interrupted": False, "items": 60})
+    featcache.open(folder)
+    return folder
+
+
+def as_given(location):
+    """A location as `featcache.open` takes it."""
+    return location if isinstance(location, Path) else str(location)
+
+
+@pytest.fixture(params=["folder", "memory"])
+def to(request, tmp_path):
+    """A place for a cache. (S3 has tests of its own, which take longer.)"""
+    if request.param == "folder":
+        return tmp_path / "copy" / "features"
+    return parse_location("to", f"memory://{uuid.uuid4()}/features")
+
+
+def contents(cache):
+    """Every file of the only version in a cache, but those of the index, which a folder builds itself."""
+    (path,) = version_folders(cache)
+    store = open_store(path)
+    return {key: store.read(key, size) for key, size in store.walk() if not key.startswith(("index/", "work/", "lock"))}
+
+
+def says(version):
+    report = verify(version)
+    return [problem.message for problem in report.problems], report.utterances, report.failed, report.shards
+
+
+class TestCopies:
+    def test_it_says_the_same_and_is_not_copied_twice(self, folder, to):
+        version = select_version(folder)
+        result = copy_version(version, to)
+        assert (result.copied, result.there, result.problems, result.interrupted) == (SHARDS, 0, [], False)
+        assert contents(to) == contents(folder)
+        copy = select_version(to)
+        assert says(copy) == says(version)
+        local, far = (
+            featcache.open(folder, strict=True),
+            featcache.open(as_given(to), strict=True),
+        )
+        assert torch.equal(far.batch(range(60), check=True)[0], local.batch(range(60))[0])
+        again = copy_version(version, to)
+        assert (again.copied, again.there, again.num_bytes, again.records) == (0, SHARDS, 0, 0)
+        assert contents(to) == contents(folder)
+
+    def test_back_to_a_folder_the_bytes_are_the_same(self, folder, tmp_path, s3):
+        far = parse_location("to", "s3://speech/back")
+        assert copy_version(select_version(folder), far).copied == SHARDS
+        assert contents(far) == contents(folder)
+        assert copy_version(select_version(folder), far).num_bytes == 0
+        copy_version(select_version(far), tmp_path)
+        assert contents(tmp_path) == contents(folder)
+        assert not [name for path in tmp_path.glob("*/work/*") if (name := path.name) and not name.endswith(".lock")]
+
+    def test_what_is_added_is_copied_later(self, folder, tmp_path, to):
+        shutil.copytree(folder, tmp_path / "c")
+        (path,) = version_folders(tmp_path / "c")
+        name = sorted((path / "shards").glob("*/"))[0].name
+        shutil.move(path / "shards" / name, tmp_path / name)
+        assert copy_version(Version.open(path), to).copied == SHARDS - 1
+        assert len(featcache.open(as_given(to))) < 60
+        shutil.move(tmp_path / name, path / "shards" / name)
+        assert copy_version(Version.open(path), to).copied == 1
+        assert contents(to) == contents(folder)
+
+    def test_another_version_of_that_name_is_refused(self, folder, tmp_path, to):
+        copy_version(select_version(folder), to)
+        version = select_version(folder)
+        make_version(tmp_path / "other", make_features(3), params={"other": 1})
+        other = select_version(tmp_path / "other").path
+        other.rename(other.with_name(version.path.name))
+        with pytest.raises(StoreError, match=r"fingerprint|another version"):
+            copy_version(select_version(tmp_path / "other"), to)
+        assert contents(to) == contents(folder)
+
+    @pytest.mark.parametrize(
+        "file", ["features/c/0/0", "text/c/0", "text/zarr.json", "zarr.json", "features/zarr.json"]
+    )
+    def test_a_damaged_shard_is_named_and_not_copied(self, folder, tmp_path, to, file):
+        shutil.copytree(folder, tmp_path / "c")
+        version = select_version(tmp_path / "c")
+        shard = version.path / "shards" / version.shard_names()[1]
+        data = bytearray((shard / file).read_bytes())
+        data[len(data) // 2] ^= 1
+        (shard / file).write_bytes(data)
+        result = copy_version(version, to)
+        assert [problem.shard for problem in result.problems] == [shard.name]
+        assert result.copied == SHARDS - 1
+        with pytest.raises(StoreError):  # a copy that is not whole is no version
+            select_version(to)
+        copied = open_store(to / version.path.name).names("shards")
+        assert {*copied} == {*version.shard_names(), "zarr.json"} - {shard.name}
+
+
+class TestFaults:
+    def test_requests_that_fail_on_the_way(self, folder, s3, tmp_path):
+        numbers, faults = iter(range(10**9)), ["before", "503", "cut", "after"]
+
+        def some(method, path):
+            number = next(numbers)
+            return None if number % 5 else faults[number // 5 % 4]
+
+        s3.fault = some
+        far = parse_location("to", "s3://speech/faults")
+        copy_version(select_version(folder), far)
+        copy_version(select_version(far), tmp_path)
+        assert contents(tmp_path) == contents(folder)
+
+
+@pytest.mark.parametrize("kind", ["folder", pytest.param("s3", marks=pytest.mark.slow)])
+def test_a_kill_loses_nothing_and_shows_nothing_half(folder, tmp_path, s3, kind):
+    to = str(tmp_path / "copy") if kind == "folder" else f"s3://speech/{uuid.uuid4()}"
+    where = parse_location("to", to)
+
+    def written():
+        return s3.requests["PUT"] if kind == "s3" else sum(len(files) for _, _, files in os.walk(tmp_path / "copy"))
+
+    for more in (4, 12, 30, 50, 10**9):
+        until = written() + more
+        pid = fork(lambda: copy_version(select_version(folder), where, threads=1))
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if written() >= until:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.001)
+        try:
+            (copy,) = select_versions(where)
+        except StoreError:  # a copy that is not whole is no version
+            assert ended[1]
+            continue
+        assert verify(copy).problems == []
+        if not ended[1]:
+            break
+    assert not ended[1]
+    assert contents(where) == contents(folder)
+
+
+def test_all_versions_of_a_cache_are_copied_and_a_stop_that_nobody_set_stays_so(cli, tmp_path):
+    for name in ("one", "two", "three"):
+        make_version(tmp_path / "a", make_features(3, prefix=name), name=name)
+    finished = cli("copy", tmp_path / "a", tmp_path / "b")
+    assert finished.code == 0, finished.err
+    assert [version.info.name for version in select_versions(tmp_path / "b")] == ["one", "three", "two"]
+    stop = threading.Event()
+    copy_version(select_version(tmp_path / "a", "one"), tmp_path / "c", stop=stop)
+    assert not stop.is_set()
+
+
+def test_a_cache_is_not_copied_into_itself(folder):
+    version = select_version(folder)
+    for target in (folder, version.path, version.path / "shards"):
+        with pytest.raises(ArgumentError, match="give another cache to copy to"):
+            copy_version(version, target)
+
+
+def test_the_command(cli, folder, s3, tmp_path):
+    url = "s3://speech/command"
+    finished = cli("copy", folder, url, "--json", env=s3.environment)
+    assert finished.code == 0, finished.err
+    (version,) = json.loads(finished.out)["versions"]
+    assert (version["copied"], version["there"]) == (SHARDS, 0)
+    finished = cli("copy", f"{url}/fbank80", str(tmp_path / "c"), env=s3.environment)
+    assert finished.code == 0, finished.err
+    assert f"{SHARDS} shards copied" in finished.out
+    documents = []
+    for place in (str(folder), str(tmp_path / "c"), url):
+        finished = cli("verify", place, "--json", env=s3.environment)
+        assert finished.code == 3  # as an utterance has failed
+        documents.append(json.loads(finished.out.replace(place, "CACHE")))
+    assert documents[0] == documents[1] == documents[2]

@@ -1,0 +1,195 @@
+"""Damage to a shard: whatever byte changes or file goes, verify names it, and repair brings back what was there."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from itertools import product
+
+import pytest
+from cache_contents import check, chunk_files, items, only_version
+from damage import CHUNKS, FILES, SPOIL, assert_repaired, flip, victim
+
+from featcache.care.check import examine_shard
+from featcache.care.verify import verify
+from featcache.errors import DamagedError
+from featcache.version.version import Version
+
+
+def test_the_files_of_a_shard_are_these(sound):
+    """No file of a shard escapes the tests below."""
+    folder = victim(sound).folder
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(FILES)
+
+
+def some_of(cases, step):
+    """The cases, of which all but each so-manyth are slow: what is repaired, and how, is the same for all."""
+    params = []
+    for number, case in enumerate(cases):
+        values = case if isinstance(case, tuple) else (case,)
+        names = "-".join(getattr(value, "__name__", str(value)) for value in values)
+        params.append(pytest.param(*values, id=names, marks=pytest.mark.slow if number % step else ()))
+    return params
+
+
+# One bit
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_flipped_bit_anywhere_is_found(cache, file):
+    """The first byte, the last, those of the checksum, and some at random: the shard is named."""
+    version, shard = only_version(cache), victim(cache)
+    size = (shard.folder / file).stat().st_size
+    chance = random.Random(file)
+    for at in {0, size // 2, size - 5, size - 4, size - 1, *(chance.randrange(size) for _ in range(6))}:
+        bit = chance.randrange(8)
+        flip(shard.folder / file, at, bit)
+        problems = examine_shard(version, shard.name, True)[1]
+        assert problems, f"bit {bit} of byte {at}"
+        assert {problem.shard for problem in problems} == {shard.name}
+        flip(shard.folder / file, at, bit)
+    assert check(cache).problems == []
+
+
+def test_a_flipped_bit_in_any_byte_of_the_metadata_is_found(cache):
+    """Each byte of a shard's own zarr.json, digits of the checksum included; each of the version's."""
+    version, shard = only_version(cache), victim(cache)
+    chance = random.Random(1)
+    for path in (shard.folder / "zarr.json", version.path / "zarr.json"):
+        for at in range(path.stat().st_size):
+            bit = chance.randrange(8)
+            flip(path, at, bit)
+            with pytest.raises(DamagedError, match="damaged"):
+                Version.open(version.path).shard(shard.name)
+            flip(path, at, bit)
+    assert check(cache).problems == []
+
+
+def test_a_flipped_bit_in_features_names_the_utterance(cache):
+    """The one whose frames it is in, wherever in the shard."""
+    version, shard = only_version(cache), victim(cache)
+    chunk = shard.folder / CHUNKS["features"]
+    frame_bytes = shard.features[:1].nbytes
+    offsets = shard.table.offsets("frame")
+    for number, id_ in enumerate(shard.table.ids):
+        for frame in (int(offsets[number]), int(offsets[number + 1]) - 1):
+            at = frame * frame_bytes + random.Random(frame).randrange(frame_bytes)
+            flip(chunk, at)
+            (problem,) = examine_shard(version, shard.name, True)[1]
+            assert (problem.kind, problem.id) == ("checksum", id_)
+            assert id_ in problem.message
+            flip(chunk, at)
+
+
+@pytest.mark.parametrize("file", some_of(FILES, 3))
+def test_a_flipped_bit_is_repaired(cli, plain, sound, cache, file):
+    """From the shell: verify exits with 1 and names the shard; repair brings back its utterances, and touches no other
+    shard.
+    """
+    shard = victim(cache)
+    flip(shard.folder / file, random.Random(file).randrange((shard.folder / file).stat().st_size), 3)
+    others = [only_version(cache).shard(name).folder for name in chunk_files(cache) if name != shard.name]
+    inodes = [os.stat(folder).st_ino for folder in others]
+    verified = cli("verify", cache)
+    assert verified.code == 1
+    assert shard.name in verified.out
+    assert "featcache repair" in verified.err
+    assert_repaired(cli, cache, sound, plain)
+    assert [os.stat(folder).st_ino for folder in others] == inodes
+
+
+def test_the_quick_check_reads_no_features(cli, cache):
+    """`--no-data` finds what is wrong in metadata and columns, and says that it did not look further."""
+    shard = victim(cache)
+    flip(shard.folder / CHUNKS["features"], 100)
+    quick = cli("verify", cache, "--no-data")
+    assert (quick.code, "features not read" in quick.out) == (0, True)
+    flip(shard.folder / CHUNKS["items"], 9)
+    assert cli("verify", cache, "--no-data").code == 1
+
+
+def test_json_names_what_is_damaged(cli, cache):
+    """One document on stdout, and the same exit code."""
+    shard = victim(cache)
+    flip(shard.folder / CHUNKS["features"], 0)
+    verified = cli("verify", cache, "--json")
+    assert verified.code == 1
+    assert not verified.json()["ok"]
+    (problem,) = verified.json()["versions"][0]["problems"]
+    assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.table.ids[0], "checksum")
+
+
+SPOILT = ("zarr.json", "features/zarr.json", *CHUNKS.values())
+
+
+@pytest.mark.parametrize(("file", "spoil"), some_of(product(SPOILT, SPOIL), len(SPOIL) - 1))
+def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spoil):
+    """Gone, empty, a byte too short or too long, a folder, or another shard's."""
+    shard = victim(cache)
+    spoil(shard.folder / file)
+    verified = cli("verify", cache)
+    assert verified.code == 1, verified.err
+    assert shard.name in verified.out
+    assert_repaired(cli, cache, sound, plain)
+
+
+def test_shards_that_changed_places_are_found(cli, plain, sound, cache):
+    """Each is sound, and neither is what its name says."""
+    folders = [path for path in sorted((only_version(cache).path / "shards").iterdir()) if path.is_dir()]
+    folders[0].rename(cache / "aside")
+    folders[1].rename(folders[0])
+    (cache / "aside").rename(folders[1])
+    verified = cli("verify", cache, "--json")
+    assert verified.code == 1
+    assert {problem["shard"] for problem in verified.json()["versions"][0]["problems"]} == {
+        folders[0].name,
+        folders[1].name,
+    }
+    assert cli("repair", cache, "--manifest", plain.manifest()).code == 0
+    assert items(cache) == items(sound)
+    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
+
+
+def test_a_shard_that_is_gone_is_missing_and_extracted_again(cli, plain, sound, cache):
+    """What the manifest wants tells how many utterances, and the manifest which; the next run makes the very shard."""
+    shard = victim(cache)
+    ids = set(shard.table.ids)
+    shutil.rmtree(shard.folder)
+    verified = cli("verify", cache)
+    assert verified.code == 1
+    assert f"{len(ids)} of the 12 utterances of {plain.manifest()} are missing" in verified.out
+    verified = cli("verify", cache, "--manifest", plain.manifest(), "--json")
+    assert verified.code == 1
+    problems = verified.json()["versions"][0]["problems"]
+    assert {problem["id"] for problem in problems if problem["kind"] == "missing"} == ids
+    assert [problem["kind"] for problem in problems if problem["kind"] != "missing"] == ["unfinished"]
+    assert cli("extract", plain.manifest(), "-o", cache, "--shard-size", "0.04").code == 0
+    assert chunk_files(cache) == chunk_files(sound)
+
+
+def test_a_verification_that_is_stopped_says_so(cache):
+    """It reports what it had found by then, and looks at nothing more."""
+    version, stop, looked_at = only_version(cache), threading.Event(), []
+
+    def stop_after_one():
+        looked_at.append(None)
+        stop.set()
+
+    name = version.shard_names()[0]
+    flip(version.shard(name).folder / "zarr.json", 40)
+    found = verify(version, report=stop_after_one, stop=stop)
+    assert found.interrupted
+    assert (found.shards, found.damaged_shards, len(looked_at)) == (3, [name], 1)
+    assert not verify(version).interrupted
+
+
+def test_several_damaged_shards_are_repaired_at_once(cli, plain, sound, cache):
+    """All of them damaged: everything is extracted again, and equal."""
+    for number, name in enumerate(only_version(cache).shard_names()):
+        path = only_version(cache).shard(name).folder / FILES[number * 3]
+        flip(path, path.stat().st_size // 2)
+    assert cli("repair", cache, "--manifest", plain.manifest()).code == 0
+    assert items(cache) == items(sound)
+    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0

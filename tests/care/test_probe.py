@@ -1,0 +1,208 @@
+"""`featcache probe`: what it finds of extractors known to be right or wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import soundfile
+from cache_contents import only_version
+from corpora import Corpus
+from extractions import write_config
+from small_models import encodec_24khz
+
+from featcache.care.probe import probe
+from featcache.care.sampling import utterances_by_length
+from featcache.config import load_config
+from featcache.device import Device
+from featcache.errors import ManifestError
+from featcache.extraction.batching import BATCHINGS
+from featcache.manifest import read_manifest
+from featcache.version.records import read_probes
+
+pytestmark = pytest.mark.usefixtures("trusted")
+
+
+def probed(folder: Path, corpus: Corpus, extractor: str, utterances: int = 8, **params):
+    """A probe of one of the `odd_extractors`, and its measurements by precision and policy."""
+    config = load_config(write_config(folder, extractor, **params))
+    found = probe(config, read_manifest(corpus.manifest()), Device("cpu", 2), utterances)
+    return found, {(one.precision, one.policy): one for one in found.measured}
+
+
+# What it finds
+
+
+@pytest.mark.parametrize(
+    ("extractor", "clean"),
+    [("NothingSeen", BATCHINGS), ("PaddingSeen", BATCHINGS[:2]), ("NeighboursSeen", BATCHINGS[:1])],
+)
+def test_policies_that_change_values_are_found(tmp_path, speech, extractor, clean):
+    """And never named as the fastest."""
+    found, measured = probed(tmp_path, speech, extractor)
+    assert {policy for (_, policy), one in measured.items() if not one.mismatch} == set(clean)
+    assert all(one.mismatch == one.disturbed for one in found.measured)
+    assert found.fastest.policy in clean
+    assert found.fastest.times_real_time == max(measured["fp32", policy].times_real_time for policy in clean)
+
+
+def test_other_neighbours_show_where_bits_depend_on_them(tmp_path, speech):
+    """Padding is always the same zeros, and strangers are not."""
+    _, padding = probed(tmp_path, speech, "PaddingSeen")
+    _, neighbours = probed(tmp_path, speech, "NeighboursSeen")
+    assert [padding["fp32", policy].repeatable for policy in BATCHINGS] == [None, True, True]
+    assert [neighbours["fp32", policy].repeatable for policy in BATCHINGS] == [None, False, False]
+
+
+def test_ties_are_told_from_mismatches(tmp_path, quarters):
+    """Every code flips in a batch, by rounding; what moves latents by more is found, though their codes stay."""
+    _, exact = probed(tmp_path, quarters, "Halves")
+    for policy in ("equal_length", "padded"):
+        assert exact["fp32", policy].tied == exact["fp32", policy].differing == 1
+        assert exact["fp32", policy].mismatch == exact["fp32", policy].disturbed == 0
+    found, leaking = probed(tmp_path, quarters, "Halves", leaks=2)
+    assert leaking["fp32", "padded"].mismatch == 0  # minus a quarter has the same code as a quarter
+    assert leaking["fp32", "padded"].disturbed > 0  # and yet is another
+    assert found.fastest.policy != "padded"
+
+
+def test_it_says_where_mismatches_are(tmp_path, quarters):
+    """In the frames at the end that padding leaks into."""
+    loud = Corpus(tmp_path)
+    for row in quarters.rows:
+        samples, rate = soundfile.read(quarters.folder / row["path"], dtype="float32")
+        soundfile.write(tmp_path / row["path"], 2 * samples, rate, subtype="FLOAT")
+        loud.add(row["id"], row["path"])
+    found, measured = probed(tmp_path, loud, "Halves", leaks=2)
+    padded = measured["fp32", "padded"]
+    assert padded.last == 2
+    assert padded.mismatch == pytest.approx(2 * len(loud.rows) / found.frames)
+    assert measured["fp32", "equal_length"].mismatch == 0
+    assert found.fastest.policy != "padded"
+
+
+@pytest.mark.parametrize(("extractor", "is_clean"), [("OrderUnseen", True), ("OrderSeen", False)])
+def test_extractors_without_rows_are_held_to_the_last_bit(tmp_path, speech, extractor, is_clean):
+    """Alone, all together, and in another order."""
+    found, measured = probed(tmp_path, speech, extractor)
+    assert measured["fp32", "single"].mismatch == 0
+    assert (measured["fp32", "frames"].mismatch == 0) == measured["fp32", "frames"].repeatable == is_clean
+    assert found.rounding == {}
+    assert is_clean or found.fastest.policy == "single"
+
+
+def test_batches_that_do_not_fit_are_made_smaller(tmp_path, speech):
+    """`Small` holds two rows at once: as many as the longest clips want, and fewer than the shortest."""
+    found, _ = probed(tmp_path, speech, "Small", module="row_extractors")
+    assert [(trial.policy, trial.error, trial.mismatch) for trial in found.measured if trial.precision == "fp32"] == [
+        (policy, None, 0.0) for policy in BATCHINGS
+    ]
+
+
+def test_the_sample_spreads_over_all_lengths(speech):
+    """The shortest and the longest are in it, whether or not the manifest gives durations."""
+    for rows in (speech.rows, [{**row, "duration": 0.2 + 0.2 * i} for i, row in enumerate(speech.rows)]):
+        manifest = read_manifest(speech.manifest(rows, "some.csv"))
+        assert [utterance.id for utterance in utterances_by_length(manifest, 3)] in (
+            ["utt-0", "utt-3", "utt-7"],
+            ["utt-0", "utt-4", "utt-7"],
+        )
+        assert len(utterances_by_length(manifest, 100)) == len(speech.rows)
+
+
+def test_what_cannot_be_extracted_is_left_out_and_named(tmp_path, speech):
+    """And where nothing can be, that is said instead."""
+    rows = [*speech.rows, {"id": "gone", "path": "gone.wav"}]
+    config = load_config(write_config(tmp_path, "NothingSeen"))
+    found = probe(config, read_manifest(speech.manifest(rows, "gone.csv")), Device("cpu", 1))
+    assert found.utterances == 8
+    (fault,) = found.skipped
+    assert fault.startswith("gone: file_missing")
+    with pytest.raises(ManifestError, match="none of the utterances"):
+        probe(config, read_manifest(speech.manifest(rows[-1:], "none.csv")), Device("cpu", 1))
+
+
+# EnCodec
+
+
+@pytest.fixture(scope="module")
+def encodec(tmp_path_factory) -> Path:
+    """The folder of a small EnCodec's weights."""
+    return encodec_24khz(tmp_path_factory.mktemp("encodec"))
+
+
+def encodec_config(folder: Path, weights: Path, extractor: str = "featcache.extractors.encodec:Encodec", **params):
+    path = folder / "encodec.yaml"
+    params = {"weights": str(weights), "codebooks": 4, **params}
+    path.write_text(
+        f"name: encodec\nextractor: {extractor}\nparams: {json.dumps(params)}\naudio: {{sample_rate: 24000}}\n"
+    )
+    return path
+
+
+def test_naive_padding_of_encodec_is_found_and_ours_is_clean(tmp_path, speech, encodec):
+    """Its tail: the last frames look into the zeros behind them."""
+    manifest = read_manifest(speech.manifest())
+    naive = load_config(encodec_config(tmp_path, encodec, "odd_extractors:NaiveEncodec"))
+    for config, is_clean in ((naive, False), (load_config(encodec_config(tmp_path, encodec)), True)):
+        found = probe(config, manifest, Device("cpu", 2), 2)
+        measured = {(one.precision, one.policy): one for one in found.measured}
+        assert {precision for precision, _ in measured} == {"fp32", "bf16", "fp16"}
+        padded = measured["fp32", "padded"]
+        assert (padded.mismatch == 0) == is_clean
+        assert measured["fp32", "single"].differing == measured["fp32", "equal_length"].mismatch == 0
+        assert measured["bf16", "single"].error or measured["bf16", "single"].mismatch > 0
+        if is_clean:
+            assert padded.repeatable
+        else:
+            assert 1 <= padded.last <= 4
+            assert found.fastest.policy != "padded"
+
+
+@pytest.mark.slow
+def test_chunks_are_held_to_the_whole(tmp_path, speech, encodec):
+    """EnCodec's LSTM looks at all that was before, so a little overlap is not exact."""
+    config = load_config(encodec_config(tmp_path, encodec, chunk={"seconds": 0.6, "overlap": 0.04}))
+    found = probe(config, read_manifest(speech.manifest()), Device("cpu", 2), 2)
+    assert found.chunks.utterances == 1
+    assert not found.chunks.exact
+    assert found.chunks.mismatch > 0
+    assert all(one.mismatch == 0 for one in found.measured if one.precision == "fp32")
+
+
+# The command
+
+
+def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratch):
+    """With the config's version, which extraction fills, and which `info` tells of."""
+    config = write_config(scratch, "PaddingSeen", name="here")
+    asked = ("probe", config, speech.manifest(), "--utterances", 3, "--threads", 1)
+    told = cli(*asked, cwd=scratch)
+    assert told.code == 0, told.err
+    for words in ("equal_length", "throughout", "bit-identical whatever the neighbours: yes", "not saved"):
+        assert words in told.out
+    assert not (scratch / "features").exists()
+    kept = cli(*asked, "-o", "features", "--json", cwd=scratch)
+    assert kept.code == 0, kept.err
+    version = only_version(scratch / "features")
+    (document,) = read_probes(version)
+    assert {**document, "path": str(version.path.relative_to(scratch))} == kept.json()
+    assert document["fingerprint"] == version.info.fingerprint
+    assert document["fastest"]["policy"] in ("single", "equal_length")
+    assert cli("extract", speech.manifest(), "-c", config, cwd=scratch).code == 0
+    assert "fastest without a mismatch: " in cli("info", "features", cwd=scratch).out
+    again = cli(*asked, cwd=scratch)
+    assert "saved in" in again.out
+    assert len(read_probes(version)) == 2
+
+
+@pytest.mark.parametrize("args", [["gone.yaml", "{manifest}"], ["{config}", "gone.csv"], ["{config}", "{gone}"]])
+def test_what_it_cannot_measure_exits_with_2(cli, speech, scratch, args):
+    """One line, and nothing written."""
+    gone = speech.manifest([{"id": "gone", "path": "gone.wav"}], "only-gone.csv")
+    paths = {"manifest": speech.manifest(), "config": write_config(scratch, "NothingSeen"), "gone": gone}
+    refused = cli("probe", *(arg.format(**paths) for arg in args), "-o", scratch / "cache", cwd=scratch)
+    assert refused.code == 2
+    assert len(refused.err.splitlines()) == 1
+    assert not (scratch / "cache").exists()

@@ -1,0 +1,233 @@
+"""Prune takes away what no reader needs, and nothing else: not a bit of what stays, nothing that a tag names."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import uuid
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from damage import CHUNKS, flip
+from make_cache import add_shard, make_features, make_version
+from manifests import manifest_of
+from scratch import scratch_folder
+from small_shards import create, item, write
+
+import featcache
+from featcache.care.prune import ids_to_keep, plan_prune, prune, remove_version
+from featcache.care.verify import verify
+from featcache.errors import ArgumentError, DamagedError, LockedError, ManifestError, StoreError
+from featcache.manifest import read_manifest
+from featcache.storage.base import open_store
+from featcache.storage.location import parse_location
+from featcache.strings import Strings
+from featcache.version.index import open_index
+from featcache.version.ledger import Failure, put_failures, read_failures
+from featcache.version.tags import at_tag, make_tag, read_tags
+from featcache.version.version import Version
+
+
+def manifest(folder, ids):
+    return read_manifest(manifest_of(folder, [(id_, f"{id_}.wav") for id_ in ids], ("id", "path"), "wanted.csv"))
+
+
+def contents(version: Version) -> dict[str, bytes]:
+    """The features of each item that counts, by id."""
+    index, features = open_index(version), {}
+    for position, id_ in enumerate(index.ids):
+        first, count = int(index.first_frame[position]), int(index.num_frames[position])
+        shard = version.shard(index.shards[int(index.shard[position])])
+        features[id_] = shard.features[first : first + count].tobytes()
+    return features
+
+
+def add(version: Version, ids, run: int, *, blind: bool = False) -> str:
+    """Extract utterances anew, with other values than any before: whatever there is of them is replaced, but by a run
+    that is blind to it.
+    """
+    index = open_index(version)
+    at = index.find(Strings.of(ids)).tolist()
+    generations = [1 if blind or position < 0 else int(index.generation[position]) + 1 for position in at]
+    rows = [item(id_, generation=generation) for id_, generation in zip(ids, generations, strict=True)]
+    values = np.random.default_rng(run).random((3 * len(rows), 2), np.float32)
+    return write(version, rows, values, row=run).name
+
+
+def tag(version: Version, name: str) -> dict[str, bytes]:
+    make_tag(version, name, open_index(version))
+    return contents(at_tag(version, name))
+
+
+def hashes(ids):
+    return None if ids is None else Strings.of(ids).hashes()
+
+
+def prune_all(version: Version, ids=None):
+    return prune(version, plan_prune(version, hashes(ids)), hashes(ids))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_history_what_is_wanted_and_what_is_tagged_stays_bit_for_bit(seed):
+    chance = random.Random(seed)
+    every = [f"u{number}" for number in range(9)]
+    with scratch_folder() as folder:
+        version, tagged = create(folder), {}
+        for run in range(chance.randrange(1, 9)):
+            add(version, chance.sample(every, chance.randrange(1, 6)), run, blind=chance.random() < 0.2)
+            if chance.random() < 0.25:
+                tagged[f"t{run}"] = tag(version, f"t{run}")
+            if chance.random() < 0.3:
+                prune_all(version)
+        before = contents(version)
+        wanted = chance.sample(every, chance.randrange(1, 9)) if chance.random() < 0.7 else None
+        plan = plan_prune(version, hashes(wanted))
+        done = prune(version, plan, hashes(wanted))
+        assert (done.damaged, done.removed) == ((), len(plan.removed) + len(plan.rewritten))
+        after = contents(version)
+        assert {id_: data for id_, data in before.items() if wanted is None or id_ in wanted}.items() <= after.items()
+        if not tagged:
+            assert wanted is None or after.keys() <= {*wanted}
+            assert sum(version.shard(name).info.items for name in version.shard_names()) == len(after)
+        assert len(before.keys() - after.keys()) == plan.unwanted
+        for name, held in tagged.items():
+            assert contents(at_tag(version, name)) == held
+        assert plan_prune(version, hashes(wanted)).is_empty
+        assert verify(version).problems == []
+
+
+def test_an_older_item_of_a_tag_does_not_count_again(version):
+    """The tagged shard stays, so what replaced its items cannot go as a whole."""
+    add(version, ["a", "b"], 1)
+    before = tag(version, "paper")
+    add(version, ["b"], 2)
+    now = contents(version)
+    assert prune_all(version, ["a"]).removed == 0
+    assert contents(version) == now
+    assert contents(at_tag(version, "paper")) == before
+
+
+def test_a_failure_that_was_made_up_for_does_not_stand_again(version):
+    put_failures(version, "run 1", [Failure(id="b", path="b.wav", reason="empty", message="")])
+    add(version, ["a", "b"], 1)
+    prune_all(version, ["a"])
+    assert read_failures(version) == []
+
+
+def test_a_damaged_shard_stays_and_what_it_replaces_does_not_count_again(version):
+    first = add(version, ["a", "b", "c"], 1)
+    add(version, ["b", "c"], 2)
+    add(version, ["c"], 3)
+    before = contents(version)
+    flip(version.shard(first).folder / CHUNKS["features"], 9)
+    assert first in prune_all(version).damaged
+    now = contents(version)
+    assert {id_: now[id_] for id_ in "bc"} == {id_: before[id_] for id_ in "bc"}
+    assert {problem.shard for problem in verify(version).problems if problem.shard} == {first}
+
+
+def test_a_damaged_table_or_tag_refuses_all(version):
+    first = add(version, ["a", "b"], 1)
+    tag(version, "paper")
+    add(version, ["b"], 2)
+    flip(version.path / "tags" / "paper", 20)
+    for look in (plan_prune, lambda version: [*read_tags(version)]):
+        with pytest.raises(DamagedError, match="tags/paper"):
+            look(version)
+    flip(version.path / "tags" / "paper", 20)
+    shutil.rmtree(version.path / "index")
+    flip(version.shard(first).folder / "zarr.json", 100)
+    with pytest.raises(DamagedError, match="featcache repair"):
+        plan_prune(version)
+
+
+def test_nothing_is_removed_beside_a_run_or_after_a_change(version):
+    add(version, ["a", "b"], 1)
+    add(version, ["b"], 2)
+    names, plan = version.shard_names(), plan_prune(version)
+    with version.at_work("extract"):
+        for remove in (lambda: prune(version, plan), lambda: remove_version(version)):
+            with pytest.raises(LockedError, match="featcache extract, process"):
+                remove()
+    assert version.shard_names() == names
+    add(version, ["b"], 3)
+    with pytest.raises(StoreError, match="has changed meanwhile; nothing has been removed"):
+        prune(version, plan)
+    assert {*names} < {*version.shard_names()}
+
+
+def test_another_corpus_manifest_is_refused(version, tmp_path):
+    add(version, [f"u{number}" for number in range(40)], 1)
+    with pytest.raises(ManifestError, match="has none of the 40 utterances of"):
+        ids_to_keep(version, manifest(tmp_path, ["x"]))
+    few = manifest(tmp_path, ["u1", "x"])
+    with pytest.raises(ManifestError, match=r"lacks 39 of the 40 utterances in .*--force removes them"):
+        ids_to_keep(version, few)
+    assert ids_to_keep(version, few, force=True).tolist() == hashes(["u1", "x"]).tolist()
+
+
+def test_what_was_pruned_and_then_lost_is_whole_once_it_is_extracted_again(cli, plain, scratch):
+    cache, wanted = scratch / "cache", plain.manifest()
+    assert cli("extract", wanted, "-o", cache).code == 0
+    fewer = plain.manifest(plain.rows[1:], "fewer.csv")
+    assert cli("prune", cache, "--manifest", fewer, "--force", "--yes").code == 0
+    assert cli("verify", cache).code == 0  # what was pruned is not missing
+    (shard,) = cache.glob("*/shards/*/")
+    shutil.rmtree(shard)
+    assert "missing" in cli("verify", cache).out
+    assert cli("extract", wanted, "-o", cache).code == 0
+    assert cli("verify", cache).code == 0
+    featcache.open(cache, strict=True)
+
+
+@pytest.mark.parametrize("last", [*range(12)])
+def test_in_an_object_store_what_stays_is_there_whichever_removal_is_the_last(monkeypatch, last):
+    """Cut off, and done again."""
+    pytest.importorskip("obstore")
+    from featcache.storage.bucket import Bucket
+
+    version = make_version(parse_location("cache", f"memory://{uuid.uuid4()}/features"))
+    items = list(make_features(6).items())
+    add_shard(version, dict(items[:3]))
+    add_shard(version, dict(items[3:5]), row=3)
+    add_shard(version, {"utt-1": items[5][1]}, row=9, generation=2)
+    wanted = ["utt-0", "utt-1", "utt-2", "utt-4"]
+    before, removals, remove = contents(version), [], Bucket.remove
+
+    def cut_off(self, key):
+        removals.append(key)
+        if len(removals) > last:
+            raise StoreError("cut off")
+        remove(self, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "remove", cut_off)
+        with suppress(StoreError):
+            prune_all(version, wanted)
+    kept = {id_: before[id_] for id_ in wanted}
+    assert kept.items() <= contents(version).items() <= before.items()
+    prune_all(version, wanted)
+    assert contents(version) == kept
+    assert plan_prune(version, hashes(wanted)).is_empty
+    assert verify(version).problems == []
+    remove_version(version)
+    assert [*open_store(version.path).walk()] == []
+
+
+def test_a_version_is_removed_with_everything_and_no_link_is_followed(scratch):
+    outside = scratch / "outside"
+    (outside / "shards").mkdir(parents=True)
+    (outside / "shards" / "mine").touch()
+    version = create(scratch / "cache")
+    add(version, ["a"], 1)
+    (scratch / "cache" / "link").symlink_to(version.path)
+    with pytest.raises(StoreError, match="link"):
+        remove_version(Version.open(scratch / "cache" / "link"))
+    tag(version, "paper")
+    with pytest.raises(ArgumentError, match="holds the tags paper: move it away, or give --force"):
+        remove_version(version)
+    (version.path / "aside").symlink_to(outside)
+    remove_version(version, force=True)
+    assert [path.name for path in (scratch / "cache").iterdir()] == ["link"]
+    assert (outside / "shards" / "mine").exists()

@@ -1,0 +1,168 @@
+"""`featcache verify --recompute`: what differs by more than rounding; and a device whose memory is small."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cache_contents import only_version
+from extractions import write_config
+from odd_extractors import Halves, Slow
+from row_extractors import HOP, Moments, Small
+
+from featcache.care.recompute import recompute
+from featcache.device import Device
+from featcache.extractors.rows import Rows
+from featcache.version.index import open_index
+
+pytestmark = pytest.mark.usefixtures("trusted")
+
+
+# What differs
+
+
+@pytest.fixture
+def halves(cli, quarters, scratch):
+    """A version of `Halves`, whose codes are all 1, and recomputing it."""
+    config = write_config(scratch, "Halves")
+    assert cli("extract", quarters.manifest(), "-c", config, "-o", scratch / "c").code == 0
+    version = only_version(scratch / "c")
+    index = open_index(version)
+    return lambda: recompute(version, index, range(len(index)), None, Device("cpu", 1))
+
+
+def test_codes_extracted_again_are_the_same(halves):
+    """In a batch of the same shape."""
+    again = halves()
+    assert (again.utterances, again.identical, again.differing) == (4, 4, 0)
+    assert again.codes > 100
+
+
+@pytest.mark.parametrize(("latent", "is_tie"), [(0.25, True), (0.25 * (1 - 1e-6), True), (0.25 * (1 - 1e-3), False)])
+def test_codes_that_rounding_changes_are_no_problem(halves, monkeypatch, latent, is_tie):
+    """Latents that are nearer to the border than rounding may lie on either side of it."""
+    latents = Halves.latents
+    monkeypatch.setattr(Halves, "latents", lambda *call: torch.full_like(latents(*call), latent))
+    monkeypatch.setattr(Device, "label", "another")
+    again = halves()
+    assert again.identical == 0
+    assert again.differing == again.codes
+    assert again.tied == (again.codes if is_tie else 0)
+    assert len(again.problems) == (0 if is_tie else 4)
+    for problem in again.problems:
+        assert "codes differ by more than rounding; it was written on cpu, and this is another" in problem.message
+
+
+def test_what_is_beside_features_is_extracted_again_too(cli, speech, scratch, monkeypatch):
+    """Side arrays are compared as features are."""
+    config = write_config(scratch, "Moments", module="row_extractors", piece=20)
+    assert cli("extract", speech.manifest(), "-c", config, "-o", scratch / "c").code == 0
+    version = only_version(scratch / "c")
+    index = open_index(version)
+    assert recompute(version, index, range(len(index)), None, Device("cpu", 1)).identical == len(index)
+    encode = Moments.encode
+
+    def one_more(*call):
+        rows = encode(*call)
+        return Rows(rows.features, {"counts": rows.side["counts"] + 1})
+
+    monkeypatch.setattr(Moments, "encode", one_more)
+    again = recompute(version, index, [0], None, Device("cpu", 1))
+    (problem,) = again.problems
+    assert problem.message.endswith("its counts differ")
+
+
+# A device whose memory is small, which is a CPU that says it is full
+
+
+@pytest.fixture
+def made(cli, plain, scratch):
+    """Extracts twelve clips by an extractor of that name; gives what recomputes them in this process."""
+
+    def make(extractor: str, module: str = "row_extractors", **params):
+        config = write_config(scratch, extractor, module=module, **params)
+        done = cli("extract", plain.manifest(), "-c", config, "-o", scratch / "cache")
+        assert done.code == 0, done.err
+        version = only_version(scratch / "cache")
+        index = open_index(version)
+        return lambda: recompute(version, index, range(len(index)), None, Device("cpu", 1))
+
+    return make
+
+
+def fails(monkeypatch, owner, method, fits, error=None):
+    """Have a method run out of memory unless its input fits; gives the shapes of all inputs."""
+    original = getattr(owner, method)
+    shapes = []
+
+    def limited(self, given, *rest):
+        shapes.append(tuple(given.shape) if isinstance(given, torch.Tensor) else (len(given),))
+        if not fits(shapes):
+            raise error or torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, given, *rest)
+
+    monkeypatch.setattr(owner, method, limited)
+    return shapes
+
+
+@pytest.mark.parametrize("piece", [0, 20])
+def test_batches_that_do_not_fit_are_halved(made, monkeypatch, piece):
+    """As in extraction: those that follow are small at once, also where a clip is in pieces of several lengths."""
+    again = made("Moments", piece=piece)
+    shapes = fails(monkeypatch, Moments, "encode", lambda shapes: shapes[-1][0] <= Small.limit)
+    found = again()
+    assert (found.utterances, found.identical, found.problems) == (12, 12, [])
+    too_large = [rows for rows, _ in shapes if rows > Small.limit]
+    assert 1 <= len(too_large) <= 4  # until 16 have become 2
+
+
+def test_codes_and_their_latents_come_from_the_smaller_batches(made, monkeypatch):
+    """Latents tell ties from errors, so they have to be those of the codes."""
+    again = made("Halves", "odd_extractors")
+    shapes = fails(monkeypatch, Halves, "latents", lambda shapes: shapes[-1][0] == 1)
+    found = again()
+    assert (found.identical, found.differing, found.problems) == (12, 0, [])
+    assert [rows for rows, *_ in shapes[-11:]] == [1] * 11
+
+
+def test_a_clip_that_fits_when_it_is_tried_once_more(made, monkeypatch):
+    """Memory that others held may be free by then."""
+    again = made("Slow", "odd_extractors")
+    shapes = fails(monkeypatch, Slow, "extract", lambda shapes: len(shapes) != 3)
+    assert again().identical == 12
+    assert len(shapes) == 13
+
+
+@pytest.mark.parametrize("extractor", ["Moments", "Slow"])
+def test_a_clip_that_does_not_fit_is_a_problem_of_its_own(made, monkeypatch, extractor):
+    """It is named, with the device, and the others are compared."""
+    if extractor == "Moments":
+        again = made(extractor)
+        fails(monkeypatch, Moments, "encode", lambda shapes: shapes[-1][1] < 60 * HOP)
+    else:
+        again = made(extractor, "odd_extractors")
+        fails(monkeypatch, Slow, "extract", lambda shapes: len(shapes) not in (12, 13))
+    found = again()
+    kinds = {problem.kind for problem in found.problems}
+    assert kinds == {"recompute"}
+    assert found.utterances == 12 == found.identical + len(found.problems)
+    assert found.problems[-1].id == "utt-11"
+    assert found.problems[-1].message == "utt-11: 11.wav: cannot be extracted again: it does not fit on cpu"
+
+
+def test_other_errors_of_a_device_are_not_taken_for_it(made, monkeypatch):
+    again = made("Moments")
+    fails(monkeypatch, Moments, "encode", lambda shapes: False, RuntimeError("CUDA error: an illegal memory access"))
+    found = again()
+    assert {problem.kind for problem in found.problems} == {"recompute"}
+    assert len(found.problems) == found.utterances
+    message = "00.wav: extractor_error: RuntimeError: CUDA error: an illegal memory access (care/"
+    assert message in found.problems[0].message
+
+
+def test_the_command_goes_on_in_smaller_batches(cli, plain, scratch):
+    """`Small` runs out of memory in every process anew, in torch's words and in those of cuBLAS."""
+    config = write_config(scratch, "Small", module="row_extractors")
+    assert cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c").code == 0
+    done = cli("verify", scratch / "c", "--recompute", 5, "--trust-remote-code")
+    assert done.code == 0, done.err
+    assert "extracted 5 again: 5 bit-identical" in done.out

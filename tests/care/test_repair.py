@@ -1,0 +1,221 @@
+"""Repair takes nothing away that it does not bring back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from cache_contents import check, items, only_version
+from corpora import speech
+from crc32c import crc32c
+from damage import CHUNKS, flip, victim
+from make_cache import add_shard
+from msgspec import structs, to_builtins
+
+from featcache.care.repair import repair
+from featcache.extraction.plan import Options
+from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, digest_of
+from featcache.format.table import Table
+from featcache.format.writing import seal_group
+from featcache.manifest import read_manifest
+
+
+def assert_refused(finished, cache: Path, *words: str) -> None:
+    """Repair said no in one line, and removed nothing."""
+    assert finished.code in (1, 2)
+    (line,) = finished.err.splitlines()
+    assert all(word in line for word in words), line
+    assert len(list(cache.glob("*/shards/*/"))) == 3
+
+
+def test_repair_needs_every_damaged_utterance(cli, plain, cache):
+    """What the manifest lacks could not be extracted again: nothing is removed, and the utterances are named."""
+    shard = victim(cache)
+    flip(shard.folder / CHUNKS["features"], 100)
+    rows = [row for row in plain.rows if row["id"] != shard.table.ids[0]]
+    refused = cli("repair", cache, "--manifest", plain.manifest(rows, "less.csv"))
+    assert_refused(refused, cache, shard.table.ids[0], "Nothing has been removed")
+
+
+def test_repair_needs_the_audio_of_damaged_utterances(cli, plain, cache, scratch):
+    """A disk that is not mounted, a wrong --root: it says so, instead of calling them failures."""
+    flip(victim(cache).folder / CHUNKS["features"], 100)
+    refused = cli("repair", cache, "--manifest", plain.manifest(), "--root", scratch)
+    assert_refused(refused, cache, "Nothing has been removed", "--root")
+
+
+def test_repair_needs_its_device(cli, plain, cache):
+    """It looks for it before it removes anything."""
+    flip(victim(cache).folder / CHUNKS["features"], 100)
+    refused = cli("repair", cache, "--manifest", plain.manifest(), "--device", "cuda:99")
+    assert_refused(refused, cache, "cuda:99")
+
+
+@pytest.mark.parametrize("way", ["inside", "link"])
+def test_a_version_may_be_named_by_any_path(cli, plain, sound, cache, scratch, way):
+    """`featcache verify .` in its folder, or through a link."""
+    path = only_version(cache).path
+    (scratch / "link").symlink_to(path)
+    name, cwd = (".", path) if way == "inside" else (scratch / "link", None)
+    assert cli("verify", name, cwd=cwd).code == 0
+    flip(victim(cache).folder / CHUNKS["features"], 100)
+    assert cli("repair", name, "--manifest", plain.manifest(), cwd=cwd).code == 0
+    assert items(cache) == items(sound)
+    assert cli("verify", name, cwd=cwd).code == 0
+
+
+def test_repair_says_paths_as_they_were_given(cli, plain, cache):
+    flip(victim(cache).folder / CHUNKS["features"], 100)
+    said = [cli("repair", cache.name, "--manifest", plain.manifest(), cwd=cache.parent) for _ in range(2)]
+    assert [repaired.code for repaired in said] == [0, 0]
+    for repaired in said:
+        assert f"{cache.name}/fbank80-" in repaired.out
+        assert str(cache) not in repaired.out + repaired.err
+
+
+@pytest.mark.parametrize(("row", "damaged"), [(0, 1), (5, 2)], ids=["last but one", "last"])
+def test_repair_brings_back_the_latest_of_an_utterance_that_was_replaced(cli, plain, scratch, row, damaged):
+    """Its audio changed twice: an older extraction in a sound shard must not pass for the one that was damaged."""
+    corpus, cache = plain.copy(scratch / "corpus"), scratch / "cache"
+    made, versions = [], set()
+    for seed in (0, 50, 51):
+        if seed:
+            path = corpus.folder / corpus.rows[row]["path"]
+            soundfile.write(path, speech(corpus.rows[row]["duration"], seed=seed), 16000)
+        assert cli("extract", corpus.manifest(), "-o", cache, "--check-sources").code == 0
+        made += set(only_version(cache).shard_names()) - versions
+        versions.update(made)
+    expected = items(cache)
+    flip(only_version(cache).shard(made[damaged]).folder / CHUNKS["features"], 100)
+    assert cli("repair", cache, "--manifest", corpus.manifest()).code == 0
+    assert items(cache) == expected
+    assert check(cache, manifest=read_manifest(corpus.manifest())).problems == []
+
+
+def test_repair_brings_back_what_had_failed_once(cli, plain, scratch):
+    """An old record in the ledger is no reason to leave out what was there."""
+    config = scratch / "limited.yaml"
+    config.write_text("name: limited\nextractor: fbank\naudio: {max_seconds: 0.5}\n")
+    cache = scratch / "cache"
+    job = ("extract", plain.manifest(), "-o", cache, "-c", config)
+    assert cli(*job).code == 3
+    config.write_text("name: limited\nextractor: fbank\n")
+    assert cli(*job, "--retry-failed").code == 0
+    expected = items(cache)
+    for name in only_version(cache).shard_names():
+        flip(only_version(cache).shard(name).folder / CHUNKS["features"], 100)
+    assert cli("repair", cache, "--manifest", plain.manifest()).code in (0, 3)
+    assert items(cache) == expected
+
+
+def test_repair_of_what_is_sound_does_nothing(cli, plain, cache):
+    """And says so."""
+    version = only_version(cache).path
+
+    def files():
+        beside = {version, version / "lock", version / "work"}
+        return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if not beside & {path, path.parent}}
+
+    before = files()
+    repaired = cli("repair", cache, "--manifest", plain.manifest())
+    assert (repaired.code, "no damage found" in repaired.out) == (0, True)
+    assert files() == before
+
+
+def test_an_interrupted_repair_removes_nothing_that_it_does_not_extract(plain, cache):
+    """Stopped while it still verifies, it leaves the damaged shard, whose other utterances are good."""
+    flip(victim(cache).folder / CHUNKS["features"], 100)
+    stop = threading.Event()
+    stop.set()
+    done = repair(only_version(cache).path, read_manifest(plain.manifest()), Options("cpu", 1), stop=stop)
+    assert done.interrupted
+    assert len(only_version(cache).shard_names()) == 3
+
+
+def add_hollow_shard(cache: Path) -> Path:
+    """Add a shard of 4 · 10^4 items of 10^5 frames each, whose bytes are a hole in the file: 640 GB for who reads it,
+    and no space. Returns its chunk file.
+    """
+    version, count, times = only_version(cache), 40_000, 100_000
+    shard = version.shard(add_shard(version, {f"item-{i}": np.zeros((1, 80), np.float16) for i in range(count)}))
+    info, names = shard.info, [name for name, _ in shard.info.columns]
+    matrix = np.array(shard.table.matrix)
+    matrix[names.index("frame_offset")] *= np.uint64(times)
+    matrix[names.index("num_samples"), :-1] = times * 160
+    metadata = (shard.folder / "features/zarr.json").read_bytes().replace(b"%d" % count, b"%d" % (count * times))
+    written = {CHUNKS["items"]: matrix.tobytes(), "features/zarr.json": metadata}
+    sizes = {
+        **info.files,
+        CHUNKS["features"]: (count * times * 160 + CHECKSUM_BYTES, 0),
+        CHUNKS["items"]: (matrix.nbytes + CHECKSUM_BYTES, crc32c(matrix)),
+        "features/zarr.json": (len(metadata), crc32c(metadata)),
+    }
+    digest = digest_of(sizes, Table(matrix, shard.table.text, info.columns))
+    changed = structs.replace(info, frames=count * times, files=sizes, digest=digest)
+    written[CHUNKS["items"]] += crc32c(matrix).to_bytes(CHECKSUM_BYTES, "little")
+    written["zarr.json"] = seal_group(to_builtins(changed), "")
+    folder = shard.folder.rename(shard.folder.with_name(digest[:NAME_DIGITS]))
+    for name, data in written.items():
+        (folder / name).write_bytes(data)
+    chunk = folder / CHUNKS["features"]
+    chunk.write_bytes(b"")
+    os.truncate(chunk, sizes[CHUNKS["features"]][0])
+    return chunk
+
+
+@pytest.mark.parametrize("command", ["verify", "repair"])
+def test_an_interrupt_ends_verification_at_once(cli, plain, cache, command):
+    """In the middle of a shard of 640 GB; nobody waits for the end of it."""
+    chunk = add_hollow_shard(cache)
+    more = ["--manifest", plain.manifest()] if command == "repair" else []
+    running = cli.start(command, cache, *more, "--threads", 2)
+
+    def num_read() -> int:
+        """How many bytes it has read of anything; 0 where the chunk is not open."""
+        process = Path(f"/proc/{running.pid}")
+        with suppress(FileNotFoundError):
+            for opened in (process / "fd").iterdir():
+                with suppress(FileNotFoundError):
+                    if opened.readlink() == chunk:
+                        return int((process / "io").read_text().split()[1])
+        return 0
+
+    running.wait_until(num_read)
+    counts = [num_read()]
+    running.send(signal.SIGINT)
+    running.wait_until(lambda: counts.append(num_read()) or not counts[-1])
+    assert max(counts) - counts[0] < chunk.stat().st_size / 4
+    finished = running.wait()
+    assert finished.code == 130
+    (line,) = finished.err.splitlines()
+    assert "interrupted" in line
+    assert len(only_version(cache).shard_names()) == 4
+
+
+def test_repair_says_what_is_missing(cli, plain, cache):
+    """After a kill of repair itself, say: no damage, and yet not all is well."""
+    shutil.rmtree(victim(cache).folder)
+    told = cli("repair", cache, "--manifest", plain.manifest()).out
+    assert "5 utterances are in no shard: featcache extract adds them" in told
+
+
+def test_damage_in_one_version_leaves_the_others_usable(cli, plain, cache):
+    """Extraction into, and verification of, a sound version go on; verify of the cache tells of both."""
+    assert cli("extract", plain.manifest(), "-o", cache, "-c", "mfcc13").code == 0
+    (spoilt,) = cache.glob("mfcc13-*")
+    flip(spoilt / "zarr.json", 100)
+    assert "nothing to do" in cli("extract", plain.manifest(), "-o", cache).out
+    for command in ("verify", "info"):
+        told = cli(command, cache)
+        assert told.code == 1
+        assert "mfcc13" in told.out + told.err
+        assert "12 utterances" in told.out
+    assert cli("repair", cache, "--manifest", plain.manifest()).code == 0
+    assert cli("verify", cache).code == 0

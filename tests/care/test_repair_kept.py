@@ -1,0 +1,349 @@
+"""Repair keeps what is sound: it extracts again just the utterances whose own bytes are damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from cache_contents import check, chunk_files, items, only_version, provenance
+from corpora import Corpus, speech
+from damage import CHUNKS, delete, empty, flip, lengthen, replace_by_folder, victim
+from extractions import write_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_speech import DATA
+from scratch import scratch_folder
+
+import featcache
+from featcache.care.repair import Repaired, repair
+from featcache.errors import FeatcacheWarning
+from featcache.extraction.plan import Options
+from featcache.format.shard import Shard
+from featcache.manifest import read_manifest
+from featcache.version.index import open_index
+
+FEATURES = CHUNKS["features"]
+METADATA = [f"{name}/zarr.json" for name in CHUNKS]
+
+
+def mend(cache: Path, manifest: Path) -> Repaired:
+    """Repair a cache's one version, in this process."""
+    return repair(only_version(cache).path, read_manifest(manifest), Options("cpu", 1))
+
+
+def runs(cache: Path) -> dict[str, str]:
+    """The run that extracted each utterance."""
+    version = only_version(cache)
+    shards = [version.shard(name) for name in version.shard_names()]
+    return {id_: shard.info.made_by["run"] for shard in shards for id_ in shard.table.ids}
+
+
+def sides(cache: Path) -> dict[str, list[tuple]]:
+    """The entries of every side array of each utterance."""
+    version, found = only_version(cache), {}
+    for shard in map(version.shard, version.shard_names()):
+        arrays = [shard.side(side.name, check=True) for side in version.info.spec.side]
+        for number, id_ in enumerate(shard.table.ids):
+            entries = [array.item(number) for array in arrays]
+            found[id_] = [(entry.dtype, entry.shape, entry.tobytes()) for entry in entries]
+    return found
+
+
+def assert_mended(done: Repaired, cache: Path, sound: Path, manifest: Path, again: set[str]) -> None:
+    """All is as it was, bit for bit, and just these utterances come of another run."""
+    before = runs(sound)
+    assert {id_ for id_, run in runs(cache).items() if run != before[id_]} == again
+    assert done.extracted == len(again)
+    assert items(cache) == items(sound)
+    assert provenance(cache) == provenance(sound)
+    assert sides(cache) == sides(sound)
+    report = check(cache, manifest=read_manifest(manifest))
+    assert (report.problems, report.repeated) == ([], 0)
+    assert {path.name for path in only_version(cache).path.glob("work/*")} <= {"desk"}
+
+
+def end_of(shard: Shard, number: int) -> int:
+    """Where an item's bytes end in the features."""
+    return int(shard.table.offsets("frame")[number + 1]) * shard.features[:1].nbytes
+
+
+@settings(max_examples=10)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0), st.integers(0, 7)), min_size=1, max_size=5))
+def test_whatever_bits_flip_just_their_utterances_are_extracted_again(plain, sound, flips):
+    """In any byte of any features, or in the checksum behind them, which is nobody's."""
+    with scratch_folder() as folder:
+        cache = Path(shutil.copytree(sound, folder / "cache"))
+        version = only_version(cache)
+        shards = [version.shard(name) for name in version.shard_names()]
+        bits = {}  # of each byte one
+        for number, at, bit in flips:
+            bits[number, at % (shards[number].folder / FEATURES).stat().st_size] = bit
+        hit = set()
+        for (number, at), bit in bits.items():
+            shard = shards[number]
+            flip(shard.folder / FEATURES, at, bit)
+            item = int(np.searchsorted(shard.table.offsets("frame"), at // shard.features[:1].nbytes, "right")) - 1
+            if item < shard.info.items:
+                hit.add(shard.table.ids[item])
+        damaged = {number for number, _ in bits}
+        count = sum(shards[number].info.items for number in damaged)
+        done = mend(cache, plain.manifest())
+        assert (done.removed, done.kept) == ([shards[number].name for number in sorted(damaged)], count - len(hit))
+        assert_mended(done, cache, sound, plain.manifest(), hit)
+
+
+@settings(max_examples=10)
+@given(cut=st.integers(0))
+def test_what_lies_before_the_end_of_a_file_that_broke_off_is_kept(plain, sound, cut):
+    with scratch_folder() as folder:
+        cache = Path(shutil.copytree(sound, folder / "cache"))
+        shard = victim(cache)
+        chunk = shard.folder / FEATURES
+        ids, ends = [*shard.table.ids], [end_of(shard, number) for number in range(shard.info.items)]
+        cut %= chunk.stat().st_size
+        chunk.write_bytes(chunk.read_bytes()[:cut])
+        done = mend(cache, plain.manifest())
+        assert_mended(
+            done, cache, sound, plain.manifest(), {id_ for id_, end in zip(ids, ends, strict=True) if end > cut}
+        )
+
+
+@pytest.mark.parametrize("spoil", [delete, empty, replace_by_folder], ids=lambda spoil: spoil.__name__)
+def test_without_the_features_all_utterances_of_the_shard_are_extracted_again(plain, sound, cache, spoil):
+    shard = victim(cache)
+    ids = {*shard.table.ids}
+    spoil(shard.folder / FEATURES)
+    done = mend(cache, plain.manifest())
+    assert done.kept == 0
+    assert_mended(done, cache, sound, plain.manifest(), ids)
+
+
+def test_what_lies_before_lost_bytes_is_kept(plain, sound, cache):
+    """What lies behind them is not where it was."""
+    shard = victim(cache)
+    ids, at = [*shard.table.ids], end_of(shard, 1)
+    data = (shard.folder / FEATURES).read_bytes()
+    (shard.folder / FEATURES).write_bytes(data[: at + 2] + data[at + 4 :])
+    done = mend(cache, plain.manifest())
+    assert done.kept == 2
+    assert_mended(done, cache, sound, plain.manifest(), set(ids[2:]))
+
+
+# Nothing to extract
+
+
+@pytest.fixture
+def nothing_else(plain, monkeypatch) -> Path:
+    """A manifest of one row that is not in the cache and has no audio; and no extractor can be built."""
+
+    def build(*_):
+        raise AssertionError("an extractor was built")
+
+    monkeypatch.setattr("featcache.config.Config.build", build)
+    return plain.manifest([{"id": "another", "path": "another.wav"}], "another.csv")
+
+
+@pytest.mark.parametrize("spoil", [delete, lambda path: flip(path, 30)], ids=["delete", "flip"])
+@pytest.mark.parametrize("file", METADATA)
+def test_where_every_utterance_is_sound_nothing_is_extracted(plain, sound, cache, nothing_else, file, spoil):
+    """The metadata of an array is damaged: neither audio nor an extractor is needed."""
+    shard = victim(cache)
+    count = shard.info.items
+    spoil(shard.folder / file)
+    done = mend(cache, nothing_else)
+    assert (done.removed, done.kept, done.summary) == ([shard.name], count, None)
+    assert_mended(done, cache, sound, plain.manifest(), set())
+
+
+@pytest.mark.parametrize("spoil", [lengthen, lambda path: flip(path, path.stat().st_size - 1)], ids=["long", "flip"])
+def test_a_checksum_of_all_features_that_is_damaged_costs_nothing(plain, sound, cache, nothing_else, spoil):
+    spoil(victim(cache).folder / FEATURES)
+    assert_mended(mend(cache, nothing_else), cache, sound, plain.manifest(), set())
+
+
+def test_a_shard_may_be_mended_again_and_again(sound, cache, nothing_else):
+    """It is the same each time."""
+    chunk = victim(cache).folder / FEATURES
+    for _ in range(3):
+        flip(chunk, chunk.stat().st_size - 1)
+        mend(cache, nothing_else)
+        assert chunk_files(cache) == chunk_files(sound)
+    assert items(cache) == items(sound)
+
+
+# What is needed of audio and manifest
+
+
+def test_only_damaged_utterances_need_audio_and_a_row(cli, plain, cache, sound, scratch):
+    """The audio of all others is gone, and their rows too; the summary counts both kinds."""
+    corpus = plain.copy(scratch / "corpus")
+    shard = victim(cache)
+    count = shard.info.items
+    (row,) = (row for row in corpus.rows if row["id"] == shard.table.ids[2])
+    for other in corpus.rows:
+        if other is not row:
+            (corpus.folder / other["path"]).unlink()
+    flip(shard.folder / FEATURES, end_of(shard, 2) - 1)
+    done = cli("repair", cache, "--manifest", corpus.manifest([row], "one.csv"), "--json")
+    assert done.code == 0, done.err
+    (version,) = done.json()["versions"]
+    assert (version["removed"], version["kept"], version["extracted"]) == ([shard.name], count - 1, 1)
+    assert items(cache) == items(sound)
+    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
+
+
+def test_the_summary_counts_what_was_kept_and_what_was_extracted(cli, plain, cache):
+    shard = victim(cache)
+    kept = shard.info.items - 1
+    flip(shard.folder / FEATURES, 0)
+    told = cli("repair", cache, "--manifest", plain.manifest()).out
+    assert f"1 damaged shard: {kept} utterances kept, 1 extracted again" in told
+
+
+def test_what_was_missing_before_is_told_also_where_there_is_damage(cli, plain, cache):
+    """It is not repair's to extract."""
+    version = only_version(cache)
+    spoilt, gone, _ = (version.shard(name) for name in open_index(version).shards)
+    count = gone.info.items
+    shutil.rmtree(gone.folder)
+    flip(spoilt.folder / FEATURES, 0)
+    done = cli("repair", cache, "--manifest", plain.manifest())
+    assert done.code == 0
+    assert "1 extracted again" in done.out
+    assert f"{count} utterances are in no shard: featcache extract adds them" in done.out
+    assert len(items(cache)) == len(plain.rows) - count
+
+
+def test_an_utterance_that_fails_now_leaves_the_others_as_they_are(cli, plain, cache, sound, scratch):
+    """Its audio is no audio any more: it is in the ledger, and nothing else is lost."""
+    corpus = plain.copy(scratch / "corpus")
+    shard = victim(cache)
+    failing = shard.table.ids[1]
+    (row,) = (row for row in corpus.rows if row["id"] == failing)
+    (corpus.folder / row["path"]).write_bytes(b"noise" * 100)
+    flip(shard.folder / FEATURES, end_of(shard, 1) - 1)
+    done = cli("repair", cache, "--manifest", corpus.manifest(), "--json")
+    assert done.code == 3
+    (version,) = done.json()["versions"]
+    assert (version["extracted"], version["summary"]["failed_by_reason"]) == (0, {"not_audio": 1})
+    expected = items(sound)
+    del expected[failing]
+    assert items(cache) == expected
+    report = check(cache, manifest=read_manifest(corpus.manifest()))
+    assert (report.problems, report.failed) == ([], 1)
+
+
+# Other versions
+
+
+@pytest.mark.parametrize("kind", ["side", "quantized", "copies"])
+def test_side_arrays_quantised_features_and_copies_are_kept(cli, plain, scratch, kind):
+    """With all that belongs to an utterance; a copy of one is an utterance by itself."""
+    config: str | Path = "fbank80-uint8"
+    if kind == "side":
+        config = write_config(scratch, "Moments", module="row_extractors")
+    if kind == "copies":
+        config = scratch / "copies.yaml"
+        config.write_text("name: copies\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n")
+    sound, cache = scratch / "sound", scratch / "cache"
+    assert cli("extract", plain.manifest(), "-o", sound, "-c", config, "--device", "cpu").code == 0
+    shutil.copytree(sound, cache)
+    version = only_version(cache)
+    shard = version.shard(version.shard_names()[0])
+    hit = {shard.table.ids[number] for number in (4, 5)}
+    for number in (4, 5):
+        flip(shard.folder / FEATURES, end_of(shard, number) - 1)
+    options = ["--manifest", plain.manifest(), "--device", "cpu", "--trust-remote-code", "--json"]
+    done = cli("repair", cache, *options)
+    assert done.code == 0, done.err
+    (told,) = done.json()["versions"]
+    assert (told["kept"], told["extracted"]) == (len(items(sound)) - 2, 2)
+    before = runs(sound)
+    assert {id_ for id_, run in runs(cache).items() if run != before[id_]} == hit
+    assert items(cache) == items(sound)
+    assert sides(cache) == sides(sound)
+    assert provenance(cache) == provenance(sound)
+    assert check(cache, manifest=read_manifest(plain.manifest())).problems == []
+
+
+# Utterances that were replaced
+
+
+@pytest.fixture
+def replaced(cli, plain, scratch) -> tuple[Corpus, Path, list[str]]:
+    """A cache whose utterances 0 and 5 were extracted anew when their audio had changed; its shards, as they came."""
+    corpus, cache = plain.copy(scratch / "corpus"), scratch / "cache"
+    assert cli("extract", corpus.manifest(), "-o", cache).code == 0
+    (first,) = only_version(cache).shard_names()
+    for row in (0, 5):
+        path = corpus.folder / corpus.rows[row]["path"]
+        soundfile.write(path, speech(corpus.rows[row]["duration"], seed=50 + row), 16000)
+    assert cli("extract", corpus.manifest(), "-o", cache, "--check-sources").code == 0
+    (second,) = {*only_version(cache).shard_names()} - {first}
+    return corpus, cache, [first, second]
+
+
+def test_what_others_had_replaced_is_not_kept(replaced, nothing_else):
+    """Where only such items are damaged, nothing is extracted."""
+    _, cache, (first, second) = replaced
+    expected = items(cache)
+    shard = only_version(cache).shard(first)
+    for number in (0, 5):
+        flip(shard.folder / FEATURES, end_of(shard, number) - 1)
+    done = mend(cache, nothing_else)
+    assert (done.kept, done.extracted) == (10, 0)
+    assert items(cache) == expected
+    shards = [only_version(cache).shard(name) for name in only_version(cache).shard_names()]
+    assert sorted(shard.info.items for shard in shards) == [2, 10]
+    assert second in [shard.name for shard in shards]
+
+
+def test_an_older_extraction_does_not_pass_for_the_one_that_was_damaged(cli, replaced, monkeypatch):
+    """Not even where repair is killed before it has extracted anything: the utterance is said to be missing then."""
+    corpus, cache, (_, second) = replaced
+    expected = items(cache)
+    shard = only_version(cache).shard(second)
+    hit = shard.table.ids[1]
+    flip(shard.folder / FEATURES, end_of(shard, 1) - 1)
+
+    def killed(*_):
+        raise InterruptedError
+
+    monkeypatch.setattr("featcache.care.repair.run_extraction", killed)
+    with pytest.raises(InterruptedError):
+        mend(cache, corpus.manifest())
+    assert {id_ for id_, one in items(cache).items() if one != expected[id_]} == {hit}
+    assert [problem.kind for problem in check(cache).problems] == ["unfinished"]
+    with pytest.warns(FeatcacheWarning, match="1 of the 12 utterances of .* are missing"):
+        featcache.open(cache)
+    assert cli("extract", corpus.manifest(), "-o", cache).code == 0
+    assert items(cache) == expected
+
+
+# Real speech
+
+
+def test_of_real_speech_one_flipped_bit_costs_one_utterance(cli, scratch):
+    """300 spoken digits in one shard."""
+    manifest = DATA / "fsdd" / "manifest.csv"
+    if not manifest.exists():
+        pytest.skip(f"no speech in {DATA}")
+    some = scratch / "some.csv"
+    some.write_text("".join(manifest.read_text().splitlines(keepends=True)[:301]))
+    sound, cache = scratch / "sound", scratch / "cache"
+    assert cli("extract", some, "-o", sound, "--root", manifest.parent).code == 0
+    shutil.copytree(sound, cache)
+    (name,) = only_version(cache).shard_names()
+    shard = only_version(cache).shard(name)
+    flip(shard.folder / FEATURES, end_of(shard, 200) - 5)
+    hit = shard.table.ids[200]
+    done = cli("repair", cache, "--manifest", some, "--root", manifest.parent, "--json")
+    assert done.code == 0, done.err
+    (told,) = done.json()["versions"]
+    assert (told["kept"], told["extracted"]) == (299, 1)
+    before = runs(sound)
+    assert {id_ for id_, run in runs(cache).items() if run != before[id_]} == {hit}
+    assert (items(cache), provenance(cache)) == (items(sound), provenance(sound))

@@ -1,0 +1,148 @@
+"""Readers while `repair` takes a shard away: they find its items in the new one, or say what has happened."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+from cache_contents import check, items, only_version
+from click.testing import CliRunner
+from damage import CHUNKS, flip, victim
+
+import featcache
+from featcache.care.repair import repair
+from featcache.care.verify import verify
+from featcache.cli import main
+from featcache.errors import StoreError
+from featcache.extraction.plan import Options
+from featcache.format.shard import Shard
+from featcache.loader.cache import Cache
+from featcache.manifest import read_manifest
+from featcache.version.index import open_index
+
+GONE = "is gone: a repair or prune has taken it away since: open the cache again"
+ROUNDS = 3
+
+
+def damage(cache: Path, name: str = "features/c/0/0") -> Shard:
+    """Spoil the second shard: its first item, or one of its columns."""
+    shard = victim(cache)
+    flip(shard.folder / name, 3)
+    shutil.rmtree(next(cache.glob("*/index")))
+    return shard
+
+
+def repair_now(cache: Path, plain) -> None:
+    done = repair(only_version(cache).path, read_manifest(plain.manifest()), Options("cpu", 1))
+    assert len(done.removed) == 1
+
+
+@pytest.fixture(params=["features/c/0/0", "items/c/0/0"], ids=["features", "table"])
+def overtaken(request, cache, plain, monkeypatch):
+    """A damaged cache that is repaired just when somebody begins to read the damaged shard.
+
+    After damage to the features, its items are in two other shards; after damage to the table, they are in one of the
+    same name.
+    """
+    shard = damage(cache, request.param)
+    read, begun = Shard.__init__, []
+
+    def overtaken_read(self, store, name, *others):
+        if name == shard.name and not begun:
+            begun.append(self)
+            repair_now(cache, plain)
+        read(self, store, name, *others)
+
+    monkeypatch.setattr(Shard, "__init__", overtaken_read)
+    yield cache
+    assert begun
+
+
+def test_an_index_is_built_of_the_shards_that_are_there_now(overtaken, sound):
+    index = open_index(only_version(overtaken))
+    assert {*index.ids} == {*items(sound)}
+
+
+def test_a_cache_is_opened_with_all_items(overtaken, sound):
+    cache = featcache.open(overtaken)
+    assert {id_: cache[id_].tobytes() for id_ in cache.ids} == {id_: found[2] for id_, found in items(sound).items()}
+
+
+def test_verify_reports_nothing_that_was_taken_away(overtaken, sound, plain):
+    report = verify(only_version(overtaken), manifest=read_manifest(plain.manifest()))
+    assert (report.problems, report.utterances) == ([], len(items(sound)))
+
+
+@pytest.mark.parametrize(
+    "command", [["info"], ["stats"], ["show", "utt-05"], ["verify", "--recompute", "3"]], ids=lambda command: command[0]
+)
+def test_a_command_reads_what_is_there_now(overtaken, sound, command):
+    name, *arguments = command
+    overtaken_result = CliRunner().invoke(main, [name, str(overtaken), *arguments, "--json"])
+    assert overtaken_result.exit_code == 0, overtaken_result.output
+    assert "missing" not in overtaken_result.output
+
+
+def test_an_opened_cache_reads_what_it_has_mapped_and_else_says_that_it_is_to_be_opened_again(cache, sound, plain):
+    """Never the features of another utterance, and never that a file is missing."""
+    shard = damage(cache)
+    opened, mapped = featcache.open(cache), featcache.open(cache)
+    inside = [*shard.table.ids]
+    whole = items(sound)
+    assert mapped[inside[-1]].tobytes() == whole[inside[-1]][2]
+    repair_now(cache, plain)
+    for reader in (opened, pickle.loads(pickle.dumps(opened)), pickle.loads(pickle.dumps(mapped))):
+        for id_ in reader.ids:
+            if id_ in inside:
+                with pytest.raises(StoreError, match=GONE):
+                    reader[id_]
+            else:
+                assert reader[id_].tobytes() == whole[id_][2]
+        with pytest.raises(StoreError, match=GONE):
+            reader.batch([inside[0]], check=True)
+    assert mapped[inside[-1]].tobytes() == whole[inside[-1]][2]
+    again = featcache.open(cache, check=True)
+    assert {id_: again[id_].tobytes() for id_ in again.ids} == {id_: found[2] for id_, found in whole.items()}
+
+
+def test_a_shard_that_is_really_lost_is_reported(cache):
+    """Removed by hand: who has opened it earlier is told, and a file that is missing in a shard is damage."""
+    opened = featcache.open(cache)
+    lost = victim(cache)
+    (lost.folder / CHUNKS["text"]).unlink()
+    problems = check(cache).problems
+    assert [problem.shard for problem in problems] == [lost.name]
+    assert "the file is missing" in problems[0].message
+    ids = [opened.ids[i] for i in range(len(opened)) if opened.index.shards[opened.index.shard[i]] == lost.name]
+    shutil.rmtree(lost.folder)
+    with pytest.raises(StoreError, match=GONE):
+        opened[ids[0]]
+
+
+def read(cache: Cache, id_: str) -> bytes | str:
+    """The bytes of an item, or what is wrong with it."""
+    try:
+        return cache[id_].tobytes()
+    except StoreError as error:
+        return GONE if GONE in str(error) else str(error)
+
+
+def test_readers_of_a_cache_that_is_repaired_again_and_again(cli, cache, sound, plain):
+    """Real processes, at whatever moments. An item is as it was, or damaged, or in no shard while it is extracted."""
+    whole = items(sound)
+    for _ in range(ROUNDS):
+        shard = damage(cache)
+        bad = shard.table.ids[0]
+        repairing = cli.start("repair", cache, "--manifest", plain.manifest(), "--threads", 1)
+        while repairing.poll() is None:
+            opened = Cache(only_version(cache))
+            assert {*whole} - {*opened.ids} <= {bad}
+            for id_ in opened.ids:
+                assert id_ == bad or read(opened, id_) in (whole[id_][2], GONE)
+            problems = check(cache).problems
+            assert {problem.id for problem in problems if problem.kind != "unfinished"} <= {bad}, problems
+            assert not [problem.message for problem in problems if "the file is missing" in problem.message]
+        assert repairing.wait().code == 0
+        assert items(cache) == whole

@@ -1,0 +1,186 @@
+"""`verify --sources`: is the audio still what was extracted? And what `extract` says of audio it did not look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from cache_contents import only_version
+from corpora import Corpus
+from extractions import extracted
+from make_cache import make_features, make_version
+
+from featcache.audio import content_hash
+from featcache.audio.content_hash import hash_of_content
+from featcache.care.sources import SourceCheck
+from featcache.care.verify import verify
+
+
+@pytest.fixture
+def moved(cli, plain, sound, scratch) -> tuple[Path, Corpus]:
+    """A sound cache, and a copy of its audio with the same times, to spoil."""
+    return Path(shutil.copytree(sound, scratch / "cache")), plain.copy(scratch / "audio")
+
+
+def told(cli, cache, *options) -> tuple[int, list[tuple[str | None, str]]]:
+    """The exit code, and each problem with audio."""
+    found = cli("verify", cache, *options, "--json")
+    (version,) = found.json()["versions"]
+    assert {problem["kind"] for problem in version["problems"]} <= {"source"}
+    assert {problem["shard"] for problem in version["problems"]} <= {None}
+    return found.code, [(problem["id"], problem["message"]) for problem in version["problems"]]
+
+
+@pytest.mark.parametrize("how", ["stat", "content"])
+def test_audio_that_is_what_it_was_is_no_problem(cli, moved, how):
+    """Where the run that extracted it has found it, or under --root."""
+    cache, corpus = moved
+    assert told(cli, cache, f"--sources={how}") == (0, [])
+    assert told(cli, cache, f"--sources={how}", "--root", corpus.folder) == (0, [])
+    assert told(cli, cache, "--root", corpus.folder) == (0, [])
+
+
+def test_files_that_are_gone_changed_or_no_files_are_named(cli, moved):
+    cache, corpus = moved
+    (corpus.folder / "00.wav").unlink()
+    (corpus.folder / "01.wav").write_bytes(b"short")
+    os.utime(corpus.folder / "02.wav", ns=(1, 1))
+    (corpus.folder / "03.wav").unlink()
+    (corpus.folder / "03.wav").mkdir()
+    size = (corpus.folder / "01.wav").stat().st_size
+    code, found = told(cli, cache, "--sources", "--root", corpus.folder)
+    assert code == 1
+    folder = corpus.folder
+    old = only_version(cache)
+    sizes = {item.id: item.size for name in old.shard_names() for item in old.shard(name).items()}
+    assert dict(found) == {
+        "utt-00": f"utt-00: {folder}/00.wav: there is no such file",
+        "utt-01": f"utt-01: {folder}/01.wav: has changed since: {sizes['utt-01']:,} → {size} bytes",
+        "utt-02": f"utt-02: {folder}/02.wav: has changed since: its mtime is another",
+        "utt-03": f"utt-03: {folder}/03.wav: is not a file any more",
+    }
+    text = cli("verify", cache, "--sources", "--root", corpus.folder)
+    assert text.code == 1
+    assert "no damage found" in text.out
+    assert text.err.startswith("4 audio files are not what was extracted: ")
+    assert "repair" not in text.err
+
+
+def test_what_has_the_same_content_is_the_same_whatever_its_time(cli, moved):
+    """And other content of the same size and time is not, which only the hash tells."""
+    cache, corpus = moved
+    os.utime(corpus.folder / "02.wav", ns=(1, 1))
+    path = corpus.folder / "05.wav"
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    root = ("--root", corpus.folder)
+    assert [id_ for id_, _ in told(cli, cache, "--sources=stat", *root)[1]] == ["utt-02"]
+    code, found = told(cli, cache, "--sources=content", *root)
+    assert (code, found) == (1, [("utt-05", f"utt-05: {path}: has changed since: other bytes, of the same number")])
+
+
+def test_items_without_a_hash_are_counted_and_compared_by_time(cli, scratch):
+    """Such as a member of a container, or what another writer has stored."""
+    files = [scratch / f"utt-{number}.wav" for number in range(3)]
+    for file in files:
+        file.write_bytes(bytes(1000))
+        os.utime(file, ns=(5, 5))
+    version = make_version(scratch / "cache", make_features(3), rows={file.stem: {"path": file.name} for file in files})
+    command = ("verify", version.path, "--root", scratch)
+    assert told(cli, version.path, "--sources=content", "--root", scratch) == (0, [])
+    text = cli(*command, "--sources=content").out
+    assert "no hash of the audio is known of 3 utterances, whose files were compared by size and mtime" in text
+    os.utime(files[2], ns=(5, 6))
+    code, found = told(cli, version.path, "--sources=content", "--root", scratch)
+    assert (code, found) == (1, [("utt-2", f"utt-2: {files[2]}: has changed since: its mtime is another")])
+    assert "no hash" not in cli(*command, "--sources").out
+
+
+def test_a_file_of_many_utterances_is_hashed_and_named_once(cli, reference, corpus, monkeypatch, scratch):
+    """In however many shards they are."""
+    hashed = []
+
+    def count(descriptor: int) -> int:
+        hashed.append(descriptor)
+        return hash_of_content(descriptor)
+
+    monkeypatch.setattr(content_hash, "hash_of_content", count)
+    cache = scratch / "cache"
+    assert cli("extract", corpus.manifest(), "-o", cache, "--shard-size", "0.004").code == 0
+    version = only_version(cache)
+    assert len(version.shard_names()) > 5
+    found = verify(version, sources=SourceCheck(by_content=True, root=corpus.folder), threads=2)
+    assert found.problems == []
+    assert len(hashed) == len({row["path"] for row in corpus.rows}) < len(corpus.rows)
+    empty = scratch / "empty"
+    empty.mkdir()
+    code, problems = told(cli, cache, "--sources", "--root", empty)
+    assert (code, len(problems)) == (1, len({row["path"] for row in corpus.rows}))
+    (message,) = (message for _, message in problems if "long.flac" in message)
+    assert message.startswith("segment-0 and 5 others: ")
+
+
+def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_and_two_contents(cli, scratch):
+    file = scratch / "a.wav"
+    file.write_bytes(b"\1" * 1000)
+    os.utime(file, ns=(5, 5))
+    contents = {"utt-0": hash_of_file(file), "utt-1": 1, "utt-2": 2}
+    rows = {id_: {"path": "a.wav", "content_hash": content} for id_, content in contents.items()}
+    version = make_version(scratch / "cache", make_features(3), rows=rows)
+    for how, ids in (("stat", []), ("content", ["utt-1", "utt-2"])):
+        said = cli("verify", version.path, f"--sources={how}", "--root", scratch, "--json").json()
+        problems = [problem for problem in said["versions"][0]["problems"] if problem["kind"] == "source"]
+        assert len(problems) == bool(ids)
+        assert all("utt-1 and 1 other" in problem["message"] for problem in problems)
+
+
+def hash_of_file(path: Path) -> int:
+    with path.open("rb") as file:
+        return hash_of_content(file.fileno())
+
+
+def test_only_items_that_count_are_compared(cli, moved):
+    """A file that has changed and was extracted again is what its utterance was extracted from."""
+    cache, corpus = moved
+    shutil.copy(corpus.folder / "03.wav", corpus.folder / "04.wav")
+    manifest = corpus.manifest(corpus.rows)
+    assert told(cli, cache, "--sources", "--root", corpus.folder)[0] == 1
+    again = cli("extract", manifest, "-o", cache, "--check-sources", "--json")
+    assert (again.code, extracted(again)) == (0, 1)
+    assert told(cli, cache, "--sources", "--root", corpus.folder) == (0, [])
+
+
+def test_audio_is_looked_at_in_sound_shards_only(cli, moved):
+    """Damage is damage; the rest is compared."""
+    cache, corpus = moved
+    version = only_version(cache)
+    shard = version.shard(version.shard_names()[0])
+    inside = len(shard.table.ids)
+    with (shard.folder / "features" / "c" / "0" / "0").open("r+b") as file:
+        file.write(b"spoilt!!")
+    shutil.rmtree(corpus.folder)
+    corpus.folder.mkdir()
+    found = cli("verify", cache, "--sources", "--root", corpus.folder, "--json")
+    kinds = [problem["kind"] for problem in found.json()["versions"][0]["problems"]]
+    assert (found.code, kinds.count("source")) == (1, len(corpus.rows) - inside)
+    assert "checksum" in kinds
+
+
+# What extract says
+
+
+def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
+    """It looks at none of what is there unless it is told to."""
+    again = cli("extract", plain.manifest(), "-o", cache)
+    assert "12 already there: their audio was not looked at (--check-sources does)\n" in again.out
+    told = json.loads(cli("extract", plain.manifest(), "-o", cache, "--json").out)
+    assert told["versions"][0]["not_looked_at"] == 12
+    looked = cli("extract", plain.manifest(), "-o", cache, "--check-sources")
+    assert "looked at" not in looked.out
+    first = cli("extract", plain.manifest(), "-o", cache.parent / "new")
+    assert "looked at" not in first.out

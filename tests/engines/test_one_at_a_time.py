@@ -1,0 +1,150 @@
+"""One command at a time works on a version: the next one says which does, or waits; a kill lets the next one begin."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import socket
+import threading
+
+import pytest
+from cache_contents import check, chunk_files, items, only_version
+from extractions import extract_here
+from pausing import interrupt
+
+import featcache
+from featcache.care.prune import plan_prune, prune
+from featcache.config import load_config
+from featcache.engines.local import run_locally
+from featcache.errors import LockedError
+from featcache.extraction.extraction import exclusively, run_extraction
+from featcache.extraction.plan import Options, plan_extraction
+from featcache.manifest import read_manifest
+
+WAITS = "this run waits until that has ended"
+
+
+@pytest.fixture
+def job(plain, gated_config, gate, scratch):
+    """An extraction that stands still at the third utterance, each in a shard of its own."""
+    gate.write_text("2")
+    command = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c", "--threads", 1)
+    return (*command, "--shard-size", "0.0003")
+
+
+@pytest.fixture
+def at_gate(cli, job, scratch):
+    """That extraction, which holds the lock."""
+    running = cli.start(*job)
+    running.wait_until(lambda: len(list((scratch / "c").glob("*/shards/*/"))) == 2)
+    return running
+
+
+def test_who_comes_second_is_told_who_is_at_work(cli, plain, job, at_gate, gate, scratch):
+    """Whatever it was to do, nothing is changed; whoever reads, or has nothing to do, does so."""
+    version = only_version(scratch / "c")
+    cache, manifest = scratch / "c", plain.manifest()
+    done = plain.manifest([row for row in plain.rows if row["id"] in items(cache)], "done.csv")
+    for command in (
+        job,
+        ("repair", cache, "--manifest", manifest),
+        ("prune", cache, "--manifest", plain.manifest(plain.rows[:1], "one.csv"), "--yes"),
+        ("rm", version.path, "--yes"),
+    ):
+        refused = cli(*command)
+        assert refused.code == 1, command
+        (line,) = refused.err.splitlines()
+        assert f"process {at_gate.pid} on {socket.gethostname()}" in line, command
+    line = cli(*job).err
+    assert line.startswith(f"featcache: {version.path}: is in use by featcache extract, process {at_gate.pid} on ")
+    assert all(word in line for word in (" UTC: ", "--wait", "--partition"))
+    assert "2 utterances" in cli("info", cache).out
+    nothing = cli("extract", done, *job[2:])
+    assert (nothing.code, "nothing to do" in nothing.out) == (0, True)
+    gate.unlink()
+    assert at_gate.wait().code == 0
+    assert len(items(cache)) == len(plain.rows)
+
+
+def test_with_wait_the_second_does_what_the_first_has_not(cli, plain, job, at_gate, gate, scratch):
+    """It says once that it waits, and plans again."""
+    waiting = cli.start(*job, "--wait", "--json")
+    waiting.wait_until(lambda: WAITS in waiting.err())
+    assert interrupt(at_gate, gate).code == 130
+    there = len(items(scratch / "c"))
+    ended = waiting.wait()
+    summary = ended.json()["versions"][0]
+    assert (ended.code, summary["present"], summary["extracted"]) == (0, there, len(plain.rows) - there)
+    assert ended.err.count(WAITS) == 1
+    assert check(scratch / "c").repeated == 0
+
+
+def test_who_waits_can_be_interrupted(cli, job, at_gate, gate):
+    waiting = cli.start(*job, "--wait")
+    waiting.wait_until(lambda: WAITS in waiting.err())
+    waiting.send(signal.SIGINT)
+    ended = waiting.wait()
+    assert ended.code == 130
+    assert "interrupted: 0 extracted utterances kept" in ended.out
+    gate.unlink()
+    assert at_gate.wait().code == 0
+
+
+def test_a_kill_lets_the_next_one_begin(cli, job, at_gate, gate, scratch):
+    waiting = cli.start(*job, "--wait")
+    waiting.wait_until(lambda: WAITS in waiting.err())
+    at_gate.send(signal.SIGKILL)
+    assert at_gate.wait().code == -signal.SIGKILL
+    gate.unlink()
+    assert waiting.wait().code == 0
+    assert cli(*job, "-o", scratch / "whole").code == 0
+    assert chunk_files(scratch / "c") == chunk_files(scratch / "whole")
+
+
+def test_what_has_changed_since_it_was_planned_is_planned_again(plain, scratch):
+    """All of it was pruned away but six, or done by another run in the meantime."""
+    manifest, options = read_manifest(plain.manifest()), Options("cpu", 1)
+    half = read_manifest(plain.manifest(plain.rows[:6], "half.csv"))
+    new = read_manifest(plain.manifest([*plain.rows, {**plain.rows[0], "id": "new"}], "more.csv"))
+    early = plan_extraction(manifest, [load_config("fbank80")], scratch, options)
+    expected = extract_here(manifest, [load_config("fbank80")], scratch, options).versions[0].extracted
+    with exclusively(early, threading.Event()) as plan:
+        assert (early.num_missing, plan.num_missing) == (expected, 0)
+    more = plan_extraction(new, [load_config("fbank80")], scratch, options)
+    whole, version = items(scratch), only_version(scratch)
+    assert prune(version, plan_prune(version, half.ids.hashes()), half.ids.hashes()).rewritten == 1
+    with exclusively(more, threading.Event()) as plan:
+        assert run_extraction(plan, run_locally).versions[0].extracted == 7
+    assert items(scratch).items() >= whole.items()
+    assert check(scratch).problems == []
+
+
+def test_in_python_who_waits_is_stopped_by_its_event(plain, scratch):
+    featcache.extract(plain.manifest(plain.rows[:2], "2.csv"), cache=scratch)
+    with only_version(scratch).at_work("repair"):
+        with pytest.raises(LockedError, match=r"is in use by featcache repair, .*: run this again when"):
+            featcache.extract(plain.manifest(), cache=scratch)
+        stop = threading.Event()
+        threading.Timer(0.2, stop.set).start()
+        summary = featcache.extract(plain.manifest(), cache=scratch, wait=True, stop=stop)
+    assert (summary.interrupted, summary.versions[0].extracted) == (True, 0)
+
+
+def test_a_part_of_a_corpus_that_is_busy_does_not_hold_up_the_others(cli, plain, scratch):
+    rows = {name: plain.rows[at : at + 2] for at, name in enumerate("ab")}
+    manifests = [plain.manifest(some, f"{name}.csv") for name, some in rows.items()]
+    corpus = ("extract", *manifests, "-o", scratch / "corpus")
+    assert cli(*corpus, "--threads", 1).code == 0
+    manifests = [plain.manifest(plain.rows[:4], f"{name}.csv") for name in rows]
+    with only_version(scratch / "corpus" / "a").at_work("repair"):
+        ended = cli(*corpus, "--json")
+    assert (ended.code, "part a: " in ended.err, "featcache repair, process" in ended.err) == (1, True, True)
+    busy, done = ended.json()["parts"]
+    assert (busy["error"]["type"], done["versions"][0]["extracted"]) == ("LockedError", 2)
+
+
+def test_where_there_are_no_locks_everybody_has_the_lock(plain, scratch, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "Operation not supported")))
+    featcache.extract(plain.manifest(plain.rows[:2], "2.csv"), cache=scratch)
+    with only_version(scratch).at_work("repair"):
+        assert featcache.extract(plain.manifest(), cache=scratch).versions[0].extracted == len(plain.rows) - 2

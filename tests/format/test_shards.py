@@ -1,0 +1,461 @@
+"""A shard keeps what it was given, is named after it, is plain Zarr, and takes only what its version holds."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from damage import SPOIL, flip, swap_in_another
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_cache import make_features, make_version
+from msgspec import structs
+from scratch import scratch_folder
+from small_shards import INFO, SIDE, SIDED, SPEC, create, item, problems, write
+
+from featcache.errors import DamagedError, ExtractorError, StoreError
+from featcache.format.group import read_attributes
+from featcache.format.shard import Shard
+from featcache.format.table import Table
+from featcache.format.writing import Array, ShardBuilder, group_files, seal_group
+from featcache.spec import DTYPES, QUANTIZATION, SideSpec
+from featcache.storage.base import MARK
+from featcache.version.index import open_index
+from featcache.version.version import Version
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+ITEMS = st.lists(
+    st.builds(
+        item,
+        TEXT,
+        st.integers(1, 5),
+        path=TEXT,
+        start=st.none() | st.floats(0, 1e6),
+        duration=st.none() | st.floats(1e-3, 1e6),
+        channel=st.none() | st.integers(0, 2**31 - 1),
+        size=st.integers(0, 2**63 - 1),
+        mtime_ns=st.integers(-(2**63), 2**63 - 1),
+        sample_rate=st.integers(1, 10**6),
+        content_hash=st.integers(0, 2**64 - 1),
+        by_ffmpeg=st.booleans(),
+        generation=st.integers(1, 2**40),
+    ),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda item: item.id,
+)
+
+
+def document(shard: Shard) -> dict:
+    """What a shard's document says, without its seal."""
+    attributes = read_attributes((shard.folder / MARK).read_bytes(), dict, "", "")
+    return {key: value for key, value in attributes.items() if key != "checksum"}
+
+
+@settings(max_examples=15)
+@given(ITEMS)
+def test_a_shard_keeps_what_its_items_are(items):
+    """Every column comes back as it went in; and the shard is sound."""
+    with scratch_folder() as folder:
+        version = create(folder)
+        shard = write(version, items)
+        assert list(shard.items()) == items
+        assert list(shard.items([len(items) - 1])) == items[-1:]
+        assert [shard.features[first, 0] for first in shard.table.offsets("frame")[:-1]] == list(range(len(items)))
+        assert math.isclose(shard.info.seconds, sum(item.num_samples for item in items) / 16000)
+        assert problems(version, shard.name) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_stock_zarr_reads_every_dtype_and_refuses_a_flipped_bit(scratch, dtype):
+    """Features, side arrays, items and text; also where all of it is zero."""
+    spec = replace(SPEC, dtype=dtype, side=(SideSpec("all", (2, 3), dtype, ""),))
+    version = create(scratch, structs.replace(INFO, spec=spec))
+    entries = np.arange(18).reshape(3, 2, 3).astype(dtype)
+    for items, values in (([item("a")], np.zeros((3, 2))), ([item("b")], np.arange(6).reshape(3, 2))):
+        shard = write(version, items, values, side={"all": (entries, [3])})
+        assert problems(version, shard.name) == []
+        assert shard.features.dtype == dtype
+        assert np.array_equal(shard.features, values.astype(dtype))
+        group = zarr.open_group(shard.folder, mode="r")
+        assert {*group.array_keys()} == {"features", "items", "text", "side_all"}
+        assert group["features"].dtype == group["side_all"].dtype == dtype
+        assert np.array_equal(group["features"][...], values.astype(dtype))
+        assert np.array_equal(group["side_all"][...], entries)
+        assert group["items"].shape == (len(shard.info.columns), 2)
+        assert group["text"][...].tobytes() == f"{items[0].id}{items[0].path}".encode()
+    for chunk in sorted(shard.folder.glob("*/c/**/0")):
+        if chunk.is_file():
+            for at in (0, chunk.stat().st_size // 2, chunk.stat().st_size - 1):
+                flip(chunk, at, at % 8)
+                with pytest.raises(ValueError, match="checksum"):
+                    group[chunk.relative_to(shard.folder).parts[0]][...]
+                flip(chunk, at, at % 8)
+
+
+def test_xarray_opens_a_shard(scratch):
+    """No dimension has the name of an array, and those of one name have one length."""
+    xarray = pytest.importorskip("xarray")
+    shard = write(create(scratch, SIDED), [item("a"), item("b")], side=side_of([2, 0]))
+    opened = xarray.open_zarr(shard.folder, consolidated=False)
+    assert opened.sizes["frame"] == 6
+    assert opened.sizes["side_scales_entry"] == 2
+    assert np.array_equal(opened["features"].values, shard.features)
+
+
+def test_a_code_that_is_missing_is_none(scratch):
+    """What Zarr libraries read where a chunk is missing cannot be taken for a code, nor for a feature."""
+    for spec, fill in (
+        (SPEC, np.nan),
+        (replace(SPEC, dtype="uint16", units="codes", codebook_sizes=(1024, 300)), 65535),
+        (replace(SPEC, dtype="uint8", units="codes", codebook_sizes=(256, 256)), 0),
+    ):
+        version = create(scratch / spec.dtype, structs.replace(INFO, spec=spec))
+        shard = write(version, [item("a")])
+        (shard.folder / "features/c/0/0").unlink()
+        read = zarr.open_group(shard.folder, mode="r")["features"][...]
+        assert np.array_equal(read, np.full((3, 2), fill, spec.dtype), equal_nan=True)
+        with pytest.raises(DamagedError, match="features/c/0/0: damaged: the file is missing"):
+            shard.features  # noqa: B018
+
+
+# Names
+
+
+def test_names_are_content(version):
+    """The same items have the same name, whoever made them, and whatever run; anything else has another."""
+    items = [item("a"), item("b", start=0.5)]
+    first = write(version, items, run="run 1", row=3)
+    inode = first.folder.stat().st_ino
+    again = write(version, items, run="run 2", row=3)
+    assert (again.name, again.folder.stat().st_ino, again.run) == (first.name, inode, "run 1")
+    assert write(create(version.path / "elsewhere"), items, run="run 3", row=7, manifest="1" * 16).name == first.name
+    others = [
+        [item("a"), item("c", start=0.5)],
+        [item("b", start=0.5), item("a")],
+        [item("a"), item("b")],
+        [item("a", path="elsewhere.wav"), items[1]],
+        *([item("a"), replace(items[1], **{field: value})] for field, value in CHANGES.items()),
+    ]
+    names = {write(version, other).name for other in others}
+    values = np.zeros((6, 2), np.float32)
+    names |= {write(version, items, values).name, write(version, items, values + 1).name, first.name}
+    assert len(names) == len(others) + 3
+    assert {*version.shard_names()} == names
+    assert [*version.store.below("work").walk()] == []
+
+
+CHANGES = {
+    "duration": 0.25,
+    "channel": 1,
+    "num_samples": 481,
+    "size": 2,
+    "mtime_ns": 3,
+    "sample_rate": 8000,
+    "content_hash": 7,
+    "by_ffmpeg": True,
+    "generation": 2,
+}
+
+
+def test_side_arrays_are_content(scratch):
+    version = create(scratch, SIDED)
+    names = {
+        write(version, [item("a")], side=side_of([count], first)).name for count, first in ((2, 0), (2, 1), (3, 0))
+    }
+    assert len(names) == 3
+
+
+def test_a_shard_keeps_its_bytes(version):
+    """Formats are kept: what a later featcache writes of the same items is the same, byte for byte."""
+    shard = write(version, [item("a", content_hash=7), item("b", 2, start=0.5, channel=1)], run="20260101")
+    chunks = {path: tuple(written) for path, written in shard.info.files.items() if "/c/" in path}
+    assert chunks == {
+        "features/c/0/0": (44, 1024106899),
+        "items/c/0/0": (388, 3284908568),
+        "text/c/0": (16, 491774346),
+    }
+
+
+# What does not belong
+
+
+def side_of(counts, first: int = 0) -> dict:
+    """Data of both side arrays: so many entries for each item, counted up from `first`; of marks one more."""
+    more = [count + 1 for count in counts]
+    scales = np.arange(first, first + sum(counts), dtype=np.float32)
+    marks = np.arange(first, first + 2 * sum(more), dtype=np.uint16).reshape(-1, 2)
+    return {"scales": (scales, counts), "marks": (marks, more)}
+
+
+@pytest.mark.parametrize("values", [np.zeros((3, 2)), np.zeros((3, 3), np.float32), np.zeros((2, 2), np.float32)])
+def test_a_shard_takes_only_what_the_version_holds(values):
+    """Another dtype, another shape, another number of frames: the extractor's fault, told as such."""
+    builder = ShardBuilder(SPEC)
+    with pytest.raises(ExtractorError, match=r"this version's are float32 \[3, 2\]"):
+        builder.append([item("a")], values, [3])
+    assert (len(builder), builder.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("side", "words"),
+    [
+        ({}, "side arrays are none; this version's are marks, scales"),
+        ({"scales": side_of([1])["scales"]}, "side arrays are scales; this version's are marks, scales"),
+        (side_of([1, 1]), r"side array scales has \[1, 1\] entries for 1 items"),
+        (side_of([1]) | {"scales": (np.zeros(0, np.float32), [-1])}, "-1"),
+        (side_of([1]) | {"scales": (np.zeros(2, np.float32), [1])}, r"float32 \[2\]; this version's is float32 \[1\]"),
+        (side_of([1]) | {"scales": (np.zeros(1), [1])}, r"scales is float64 \[1\]; this version's is float32 \[1\]"),
+        (side_of([1]) | {"marks": (np.zeros((1, 3), np.uint16), [1])}, r"marks is uint16 \[1, 3\].*\[1, 2\]"),
+    ],
+)
+def test_a_shard_takes_only_the_side_arrays_of_its_version(side, words):
+    """Told as the extractor's fault; and nothing of the call has been added."""
+    builder = ShardBuilder(SIDED.spec)
+    with pytest.raises(ExtractorError, match=words):
+        builder.append([item("a")], np.zeros((3, 2), np.float32), [3], side)
+    assert (len(builder), builder.num_bytes) == (0, 0)
+    with pytest.raises(ExtractorError, match="this version's are none"):
+        ShardBuilder(SPEC).append([item("a")], np.zeros((3, 2), np.float32), [3], side_of([1]))
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 6))
+def test_a_shard_keeps_its_side_arrays(counts, split):
+    """Appended at once or in two parts, with as many entries as there are, or none; and stock Zarr reads them."""
+    with scratch_folder() as folder:
+        version = create(folder, SIDED)
+        builder = ShardBuilder(version.info.spec)
+        expected = {"scales": [], "marks": []}
+        for part in (range(len(counts))[:split], range(len(counts))[split:]):
+            data = side_of([counts[number] for number in part], 100 * len(part))
+            items = [item(f"utt-{number}", 1) for number in part]
+            builder.append(items, np.zeros((len(part), 2), np.float32), [1] * len(part), data)
+            for name, (entries, each) in data.items():
+                expected[name] += np.split(entries, np.cumsum(each))[:-1]
+        made = {"fingerprint": INFO.fingerprint, "row": 0, "manifest": "0" * 16, "made_by": {}, "where": ""}
+        name, files = builder.files(**made)
+        version.store.publish(files, f"shards/{name}")
+        shard = version.shard(name)
+        assert problems(version, name) == []
+        group = zarr.open_group(shard.folder, mode="r")
+        for spec in SIDE:
+            side = shard.side(spec.name)
+            for number, entries in enumerate(expected[spec.name]):
+                assert (side.item(number).dtype, side.item(number).shape) == (spec.dtype, entries.shape)
+                assert (side.item(number) == entries).all()
+                assert not (len(entries) and side.entries.flags.writeable)
+            assert (group[f"side_{spec.name}"][...] == np.concatenate(expected[spec.name])).all()
+
+
+def test_quantised_features_come_back_within_half_a_step(scratch):
+    features = make_features(5, (4,), "float32")
+    version = make_version(scratch, features, quantized=True)
+    (name,) = version.shard_names()
+    shard = version.shard(name)
+    assert problems(version, name) == []
+    assert shard.features.dtype == np.uint8
+    offsets = shard.table.offsets("frame").tolist()
+    for number, array in enumerate(features.values()):
+        ((scale, offset),) = shard.side(QUANTIZATION).item(number)
+        levels = shard.features[offsets[number] : offsets[number + 1]]
+        assert (np.abs(offset + scale * levels.astype(np.float32) - array) <= 0.51 * scale + 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("side", "words"),
+    [
+        ([SideSpec("Scales", (), "float32", "")], "'Scales'"),
+        ([SideSpec("../x", (), "float32", "")], "'../x'"),
+        ([SideSpec("x", (), "complex64", "")], "complex64"),
+        ([SideSpec("x", (2, 0), "float32", "")], r"\[2, 0\]"),
+        ([SideSpec("x", (), "float32", ""), SideSpec("x", (2,), "float32", "")], "x, x: two of them"),
+    ],
+)
+def test_a_version_is_not_made_for_side_arrays_that_cannot_be_stored(scratch, side, words):
+    """What an extractor declares is held against the format before anything is written."""
+    info = structs.replace(INFO, spec=replace(SPEC, side=tuple(side)))
+    with pytest.raises(ExtractorError, match=words):
+        Version.create(scratch / "cache", info)
+    assert list(scratch.iterdir()) == []
+
+
+# Damage
+
+
+@pytest.fixture
+def sided(scratch) -> tuple[Version, Path]:
+    """A version of two shards with side arrays, and the folder of one."""
+    version = create(scratch, SIDED)
+    write(version, [item("c"), item("d")], np.full((6, 2), 7), side=side_of([2, 3], 50))
+    shard = write(version, [item("a"), item("b", start=1.5)], side=side_of([1, 3]))
+    return version, shard.folder
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_every_file_that_is_not_what_was_written_is_noticed(sided):
+    """Each file: gone, emptied, cut, longer, a folder, or that of another shard, which is sound in itself."""
+    version, folder = sided
+    assert len(files_of(folder)) == 11
+    other = next(path for path in folder.parent.glob("*/") if path != folder)
+    for path in files_of(folder):
+        data = path.read_bytes()
+        same = data == (other / path.relative_to(folder)).read_bytes()
+        for spoil in SPOIL:
+            spoil(path)
+            assert problems(version, folder.name) or (same and spoil is swap_in_another), (path, spoil)
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            path.write_bytes(data)
+    assert problems(version, folder.name) == []
+
+
+def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(sided):
+    """One bit of every seventh byte of each file, and of the last ones, in data, metadata and checksums."""
+    version, folder = sided
+    for path in files_of(folder):
+        size = path.stat().st_size
+        for at in {*range(0, size, 7), *range(size - 4, size)}:
+            flip(path, at, at % 8)
+            assert problems(version, folder.name), (path, at)
+            flip(path, at, at % 8)
+    assert problems(version, folder.name) == []
+
+
+def forged(version: Version, shard: Shard, arrays=None, columns=None, **changes) -> str:
+    """Publish a shard as a faulty writer would: its checksums, seal and name are right, and what it says is not."""
+    table = shard.table
+    matrix = table.matrix.copy()
+    names = [name for name, _ in table.columns]
+    for name, values in (columns or {}).items():
+        matrix[names.index(name)].view(dict(table.columns)[name])[: len(values)] = values
+    own = {"features": shard.features} | {
+        f"side_{side.name}": shard.side(side.name).entries for side in shard.spec.side
+    }
+    own |= arrays or {}
+    stored = {name: Array(np.ascontiguousarray(array), [f"{name}_{axis}" for axis in range(array.ndim)])
+              for name, array in own.items()}  # fmt: skip
+    digest, files = group_files(document(shard) | changes, Table(matrix, table.text, table.columns), stored, "")
+    version.store.publish(files, f"shards/{digest[:16]}")
+    return digest[:16]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"frame_offset": [0, 6, 6]},
+        {"frame_offset": [0, 3, 7]},
+        {"frame_offset": [0, 1 << 62, 6]},
+        {"id_offset": [0, 0, 2]},
+        {"id_offset": [0, 1, 99]},
+        {"path_offset": [2, 1, 12]},
+        {"side_scales_offset": [0, 5, 4]},
+        {"side_scales_offset": [1, 2, 4]},
+        {"id_hash": [1, 2]},
+        {"row_hash": [1, 2]},
+        {"start": [0.5, 1.5]},
+        {"channel": [5, -1]},
+    ],
+    ids=str,
+)
+def test_a_table_that_contradicts_itself_is_found(sided, columns):
+    """Though all checksums are right; and no index is made of it."""
+    version, folder = sided
+    name = forged(version, version.shard(folder.name), columns=columns)
+    assert problems(version, name) == ["structure"]
+    with pytest.raises(DamagedError, match=name):
+        open_index(version)
+
+
+def test_values_that_make_no_sense_are_found(version):
+    """NaN, frames that the audio does not give, and an id that is there twice: sound bytes, wrong content."""
+    values = np.zeros((6, 2), np.float32)
+    for number, value in enumerate((np.nan, -np.inf)):
+        values[4, 1] = value
+        assert problems(version, write(version, [item(f"a{number}"), item("b")], values).name) == ["non_finite"]
+    builder = ShardBuilder(SPEC)
+    builder.append([item("e", num_samples=16000)], np.zeros((3, 2), np.float32), [3])
+    made = {"fingerprint": INFO.fingerprint, "row": 0, "manifest": "0" * 16, "made_by": {}, "where": ""}
+    name, files = builder.files(**made)
+    version.store.publish(files, f"shards/{name}")
+    assert problems(version, name) == ["frames"]
+    assert problems(version, write(version, [item("f"), item("f", path="g.wav")]).name) == ["structure"]
+
+
+def test_a_shard_of_another_version_is_refused(scratch):
+    """Whatever is asked: nothing of it is given."""
+    own, other = create(scratch, SIDED), create(scratch, structs.replace(SIDED, fingerprint="f" * 64))
+    theirs = write(other, [item("a")], side=side_of([1]))
+    shutil.copytree(theirs.folder, own.path / "shards" / theirs.name)
+    with pytest.raises(DamagedError, match=r"belongs to another version \(ffffffffffff\)"):
+        own.shard(theirs.name)
+    with pytest.raises(DamagedError, match="belongs to another version"):
+        open_index(own)
+    assert problems(own, theirs.name) == ["metadata"]
+
+
+def test_a_shard_under_anothers_name_is_refused(sided):
+    version, folder = sided
+    folder.rename(folder.with_name("0123456789abcdef"))
+    with pytest.raises(DamagedError, match=f"holds the shard {folder.name}"):
+        version.shard("0123456789abcdef")
+
+
+# What comes next
+
+
+def test_what_is_not_known_yet_is_ignored(sided):
+    """Columns, arrays and keys that a later featcache adds; also in the version's own document."""
+    version, folder = sided
+    shard = version.shard(folder.name)
+    table = shard.table
+    more = Table(np.vstack([table.matrix[:2], table.matrix[:1] + 9, table.matrix[2:]]), table.text,
+                 [*table.columns[:2], ("news_offset", "uint64"), *table.columns[2:]])  # fmt: skip
+    newer = forged(version, _With(shard, more), arrays={"side_news": np.ones((4, 2), np.int32)}, news={"a": [1]})
+    for name in version.shard_names():
+        if name != newer:
+            shutil.rmtree(version.path / "shards" / name)
+    data = read_attributes((version.path / MARK).read_bytes(), dict, "", "")
+    data["spec"]["news"] = data["news"] = 1
+    (version.path / MARK).write_bytes(seal_group({key: value for key, value in data.items() if key != "checksum"}, ""))
+    again = Version.open(version.path)
+    assert again.info == version.info
+    assert problems(again, newer) == []
+    assert [*again.shard(newer).items()] == [item("a"), item("b", start=1.5)]
+    assert [*open_index(again).ids] == ["a", "b"]
+
+
+class _With:
+    """A shard with another table."""
+
+    def __init__(self, shard: Shard, table: Table) -> None:
+        self.__dict__.update(
+            folder=shard.folder, features=shard.features, spec=shard.spec, side=shard.side, table=table
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 1}, "has format 1, which only development versions of featcache wrote: extract it again"),
+        ({"format": 3}, "has format 3; this featcache reads format 2: upgrade it"),
+        (
+            {"spec": {"kind": "vector"}},
+            "holds features of the kind 'vector', which this featcache cannot read",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_clear_line(version, changes, words):
+    """Whatever else such a document says, or lacks."""
+    (version.path / MARK).write_bytes(seal_group({"spec": {}, "format": 2, **changes}, ""))
+    with pytest.raises(StoreError, match=f"^{version.path}: {words}") as raised:
+        Version.open(version.path)
+    assert not isinstance(raised.value, DamagedError)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,290 @@
+"""A store in an object store: requests that are lost, writers that are killed, and listings of very many names."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import uuid
+from collections import Counter, OrderedDict
+from threading import Thread
+
+import pytest
+from forking import fork, join
+from object_stores import any_store
+
+from featcache.errors import DamagedError, StoreError
+from featcache.storage import bucket, clients
+from featcache.storage.base import MARK
+from featcache.storage.bucket import Bucket
+from featcache.storage.clients import client
+from featcache.storage.location import parse_location
+
+pytest.importorskip("obstore")
+
+FILES = {MARK: b"{}", **{f"{name}/c/0": name.encode() * 1000 for name in "abcdef"}}
+KEYS = {f"shards/ab/{path}" for path in FILES}
+DAY = 86400
+
+
+@pytest.fixture
+def store(s3) -> Bucket:
+    return Bucket(parse_location("root", f"s3://speech/{uuid.uuid4()}"))
+
+
+@pytest.fixture
+def remembered() -> Bucket:
+    """A store in memory, which is quick."""
+    return Bucket(any_store())
+
+
+def test_a_shard_takes_few_requests(s3, store):
+    store.publish(FILES, "shards/ab")
+    assert s3.requests["PUT"] == 8
+    assert sum(s3.requests.values()) == 11
+    s3.reset()
+    store.publish(FILES, "shards/ab")
+    assert s3.requests == {"GET": 1}
+    s3.reset()
+    opened = store.open("shards/ab/a/c/0", 1000)
+    assert bytes(opened.read_ranges([996], [4])[0]) == b"aaaa"
+    assert s3.requests == {"GET": 1}
+    opened.read_ranges([0, 300, 100], [100, 10, 100])
+    assert s3.requests == {"GET": 2}
+    s3.reset()
+    store.sweep()
+    assert s3.requests == {"GET": 1}
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "503", "cut"])
+def test_a_request_that_fails_once_is_made_again(s3, store, monkeypatch, fault):
+    """Whichever it is; also where it was done, and only its answer lost."""
+    monkeypatch.setattr(clients, "_clients", OrderedDict())
+    monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(clients, "_PAUSES", (0.001,) * 4)
+    seen = set()
+
+    def fail_first(method, path):
+        is_first = (method, path) not in seen
+        seen.add((method, path))
+        return fault if is_first else None
+
+    data = random.Random(1).randbytes(3_000_000)
+    for step in (
+        lambda: store.put("tags/a", data),
+        lambda: store.read("tags/a", len(data)) == data,
+        lambda: b"".join(map(bytes, store.blocks("tags/a", len(data)))) == data,
+        lambda: store.map("tags/a", len(data)).tobytes() == data,
+        lambda: store.open("tags/a", None).read_ranges([10], [50_000]) == [data[10:50_010]],
+        lambda: store.publish(FILES, "shards/ab"),
+        lambda: store.names("shards") == ["ab"],
+        lambda: {key for key, _ in store.walk("shards")} == KEYS,
+        lambda: store.remove("tags/a"),
+        lambda: store.exists("tags/a") is False,
+        lambda: store.sweep() == [],
+    ):
+        seen.clear()
+        s3.fault = fail_first
+        assert step() in (None, True)
+        s3.fault = lambda method, path: None
+
+
+def test_what_fails_always_is_one_line(s3, monkeypatch):
+    s3.fault = lambda method, path: "503"
+    monkeypatch.setattr(clients, "_clients", OrderedDict())
+    monkeypatch.setattr(clients, "_RETRIES", 1)
+    monkeypatch.setattr(clients, "_PAUSES", ())
+    store = Bucket(parse_location("root", "s3://speech/x"))
+    for use in (lambda: store.read("a", 1), lambda: store.put("a", b""), lambda: store.names("")):
+        with pytest.raises(StoreError, match="cannot be read or written: the server answers 503") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_bucket_that_is_not_there_is_named(s3):
+    store = Bucket(parse_location("root", "s3://nothing/x"))
+    for use in (lambda: store.put("a", b""), lambda: store.names("shards"), lambda: store.publish(FILES, "shards/ab")):
+        with pytest.raises(StoreError, match="there is no such bucket"):
+            use()
+
+
+def test_a_large_file_is_sent_in_parts(remembered, monkeypatch):
+    monkeypatch.setattr(bucket, "_PART_BYTES", 1 << 20)
+    data = random.Random(1).randbytes(5_000_000)
+    remembered.put("a", memoryview(data))
+    assert remembered.read("a", len(data)) == data
+
+
+def test_a_copy_that_finds_no_room_says_so(remembered, tmp_path, monkeypatch):
+    remembered.put("a", bytes(9_000_000))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    (tmp_path / "gone").write_text("a file")
+    with pytest.raises(StoreError, match="gone: cannot be written: Not a directory: set TMPDIR"):
+        remembered.map("a", 9_000_000)
+
+
+# Listings
+
+
+def make_folders(store: Bucket, folder: str, names: list[str], files: tuple[str, ...] = ("a/0", "b/0", MARK)) -> None:
+    connection = client(store.location.root)
+    for name in names:
+        for path in files:
+            connection.put(f"{store.location.key}/{folder}/{name}/{path}", b"x")
+
+
+def test_very_many_shards_are_listed_side_by_side(remembered, monkeypatch):
+    """Slices have few pages each, one after the other, and together are everything once."""
+    monkeypatch.setattr(bucket, "_PAGE", 20)
+    chance = random.Random(1)
+    names = sorted({f"{chance.getrandbits(64):016x}" for _ in range(700)})
+    make_folders(remembered, "shards", names)
+    make_folders(remembered, "shards", ["0123456789abcdef", "zz"], ("a/0",))  # which have not been published
+    remembered.put(f"shards/{MARK}", b"{}")
+    listed, in_one = Bucket._listed, []
+
+    def watched(self, *arguments, **keywords):
+        entries = listed(self, *arguments, **keywords)
+        in_one.append(len(entries))
+        return entries
+
+    monkeypatch.setattr(Bucket, "_listed", watched)
+    assert remembered.names("shards") == [*names, MARK]
+    assert max(in_one) <= 20 * 2 * bucket._PAGES
+    assert len(in_one) > 15
+    assert len([*remembered.walk("shards")]) == 3 * 700 + 3
+    assert {key for key, _ in remembered.walk("shards")} > {f"shards/{name}/{MARK}" for name in names}
+
+
+def test_names_that_are_not_spread_evenly_are_listed_all_the_same(remembered, monkeypatch):
+    monkeypatch.setattr(bucket, "_PAGE", 10)
+    connection = client(remembered.location.root)
+    for number in range(35):
+        connection.put(f"{remembered.location.key}/runs/{number:04}", b"")
+    versions = [f"fbank80-{number:012x}" for number in range(5)]
+    for version in versions:
+        make_folders(remembered, version, [f"{number:016x}" for number in range(7)])
+    remembered.put(f"{versions[0]}/{MARK}", b"")
+    remembered.put(f"{versions[3]}/{MARK}", b"")
+    assert remembered.names("runs") == [f"{number:04}" for number in range(35)]
+    assert remembered.names("") == [versions[0], versions[3]]
+    assert remembered.names(versions[2]) == [f"{number:016x}" for number in range(7)]
+    assert len([*remembered.walk()]) == 35 + 5 * 7 * 3 + 2
+    make_folders(remembered, "index", ["ffffffffffffffff", *(f"{number:016x}" for number in range(30))])
+    assert len(remembered.names("index")) == 31
+
+
+def test_a_store_that_lists_in_no_order_is_listed_whole(remembered, monkeypatch):
+    monkeypatch.setattr(bucket, "_PAGE", 10)
+    names = [f"{number << 58:016x}" for number in range(40)]
+    make_folders(remembered, "shards", names)
+    listed = Bucket._listed
+
+    def shuffled(self, folder, after=None, until=None, at_most=float("inf")):
+        entries = listed(self, folder, after, until)
+        assert after is until is None
+        random.Random(len(entries)).shuffle(entries)
+        return entries[: int(min(at_most, len(entries)))]
+
+    monkeypatch.setattr(Bucket, "_listed", shuffled)
+    assert remembered.names("shards") == names
+
+
+# Writers that are killed, and others beside them
+
+
+def contents(store: Bucket) -> set[str]:
+    return {key for key, _ in store.walk()}
+
+
+def test_what_a_killed_writer_has_left_is_unseen_and_goes(s3, store, monkeypatch):
+    """A kill at each request; whoever publishes the same completes it, and else it goes after a day."""
+    chance, seen = random.Random(1), Counter()
+    for at in (0, 1, 2, 4, 7, 8, 9, 10):
+        folder = f"shards/{at:02}"
+        pid = fork(lambda folder=folder: store.publish(FILES, folder))
+        count = iter(range(100))
+
+        def kill(method, path, at=at, pid=pid, count=count):
+            if next(count) == at:
+                os.kill(pid, signal.SIGKILL)
+                return chance.choice(["before", "after"])
+            return None
+
+        s3.fault = kill
+        assert join(pid) == -signal.SIGKILL
+        s3.fault = lambda method, path: None
+        sizes = {key for key, _ in store.walk(folder)}
+        is_there = f"{at:02}" in store.names("shards")
+        assert not is_there or len(sizes) == 7
+        seen[is_there] += 1
+        if at % 3 == 0:
+            store.publish(FILES, folder)
+            assert f"{at:02}" in store.names("shards")
+    assert len(seen) == 2
+    published = {f"shards/{name}/{path}" for name in store.names("shards") for path in FILES}
+    assert store.sweep() == []
+    now = store._now()
+    monkeypatch.setattr(Bucket, "_now", lambda self: now + 2 * DAY)
+    left = {key.split("/")[1] for key, _ in store.walk("shards")} - {*store.names("shards")}
+    assert {f"shards/{name}" for name in left} <= {*store.sweep(remove=False)}
+    store.sweep()
+    assert contents(store) == published
+    assert store.sweep() == []
+
+
+def test_what_somebody_removes_while_it_is_written_is_written_again(s3, store):
+    """A prune, or a sweep of another machine: whoever has published a folder has seen it whole."""
+    once = [True]
+
+    def remove(method, path):
+        if once and method == "PUT" and path.endswith(MARK):
+            once.clear()
+            store.remove("shards/ab")
+        return None
+
+    s3.fault = remove
+    store.publish(FILES, "shards/ab")
+    assert contents(store) == KEYS
+
+
+def test_what_is_removed_again_and_again_is_an_error(remembered, monkeypatch):
+    put = Bucket.put
+
+    def remove(self, key, data):
+        put(self, key, data)
+        if key.endswith("/c/0"):
+            self._delete([key])
+
+    monkeypatch.setattr(Bucket, "put", remove)
+    with pytest.raises(StoreError, match="shards/ab: somebody removes what is written of it: run the same"):
+        remembered.publish(FILES, "shards/ab")
+
+
+def test_a_removal_beside_a_writer_leaves_all_or_nothing(s3, store):
+    """Whoever comes first, at whatever request."""
+    for at in range(8):
+        counter = iter(range(1000))
+        other = Thread(target=lambda: store.remove("shards/ab"))
+
+        def begin(method, path, at=at, counter=counter, other=other):
+            if next(counter) == at:
+                other.start()
+
+        s3.fault = begin
+        store.publish(FILES, "shards/ab")
+        other.join()
+        s3.fault = lambda method, path: None
+        found = {key for key, _ in store.walk("shards")}
+        assert found == KEYS or f"shards/ab/{MARK}" not in found
+        store.remove("shards/ab")
+
+
+def test_a_truncated_file_is_damage_and_not_the_end_of_the_process(remembered):
+    """obstore's own joining of ranges ends it."""
+    remembered.put("a", bytes(100))
+    opened = remembered.open("a", 100)
+    remembered.put("a", bytes(10))
+    for starts, sizes in (([2, 8, 20], [2, 10, 5]), ([8], [10]), ([20], [1])):
+        with pytest.raises(DamagedError, match="/a: damaged: it ends before"):
+            opened.read_ranges(starts, sizes)

@@ -1,0 +1,369 @@
+"""A store in a folder: kills, failing calls and power cuts, locks, links, and whatever else lies where files should."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import shim
+from forking import fork, forked, join, wait_for_word
+from store_trials import FILES, TRIALS
+
+from featcache.errors import DamagedError, LockedError, StoreError
+from featcache.storage import directory, locks, work
+from featcache.storage.base import MARK
+from featcache.storage.directory import Directory
+from featcache.storage.maps import release
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+
+
+@pytest.fixture
+def store(scratch) -> Directory:
+    return Directory(scratch / "version")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    return shim.build(tmp_path_factory.mktemp("shim"))
+
+
+@pytest.mark.parametrize("trial", TRIALS)
+def test_each_promise_holds_whatever_happens_at_any_call(library, scratch, trial):
+    """Kills, failing and short calls, lost flushes, power cuts: each promise is in `store_trials.py`."""
+    command = [sys.executable, HELPERS / "store_trials.py", scratch, trial]
+    ended = subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(library)}, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) > 4
+
+
+# What is being written
+
+
+def swept(store: Directory, name: str, age: float = 0) -> bool:
+    """Whether what has this name in `work/` is a leftover; everything in it was last changed so many seconds ago."""
+    folder = store.location / "work" / name
+    (folder / "shard").mkdir(parents=True, exist_ok=True)
+    (folder / "shard" / "0").write_text("features")
+    for path in (folder / "shard" / "0", folder / "shard", folder):
+        os.utime(path, (time.time() - age,) * 2)
+    left = store.sweep(remove=False)
+    assert folder.exists()
+    assert store.sweep() == left
+    assert folder.exists() == (left == [])
+    assert left in ([], [f"work/{name}"])
+    return left != []
+
+
+DAY = 86400
+OURS, THEIRS = f"{work._boot()}-0123456789abcdef", "00000000-0123456789abcdef"
+
+
+def test_what_is_swept_is_of_the_dead(store, monkeypatch):
+    """By its lock if it is of this boot, by age if it is not; and nothing of names that are not given here."""
+    assert swept(store, OURS)
+    assert swept(store, "removed-0123456789abcdef")
+    assert swept(store, THEIRS, DAY + 60)
+    assert not swept(store, THEIRS, DAY - 60)
+    for name in ("notes", "desk", OURS + "0", THEIRS.upper().replace("0", "A"), f"{THEIRS}.old"):
+        assert not swept(store, name, 30 * DAY)
+    monkeypatch.setattr(time, "time", lambda: time.monotonic() + 10**10)  # it is the file system's clock that counts
+    store.put("a", b"")
+    assert store.sweep() == []
+
+
+@pytest.mark.parametrize("answer", [None, OSError(errno.ENOLCK, "No locks available")])
+def test_where_locks_are_granted_or_missing_only_age_tells(store, monkeypatch, answer):
+    def flock(*_):
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert not swept(store, OURS)
+    assert swept(store, OURS, DAY + 60)
+    store.publish(FILES, "shards/ab")
+    with store.lock("one"), store.lock("another"):
+        pass
+    assert store.names("shards") == ["ab"]
+
+
+def test_the_youngest_file_decides_how_old_it_is(store):
+    (store.location / "work" / THEIRS).mkdir(parents=True)
+    (store.location / "work" / THEIRS / "0").write_text("more")
+    os.utime(store.location / "work" / THEIRS, (time.time() - 3 * DAY,) * 2)
+    assert store.sweep() == []
+
+
+def test_what_a_living_process_writes_is_not_swept_and_what_a_killed_one_wrote_is(store):
+    """Also if the killed one has forked: a child does not keep its parent's lock."""
+    begun, say = os.pipe()
+    (store.location / "work").mkdir(parents=True)
+
+    def write():
+        with work.in_work(store.location / "work"):
+            child = fork(lambda: signal.pause())
+            os.write(say, str(child).encode() + b".")
+            signal.pause()
+
+    writer = fork(write)
+    child = b""
+    while not child.endswith(b"."):
+        child += os.read(begun, 1)
+    (name,) = store.names("work")
+    assert store.sweep() == []
+    os.kill(writer, signal.SIGKILL)
+    assert join(writer) == -signal.SIGKILL
+    assert store.sweep(remove=False) == store.sweep() == [f"work/{name}"]
+    os.kill(int(child[:-1]), signal.SIGKILL)
+
+
+def test_a_folder_that_was_swept_while_it_was_written_is_not_published(store, monkeypatch):
+    """A writer that has slept for a day fails; the one that swept removes nothing that has been published."""
+    write_folder = directory._write_folder
+
+    def sleep(folder, files):
+        write_folder(folder, files)
+        folder.parent.rename(folder.parent.with_name("removed-0123456789abcdef"))
+
+    monkeypatch.setattr(directory, "_write_folder", sleep)
+    with pytest.raises(StoreError, match=r"shards/ab/.*: has 0 of the \d+ bytes that were written"):
+        store.publish(FILES, "shards/ab")
+    assert store.names("shards") == []
+    assert store.sweep() == ["work/removed-0123456789abcdef"]
+
+
+@pytest.mark.parametrize("path", FILES)
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_folder_of_which_something_is_gone_is_not_published(store, monkeypatch, path, is_removed):
+    write_folder = directory._write_folder
+
+    def spoil(folder, files):
+        write_folder(folder, files)
+        (folder / path).unlink() if is_removed else os.truncate(folder / path, 1)
+
+    monkeypatch.setattr(directory, "_write_folder", spoil)
+    if FILES[path]:  # an empty file says nothing
+        with pytest.raises(StoreError, match=rf"shards/ab/{path}: has [01] of the \d+ bytes that were written"):
+            store.publish(FILES, "shards/ab")
+        assert store.names("shards") == store.names("work") == []
+
+
+# The lock of a run
+
+
+def test_a_second_run_is_told_who_has_the_lock_or_waits(store):
+    told, begun = [], os.pipe()
+
+    def hold():
+        with store.lock("run 7\nof\x1b[31m node1"):
+            os.write(begun[1], b".")
+            signal.pause()
+
+    holder = fork(hold)
+    wait_for_word(begun[0])
+    with (
+        pytest.raises(LockedError, match=r"version: is in use by run 7of\[31m node1$"),
+        store.lock("other"),
+    ):
+        pass
+    with forked(lambda: (time.sleep(0.3), os.kill(holder, signal.SIGKILL))), store.lock("another run", told.append):
+        assert (store.location / "lock").read_text() == "another run"
+    assert join(holder) == -signal.SIGKILL
+    assert {*told} == {"run 7of[31m node1"}
+    with store.lock("again"):
+        pass
+
+
+def test_who_waits_for_a_lock_can_be_interrupted(store):
+    asked = os.pipe()
+
+    def wait():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with store.lock("waiting", lambda _: os.write(asked[1], b".")):
+                pass
+        except KeyboardInterrupt:
+            os._exit(130)
+
+    with store.lock("holder"):
+        waiting = fork(wait)
+        wait_for_word(asked[0])
+        os.kill(waiting, signal.SIGINT)
+        assert join(waiting) == 130
+
+
+def test_a_forked_child_does_not_keep_the_lock(store):
+    begun = os.pipe()
+    with store.lock("parent"):
+        child = fork(lambda: (os.write(begun[1], b"."), signal.pause()))
+        wait_for_word(begun[0])
+    try:
+        with store.lock("next"):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        join(child)
+
+
+# Links, and what is no file
+
+
+@pytest.fixture
+def victim(tmp_path) -> Path:
+    """A folder outside of the store, which nothing may change."""
+    victim = tmp_path / "victim"
+    for name in ("shards/ab", "work/removed-0123456789abcdef", OURS, "desk"):
+        (victim / name).mkdir(parents=True)
+        (victim / name / "thesis.txt").write_text("the only copy")
+    (victim / "lock").write_text("mine")
+    return victim
+
+
+def tree(folder: Path) -> dict[str, object]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("name", ["shards", "work", "lock", "tags"])
+def test_nothing_is_written_or_removed_behind_a_link(store, victim, name):
+    store.location.mkdir()
+    link = store.location / name
+    link.symlink_to(victim / name if name == "lock" else victim)
+    before = tree(victim)
+    uses = {
+        "shards": [lambda: store.publish(FILES, "shards/cd"), lambda: store.remove("shards/shards"), None],
+        "tags": [lambda: store.put("tags/a/b", b""), lambda: store.remove("tags/desk"), None],
+        "work": [lambda: store.put("a", b""), store.sweep, lambda: store.desk],
+        "lock": [lambda: store.lock("me").__enter__()],
+    }
+    for use in filter(None, uses[name]):
+        with pytest.raises(StoreError, match=f"{link}: is a symbolic link to {victim}"):
+            use()
+    assert tree(victim) == before
+    assert link.is_symlink()
+
+
+def test_a_link_in_the_place_of_what_is_removed_goes_and_what_it_leads_to_stays(store, victim):
+    store.put("tags/a", b"")
+    for key in ("shard", "work/removed-0123456789abcdef", f"work/{OURS}", "tags/b"):
+        (store.location / key).symlink_to(victim)
+    before = tree(victim)
+    store.sweep()
+    store.remove("shard")
+    store.remove("tags/b")
+    store.publish({**FILES, "c": b""}, "shards/ab")
+    (store.location / "shards" / "ab" / "inside").symlink_to(victim)
+    store.remove("shards/ab")
+    assert tree(victim) == before
+    assert not os.path.lexists(store.location / "shard")
+    assert store.names("shards") == store.names("tags")[1:] == []
+
+
+def test_a_folder_that_a_link_leads_to_is_read(store, tmp_path):
+    """The store's own may be a link, and so may a shard, which then stays."""
+    elsewhere = Directory(tmp_path / "elsewhere")
+    elsewhere.publish(FILES, "ab")
+    store.location.symlink_to(tmp_path / "elsewhere")
+    store.put("tags/a", b"")
+    (store.location / "cd").symlink_to(store.location / "ab")
+    assert store.read(f"cd/{MARK}", 10) == FILES[MARK]
+    store.publish({**FILES, "more": b""}, "cd")
+    assert (store.location / "cd").is_symlink()
+    assert store.real_name == "elsewhere"
+    assert store.names("") == ["ab", "cd", "tags", "work"]
+
+
+def test_what_is_no_regular_file_is_damaged(store):
+    store.put("folder/a", b"")
+    os.mkfifo(store.location / "pipe")
+    (store.location / "circle").symlink_to("circle")
+    (store.location / "device").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(store.location / "socket"))
+        for key in ("folder", "pipe", "circle", "device", "socket"):
+            for read in (lambda key=key: store.read(key, 10), lambda key=key: store.map(key, 1)):
+                with pytest.raises(DamagedError, match=f"{key}: damaged: not a regular file"):
+                    read()
+    for read in (
+        lambda: store.read("folder/a/b", 1),
+        lambda: store.names("folder/a"),
+        lambda: store.read("x" * 300, 1),
+    ):
+        with pytest.raises(DamagedError, match="cannot be read: "):
+            read()
+    os.mkfifo(store.location / "lock")
+    with store.lock("me"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EIO, DamagedError), (errno.EACCES, StoreError), (errno.EMFILE, StoreError), (errno.ESTALE, StoreError)],
+)
+def test_what_cannot_be_read_now_is_not_damage(store, monkeypatch, number, kind):
+    store.put("a", b"data")
+    opened = store.open("a", 4)
+
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        for name in ("open", "preadv", "listdir", "scandir"):
+            patched.setattr(os, name, fail)
+        for read in (
+            lambda: store.read("a", 4),
+            lambda: opened.read_ranges([0], [4]),
+            lambda: store.names(""),
+            lambda: store.exists("a"),
+            lambda: list(store.walk()),
+        ):
+            with pytest.raises(StoreError, match=f"cannot be read: {os.strerror(number)}") as caught:
+                read()
+            assert type(caught.value) is kind
+    assert store.read("a", 4) == b"data"
+
+
+def test_what_cannot_be_written_is_one_line(store):
+    (store.location.parent / "file").write_text("")
+    for location in (store.location.parent / "file", store.location.parent / "file" / "below"):
+        for use in (lambda other: other.put("a", b""), lambda other: other.lock("me").__enter__()):
+            with pytest.raises(StoreError, match=r"^/[^\n]*: cannot be written: [^\n]*$"):
+                use(Directory(location))
+    assert store.names("work") == []
+
+
+def test_a_file_takes_the_place_of_a_folder_where_a_file_belongs(store):
+    store.put("folder/a", b"")
+    store.put("folder", b"file")
+    assert store.read("folder", 4) == b"file"
+    assert store.names("work") == []
+
+
+def test_only_what_is_mapped_is_released():
+    import numpy as np
+
+    array = np.arange(100_000)
+    release(array)
+    assert array.sum() == 4_999_950_000
+
+
+def test_a_lock_is_closed_in_a_forked_child(scratch):
+    (scratch / "x").write_text("")
+    lock = locks.Lock(scratch / "x")
+    inherited = locks.Lock(scratch / "x", is_inherited=True)
+
+    def look():
+        assert lock.descriptor == -1
+        assert inherited.descriptor >= 0
+
+    with forked(look):
+        pass
+    assert lock.take()
+    assert locks.is_held(scratch / "x")

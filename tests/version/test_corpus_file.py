@@ -1,0 +1,115 @@
+"""What a corpus says of its parts is a stranger's like everything else: it is checked before it is used."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from damage import flip
+from make_cache import add_shard, make_features, make_version
+
+from featcache.care.copying import copy_parts_list, copy_version
+from featcache.errors import ArgumentError, DamagedError
+from featcache.format.documents import encode_line
+from featcache.version.corpus import (
+    Part,
+    PartVersion,
+    by_part_name,
+    part_name,
+    put_part,
+    read_parts,
+    record_version,
+    remove_part,
+)
+from featcache.version.index import open_index
+from featcache.version.selection import PARTS, corpus_of, is_corpus
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A corpus of one part, which holds a version of two utterances."""
+    folder = tmp_path / "corpus"
+    version = make_version(folder / "p0", make_features(2))
+    put_part(folder, Part("p0", "/manifests/p0.csv"))
+    record_version(version, PartVersion.of(version, open_index(version), manifest="0" * 16))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("name", "../outside"),
+        ("name", ".."),
+        ("name", "a\n"),
+        ("name", "p1"),
+        ("rows", -1),
+        ("hash", "x"),
+        ("versions", {"v": {"utterances": 10**30}}),
+        ("versions", []),
+    ],
+)
+def test_what_is_no_part_is_refused(corpus, name, value):
+    (part,) = read_parts(corpus)
+    (corpus / PARTS / "p0.json").write_bytes(encode_line({**msgspec.to_builtins(part), name: value}))
+    with pytest.raises(DamagedError, match=r"p0\.json: damaged: .*; remove it, and run `featcache extract` with all"):
+        read_parts(corpus)
+
+
+def test_every_flipped_bit_is_noticed_and_nothing_is_written_over_it(corpus):
+    path = corpus / PARTS / "p0.json"
+    size = path.stat().st_size
+    version = make_version(corpus / "p0")
+    for at in range(size):
+        flip(path, at, at % 8)
+        data = path.read_bytes()
+        with pytest.raises(DamagedError, match=r"p0\.json: damaged: "):
+            read_parts(corpus)
+        with pytest.raises(DamagedError):
+            record_version(version, PartVersion.of(version, open_index(version)))
+        assert path.read_bytes() == data
+        flip(path, at, at % 8)
+
+
+def test_what_is_known_of_a_part_holds_until_its_shards_are_others(corpus):
+    (part,) = read_parts(corpus)
+    version = make_version(corpus / "p0")
+    (known,) = part.versions.values()
+    assert (known.utterances, known.shards, known.manifest) == (2, 1, "0" * 16)
+    assert known.shards_of(version) == version.shard_names()
+    add_shard(version, make_features(1, prefix="more"))
+    assert known.shards_of(version) is None
+    record_version(version, PartVersion.of(version, open_index(version)))
+    (known,) = read_parts(corpus)[0].versions.values()
+    assert (known.utterances, known.manifest) == (3, "0" * 16)  # what it was made of is as before
+
+
+def test_parts_are_listed_by_name_and_can_be_forgotten(corpus):
+    for name in ("q", "a", "p0"):
+        put_part(corpus, Part(name, f"/m/{name}.csv", rows=1))
+    assert [part.name for part in read_parts(corpus)] == ["a", "p0", "q"]
+    assert [part.name for part in read_parts(corpus, ["q", "nobody"])] == ["q"]
+    remove_part(corpus, "q")
+    assert [part.name for part in read_parts(corpus)] == ["a", "p0"]
+    assert is_corpus(corpus)
+    assert corpus_of(corpus) == (corpus, "")
+    assert corpus_of(corpus / "fbank80") == (corpus, "fbank80")
+    assert corpus_of(corpus / "p0") is None
+
+
+def test_parts_are_named_after_their_manifests(tmp_path):
+    names = {"a.parquet": "a", "b.1.csv.gz": "b.1", "c": "c", "d.JSONL": "d"}
+    assert [part_name(tmp_path / name) for name in names] == [*names.values()]
+    assert [*by_part_name(tmp_path / name for name in reversed(names))] == ["a", "b.1", "c", "d"]
+    for odd in (".hidden.csv", "a\nb.csv", "parts.csv"):
+        with pytest.raises(ArgumentError, match="cannot name a part"):
+            by_part_name([tmp_path / odd])
+    with pytest.raises(ArgumentError, match="would both be the part a"):
+        by_part_name([tmp_path / "a.csv", tmp_path / "a.tsv"])
+
+
+def test_a_cache_is_not_copied_onto_a_corpus_nor_a_corpus_onto_a_cache(corpus, tmp_path):
+    version = make_version(tmp_path / "cache", make_features(1))
+    with pytest.raises(ArgumentError, match="corpus: is a corpus: copy to one of its parts"):
+        copy_version(version, corpus)
+    with pytest.raises(ArgumentError, match="cache: is the cache of one manifest, with fbank80-"):
+        copy_parts_list(corpus, tmp_path / "cache")
+    assert sorted(path.name for path in corpus.iterdir() if path.name != "work") == ["p0", "parts"]

@@ -1,0 +1,59 @@
+"""What was in flight in runs that died is suspect; marks go once it is known what became of it."""
+
+from __future__ import annotations
+
+import pytest
+from small_shards import create
+
+from featcache.strings import Strings
+from featcache.version.in_flight import InFlight, find_suspects, forget_suspects
+from featcache.version.ledger import Failure
+
+NAMES = ["20260101T000000.000000Z-0001", "20260102T000000.000000Z-0002"]
+
+
+def die(version, run: str, ids: list[str], *, apart: bool = False, crash: str = "") -> None:
+    """Leave the marks of a run that was killed."""
+    with InFlight([(version, run)], 1) as in_flight, in_flight.working_on(0, ids, apart):
+        marks = {path.name: path.read_bytes() for path in (version.store.desk / run).iterdir()}
+    assert not (version.store.desk / run).exists()  # a run that ends by itself leaves nothing
+    (version.store.desk / run).mkdir()
+    for name, data in {**marks, "crash.txt": crash.encode()}.items():
+        (version.store.desk / run / name).write_bytes(data)
+
+
+@pytest.mark.parametrize(("crash", "suspects"), [("", set()), ("Segmentation fault", {"a", "b"})])
+def test_one_run_that_was_killed_says_nothing_and_a_fatal_signal_does(version, crash, suspects):
+    die(version, NAMES[0], ["a", "b"], crash=crash)
+    assert find_suspects(version, {}).ids == suspects
+
+
+def test_what_two_killed_runs_had_in_flight_is_suspect(version):
+    die(version, NAMES[0], ["a", "b"])
+    die(version, NAMES[1], ["b", "c"])
+    assert find_suspects(version, {}).ids == {"b"}
+    assert find_suspects(version, {}, living={NAMES[1]}).ids == set()
+    crashed = Failure(id="x", path="x.wav", reason="crashed", message="")
+    assert find_suspects(version, {"x": crashed}).ids == {"a", "b", "c", "x"}
+
+
+def test_what_ends_runs_even_apart_is_not_tried_again(version):
+    for run in NAMES:
+        die(version, run, ["a"], apart=True)
+    assert find_suspects(version, {}).fatal == {"a"}
+
+
+def test_marks_stay_while_what_they_name_is_missing(version):
+    die(version, NAMES[0], ["a"])
+    forget_suspects(version, Strings.of(["a", "b"]).hashes())
+    assert (version.store.desk / NAMES[0]).exists()
+    forget_suspects(version, Strings.of(["b"]).hashes())
+    assert not (version.store.desk / NAMES[0]).exists()
+
+
+def test_a_run_that_lives_is_left_alone(version, scratch):
+    other = create(scratch / "other")
+    with InFlight([(version, NAMES[0]), (other, NAMES[1])], 2) as in_flight, in_flight.working_on(1, ["a"]):
+        for one, run in ((version, NAMES[0]), (other, NAMES[1])):
+            forget_suspects(one, Strings.of([]).hashes())
+            assert (one.store.desk / run / "in_flight.1").read_bytes().startswith(b'{"ids": ["a"]')

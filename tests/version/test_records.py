@@ -1,0 +1,101 @@
+"""What runs and probes leave in a version, for people: nothing follows from it, and what is damaged is passed over."""
+
+from __future__ import annotations
+
+import pytest
+from damage import flip
+from small_shards import create
+
+from featcache.errors import StoreError
+from featcache.version.ledger import Failure, read_failures
+from featcache.version.records import (
+    Run,
+    began,
+    manifest_roots,
+    new_name,
+    probe_names,
+    read_probes,
+    read_run,
+    run_names,
+    write_probe,
+)
+from featcache.version.version import Version
+
+PROBE = {"device": "cpu", "measured": [{"policy": "padded", "precision": "fp32", "mismatch": 0.25}]}
+
+
+def test_a_run_says_what_was_asked_and_what_came_of_it(version, clock):
+    run = Run(version, {"threads": 2, "root": "/audio"})
+    first = read_run(version.store, run.id)
+    assert (first.asked, first.finished, first.outcome) == ({"threads": 2, "root": "/audio"}, None, {})
+    run.finish({"extracted": 5})
+    record = read_run(version.store, run.id)
+    assert (record.name, record.asked, record.outcome) == (run.id, first.asked, {"extracted": 5})
+    assert record.started < record.finished
+    assert began(run.id).isoformat() == record.started
+    assert manifest_roots(version) == {"/audio"}
+
+
+def test_runs_are_in_the_order_of_time(version, clock):
+    runs = [Run(version, {"number": number}) for number in range(3)]
+    assert run_names(version.store) == [run.id for run in runs]
+    assert read_run(version.store, "another") is None
+    assert began("not a run") is None
+    assert began(new_name()) is not None
+
+
+def test_failures_of_a_run_are_in_the_ledger_under_its_name(version, clock):
+    failures = [Failure(id=id_, path=f"{id_}.wav", reason="empty", message="seen") for id_ in "abc"]
+    first, second = Run(version, {}), Run(version, {})
+    second.fail(failures[2:])
+    first.fail(failures[:1])
+    first.fail(failures[1:2])
+    assert read_failures(version) == failures
+    assert read_failures(version, run=first.id) == failures[:2]
+
+
+def test_no_flipped_bit_of_a_run_is_believed(version):
+    run = Run(version, {"threads": 2})
+    path = version.path / "runs" / f"{run.id}.json"
+    data = path.read_bytes()
+    for at in range(len(data)):
+        for spoilt in (data[:at], data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]):
+            path.write_bytes(spoilt)
+            assert read_run(version.store, run.id) is None
+    assert manifest_roots(version) == set()
+
+
+def test_what_probes_found_comes_back_in_the_order_of_time(version, clock):
+    """Documents of any form, with whatever else they say."""
+    assert read_probes(version) == []
+    documents = [PROBE, {}, {"policies": [{"name": "p\u00e4dded"}], "checksum": "00000000"}]
+    for document in documents:
+        write_probe(version, document)
+    assert read_probes(Version.open(version.path)) == documents
+    assert len(probe_names(version)) == 3
+
+
+def test_a_probe_that_is_damaged_is_left_out(version):
+    """A flipped bit in any byte of it, half a file, another file, a folder: the others count."""
+    write_probe(version, PROBE)
+    (path,) = (version.path / "probes").iterdir()
+    data = path.read_bytes()
+    for at in range(len(data)):
+        flip(path, at, at % 8)
+        assert read_probes(version) == []
+        path.write_bytes(data[:at])
+        assert read_probes(version) == []
+        path.write_bytes(data)
+    write_probe(version, {"measured": [{"policy": "padded", "precision": "fp32", "mismatch": 2}]})  # more than all
+    for name, text in (("a.json", "[]"), ("b.json", '{"checksum": 1}'), (".c.json.12345678", "{}"), ("notes.txt", "")):
+        (path.parent / name).write_text(text)
+    (path.parent / "d.json").mkdir()
+    assert read_probes(version) == [PROBE]
+
+
+def test_what_cannot_be_written_is_one_clear_line(version):
+    """Where, and why."""
+    (version.path / "probes").write_text("")
+    with pytest.raises(StoreError, match=r"probes.*: cannot be written: Not a directory"):
+        write_probe(version, {})
+    assert create(version.path.parent).info == version.info

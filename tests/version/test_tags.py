@@ -1,0 +1,234 @@
+"""Tags: what is read by one is what was there when it was made, whatever happens to the version since."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import uuid
+
+import msgspec
+import numpy as np
+import pytest
+from damage import flip
+from make_cache import add_shard, make_features, make_version
+
+import featcache
+from featcache.care.copying import copy_version
+from featcache.care.prune import plan_prune
+from featcache.care.verify import verify
+from featcache.errors import ArgumentError, DamagedError, StoreError
+from featcache.format.documents import encode_line
+from featcache.storage.location import parse_location
+from featcache.version.index import index_name, open_index
+from featcache.version.selection import select_version, version_folders
+from featcache.version.tags import at_tag, make_tag, read_tag, read_tags, remove_tag, tag_names, tags_to_show
+from featcache.version.version import Version
+
+
+def contents(cache) -> dict[str, bytes]:
+    return {id_: np.asarray(cache[id_]).tobytes() for id_ in cache.ids}
+
+
+@pytest.fixture(params=["folder", "memory"])
+def place(request, tmp_path):
+    """A place for a cache."""
+    if request.param == "folder":
+        return tmp_path / "features"
+    pytest.importorskip("obstore")
+    return parse_location("cache", f"memory://{uuid.uuid4()}/features")
+
+
+@pytest.fixture
+def tagged(place):
+    """A version of twelve utterances in two shards, tagged `paper`; then one is replaced, and one added."""
+    version = make_version(place)
+    items = list(make_features(12).items())
+    add_shard(version, dict(items[:6]))
+    add_shard(version, dict(items[6:]), row=6)
+    make_tag(version, "paper", open_index(version))
+    newer = {"utt-3": items[0][1], "utt-new": items[1][1]}
+    add_shard(version, newer, row=12, generation=2)
+    return version, dict(items), newer
+
+
+def test_a_tag_gives_what_was_current_when_it_was_made(tagged, place):
+    version, before, newer = tagged
+    given = place if isinstance(place, os.PathLike) else str(place)
+    by_tag = featcache.open(given, tag="paper")
+    assert contents(by_tag) == {id_: array.tobytes() for id_, array in before.items()}
+    now = contents(featcache.open(given))
+    assert now["utt-3"] == newer["utt-3"].tobytes()
+    assert len(now) == 13
+    assert contents(featcache.open(f"{given}@paper")) == contents(by_tag)
+    assert contents(featcache.open(f"{given}/fbank80@paper")) == contents(by_tag)
+    assert contents(pickle.loads(pickle.dumps(by_tag))) == contents(by_tag)
+    report = verify(at_tag(version, "paper"))
+    assert (report.problems, report.utterances, report.shards) == ([], 12, 2)
+    assert read_tag(version, "paper").items == 12
+
+
+def test_a_tag_never_changes_and_can_be_removed(tagged):
+    version = tagged[0]
+    with pytest.raises(ArgumentError, match="has a tag paper already, of what was there then: choose another name"):
+        make_tag(version, "paper", open_index(version))
+    make_tag(version, "v2", open_index(version))
+    assert [tag.name for tag in read_tags(version)] == tag_names(version) == ["paper", "v2"]
+    remove_tag(version, "paper")
+    with pytest.raises(StoreError, match="has no tag paper: there are v2"):
+        select_version(version.path.parent / f"{version.path.name}@paper")
+    with pytest.raises(StoreError, match="has no tag paper"):
+        remove_tag(version, "paper")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "-x", "a b", "x" * 101, "\u00fc"])
+def test_names_that_are_no_names(tmp_path, name):
+    version = make_version(tmp_path, make_features(2))
+    with pytest.raises(ArgumentError, match="no name for a tag"):
+        make_tag(version, name, open_index(version))
+    assert not (version.path / "tags").exists()
+
+
+def test_an_empty_version_is_not_tagged(tmp_path):
+    version = make_version(tmp_path)
+    with pytest.raises(StoreError, match="has no utterances yet, so there is nothing to tag"):
+        make_tag(version, "paper", open_index(version))
+
+
+def test_a_shard_of_a_tag_that_is_gone_is_named_with_the_tag_and_one_that_comes_back_mends_it(tmp_path):
+    version = make_version(tmp_path, make_features(3))
+    (name,) = make_tag(version, "paper", open_index(version)).shards
+    add_shard(version, make_features(2, prefix="more"), row=3)
+    (version.path / "shards" / name).rename(tmp_path / name)
+    with pytest.raises(StoreError, match=f"the tag paper names shards that are gone or damaged: {name}"):
+        featcache.open(version.path, tag="paper")
+    assert [problem.kind for problem in verify(version).problems] == ["tag"]
+    assert name in tags_to_show(version)[0]["fault"]
+    add_shard(version, make_features(3))  # of the same content, so of the same name
+    assert len(featcache.open(version.path, tag="paper")) == 3
+    assert tags_to_show(version)[0]["fault"] is None
+
+
+def test_a_damaged_shard_breaks_its_tags(tmp_path):
+    version = make_version(tmp_path, make_features(3))
+    (name,) = make_tag(version, "paper", open_index(version)).shards
+    flip(version.path / "shards" / name / "features/c/0/0", 5)
+    assert [problem.kind for problem in verify(version).problems] == ["checksum", "tag"]
+
+
+def test_a_copy_has_the_tags_and_keeps_its_own(tagged, tmp_path):
+    version = tagged[0]
+    done = copy_version(version, tmp_path / "copy")
+    copy = Version.open(tmp_path / "copy" / version.path.name)
+    assert done.problems == []
+    assert len(open_index(at_tag(copy, "paper"))) == 12
+    remove_tag(copy, "paper")
+    make_tag(copy, "paper", open_index(copy))
+    assert [problem.kind for problem in copy_version(version, tmp_path / "copy").problems] == ["tag"]
+    assert len(open_index(at_tag(copy, "paper"))) == 13
+    remove_tag(version, "paper")
+    assert copy_version(version, tmp_path / "copy").problems == []
+
+
+def test_the_index_of_a_tag_stays_and_does_not_displace_the_versions(tmp_path):
+    version = make_version(tmp_path, make_features(3))
+    make_tag(version, "first", open_index(version))
+    of_tag = index_name(version, version.shard_names())
+    for number in range(5):
+        add_shard(version, make_features(2, seed=number, prefix=f"more{number}"), row=3 + 2 * number)
+        open_index(version)
+    names = version.store.names("index")
+    assert {of_tag, index_name(version, version.shard_names())} <= {*names}
+    assert len(names) == 4
+    featcache.open(tmp_path, tag="first"), featcache.open(tmp_path)
+    assert version.store.names("index") == names
+
+
+def test_every_flipped_bit_of_a_tag_is_noticed(tmp_path):
+    version = make_version(tmp_path, make_features(3))
+    make_tag(version, "paper", open_index(version))
+    path = version.path / "tags" / "paper"
+    for at in range(path.stat().st_size):
+        flip(path, at, at % 8)
+        with pytest.raises(DamagedError, match="tags/paper: damaged: "):
+            at_tag(version, "paper")
+        flip(path, at, at % 8)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shards": ["../../other"]}, {"shards": "all"}, {"items": -1}, {"name": "other"}, "a pipe", "huge"],
+    ids=str,
+)
+def test_odd_tags_are_refused_in_one_line(tmp_path, change):
+    """Nothing else is, and they can be removed."""
+    version = make_version(tmp_path, make_features(3))
+    tag = make_tag(version, "paper", open_index(version))
+    place = version.path / "tags" / "paper"
+    if change == "a pipe":
+        place.unlink()
+        os.mkfifo(place)
+    elif change == "huge":
+        os.truncate(place, 1 << 40)
+    else:
+        place.write_bytes(encode_line({**msgspec.to_builtins(tag), **change}))
+    with pytest.raises(DamagedError, match="tags/paper: damaged: "):
+        featcache.open(tmp_path, tag="paper")
+    with pytest.raises(DamagedError, match="tags/paper: damaged: "):
+        plan_prune(version)  # what it names is not known, and must stay
+    assert len(featcache.open(tmp_path)) == 3
+    assert [problem.kind for problem in verify(version).problems] == ["tag"]
+    remove_tag(version, "paper")
+    assert verify(version).problems == []
+
+
+def test_of_two_versions_the_one_that_has_the_tag_is_meant(tmp_path):
+    old, new = (make_version(tmp_path, make_features(3), params={"low_freq": hertz}) for hertz in (20.0, 0.0))
+    make_tag(old, "paper", open_index(old))
+    assert featcache.open(tmp_path, "fbank80", tag="paper").version.path == old.path
+    assert featcache.open(f"{tmp_path}@paper").version.path == old.path
+    assert featcache.open(f"{tmp_path}/fbank80@paper").version.path == old.path
+    for given in ((tmp_path, "fbank80", "other"), (f"{tmp_path}/fbank80@other",), (f"{tmp_path}@other",)):
+        with pytest.raises(StoreError, match=f"none of its 2 versions has a tag other: .*{old.path.name}"):
+            featcache.open(given[0], *given[1:2], tag=given[2] if given[2:] else None)
+    make_tag(new, "paper", open_index(new))
+    for given in (f"{tmp_path}@paper", f"{tmp_path}/fbank80@paper"):
+        with pytest.raises(StoreError, match=r"holds 2 versions with a tag paper: fbank80-.*@paper.*low_freq"):
+            featcache.open(given)
+    with pytest.raises(StoreError, match="holds 2 versions: "):
+        featcache.open(f"{tmp_path}/fbank80")
+
+
+def test_files_with_other_names_are_no_tags(tmp_path):
+    version = make_version(tmp_path / "cache", make_features(3))
+    make_tag(version, "paper", open_index(version))
+    for name in ("a b", "\x1b[31m", "-x", ".hidden", "\u00e9"):
+        (version.path / "tags" / name).touch()
+    assert tag_names(version) == ["paper"]
+    assert verify(version).problems == []
+    assert copy_version(version, tmp_path / "copy").problems == []
+
+
+def test_without_the_folder_of_tags_nobody_knows_what_they_keep(tmp_path):
+    version = make_version(tmp_path, make_features(3))
+    (version.path / "tags").symlink_to("tags")  # which cannot be read, even by root
+    for look in (tag_names, plan_prune, verify):
+        with pytest.raises(StoreError, match=r"tags: damaged: not a regular file"):
+            look(version)
+
+
+def test_tags_are_not_written_through_a_link(tmp_path):
+    version = make_version(tmp_path / "cache", make_features(3))
+    (tmp_path / "elsewhere").mkdir()
+    (version.path / "tags").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="link"):
+        make_tag(version, "paper", open_index(version))
+    shutil.copy(version.path / "zarr.json", tmp_path / "elsewhere" / "mine")
+    with pytest.raises(StoreError, match="link"):
+        remove_tag(version, "mine")
+    assert os.listdir(tmp_path / "elsewhere") == ["mine"]
+
+
+def test_commands_that_change_a_version_take_no_tag(tagged, place):
+    with pytest.raises(StoreError, match="takes a version, and no tag"):
+        version_folders(place / "fbank80@paper")

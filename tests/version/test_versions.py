@@ -1,0 +1,155 @@
+"""Versions are made once, found again, and told apart."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import zarr
+from damage import flip
+from forking import fork, join
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs, to_builtins
+from small_shards import INFO, SIDED, SPEC, create
+
+from featcache.errors import DamagedError, StoreError
+from featcache.format.differences import differing_keys
+from featcache.format.writing import seal_group
+from featcache.version.selection import select_version, select_versions, version_folders
+from featcache.version.version import Version
+
+
+def test_a_version_is_found_again(scratch):
+    """By its folder, by its cache, by its name; and it says what it is."""
+    made = create(scratch)
+    assert made.path == scratch / "mine-0123456789ab"
+    assert create(scratch).info == made.info == INFO
+    assert version_folders(scratch) == version_folders(made.path) == [made.path]
+    assert select_version(scratch, "mine").path == made.path
+    assert select_version(scratch, "mine-0123456789ab").path == made.path
+    group = zarr.open_group(made.path, mode="r")
+    assert list(group["shards"].group_keys()) == []
+    assert group.attrs["featcache"]["format"] == 2
+
+
+def test_a_version_says_what_its_side_arrays_are(scratch):
+    assert create(scratch, SIDED).info == SIDED
+
+
+def test_several_versions_of_a_name_are_told_apart(scratch):
+    """Asked for the name alone, it says how they differ."""
+    create(scratch, structs.replace(INFO, config={"params": {"low_freq": 20.0, "bins": 80}}))
+    create(scratch, structs.replace(INFO, fingerprint="f" * 64, config={"params": {"low_freq": 0.0, "bins": 80}}))
+    with pytest.raises(StoreError, match=r"2 versions.*params.low_freq: 20.0 -> 0.0"):
+        select_version(scratch, "mine")
+    assert select_version(scratch, "mine-ffffffffffff").info.fingerprint == "f" * 64
+    with pytest.raises(StoreError, match="no version called 'yours'; it holds mine-"):
+        select_version(scratch, "yours")
+
+
+def test_damage_to_one_version_does_not_hide_another(scratch):
+    """Whoever asks for a version by name gets it."""
+    create(scratch)
+    other = create(scratch, structs.replace(INFO, name="other"))
+    (other.path / "zarr.json").write_text("{}")
+    assert select_version(scratch, "mine").info == INFO
+    for name in (None, "other", other.path.name):
+        with pytest.raises(DamagedError):
+            select_versions(scratch, name)
+
+
+def test_what_is_no_cache_is_said_to_be_none(scratch):
+    """A folder that is not there, a file, an empty folder, one of other things."""
+    (scratch / "file").write_text("")
+    (scratch / "empty").mkdir()
+    for path, words in (
+        (scratch / "gone", "no such cache"),
+        (scratch / "file", "file: is a file, not a cache folder"),
+        (scratch / "empty", "empty: holds no version: `featcache extract` creates one"),
+        (scratch / "empty" / "..", "holds no version"),
+        (scratch, "no version"),
+    ):
+        with pytest.raises(StoreError, match=words):
+            version_folders(path)
+
+
+def test_a_version_that_is_misspelt_says_which_there_are(scratch):
+    """As part of the path."""
+    made = create(scratch)
+    with pytest.raises(StoreError, match=f"mien: there is no such cache folder; {scratch} holds {made.path.name}$"):
+        version_folders(scratch / "mien")
+
+
+def test_a_path_may_name_a_version_by_its_config(scratch):
+    """Where the cache holds one of that name; its metadata may be damaged. A folder of that name comes first."""
+    made = create(scratch)
+    create(scratch, structs.replace(INFO, name="other"))
+    assert version_folders(scratch / "mine") == [made.path]
+    assert [version.path for version in select_versions(scratch / "mine")] == [made.path]
+    assert select_version(scratch / "mine").path == made.path
+    damage = bytearray((made.path / "zarr.json").read_bytes())
+    damage[-30] ^= 1
+    (made.path / "zarr.json").write_bytes(damage)
+    assert version_folders(scratch / "mine") == [made.path]
+    again = create(scratch, structs.replace(INFO, fingerprint="f" * 64))
+    for ask in (version_folders, select_version):
+        with pytest.raises(StoreError, match=f"{scratch}: holds 2 versions: {made.path.name}, {again.path.name}; name"):
+            ask(scratch / "mine")
+    (scratch / "mine" / "mine").mkdir(parents=True)
+    with pytest.raises(StoreError, match="mine: holds no version"):
+        version_folders(scratch / "mine")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "uint16"])
+def test_every_flipped_bit_of_a_versions_document_is_noticed(scratch, dtype):
+    """And so are documents that are sealed, and say what cannot be."""
+    version = create(scratch, structs.replace(INFO, spec=replace(SPEC, dtype=dtype)))
+    path = version.path / "zarr.json"
+    data = path.read_bytes()
+    for at in range(len(data)):
+        flip(path, at, at % 8)
+        with pytest.raises(DamagedError, match=f"^{path}: damaged: .*featcache repair"):
+            Version.open(version.path)
+        flip(path, at, at % 8)
+    sound = to_builtins(version.info)
+    for name, value in {
+        "item_shape": [1 << 22, 1 << 22],
+        "codebook_sizes": [1 << 24, 1 << 24],
+        "dtype": "object",
+        "frame_rate": 0,
+        "side": [{"name": "quantization", "item_shape": [], "dtype": "uint8", "units": ""}],
+    }.items():
+        path.write_bytes(seal_group({**sound, "spec": {**sound["spec"], name: value}}, ""))
+        with pytest.raises(DamagedError, match=f"^{path}: damaged: "):
+            Version.open(version.path)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abc"), st.dictionaries(st.sampled_from("xyz"), st.integers(0, 2)) | st.integers(0, 2)
+    )
+)
+def test_configs_differ_from_themselves_in_nothing(config):
+    """And from others in what differs."""
+    assert differing_keys(config, config) == []
+    assert differing_keys({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == ["a.c: 2 -> 3"]
+    assert differing_keys({"a": {"b": 1}}, {"a": {"b": 1, "c": 3}}) == ["a.c: not given -> 3"]
+
+
+def test_several_processes_create_one_version(scratch):
+    """At the same instant, in a cache that is not there yet: all get it, and nothing else is left."""
+    starting_signal = os.pipe()
+
+    def create_it():
+        os.close(starting_signal[1])
+        os.read(starting_signal[0], 1)
+        assert Version.create(scratch / "cache" / INFO.folder_name, INFO).info == INFO
+
+    pids = [fork(create_it) for _ in range(3)]
+    os.close(starting_signal[1])
+    assert [join(pid) for pid in pids] == [0] * 3
+    os.close(starting_signal[0])
+    assert [path.name for path in (scratch / "cache").iterdir()] == ["mine-0123456789ab"]
+    assert Version.open(scratch / "cache" / "mine-0123456789ab").info == INFO

@@ -1,0 +1,370 @@
+"""What a version lacks is what manifests want, without what is there and what has failed: whatever the history."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from damage import flip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scratch import scratch_folder
+from small_shards import INFO, create, item, write
+
+from featcache.errors import DamagedError, ManifestError
+from featcache.extraction.tasks import want
+from featcache.manifest import SegmentColumns, Utterance
+from featcache.strings import Strings
+from featcache.version.index import build_index, open_index
+from featcache.version.ledger import Failure, put_failures, read_failures, standing_failures
+from featcache.version.tags import at_tag, make_tag
+from featcache.version.version import Version
+from featcache.version.wanted import (
+    Unfinished,
+    Wanted,
+    find_lacking,
+    find_missing,
+    forget_rows,
+    name_of,
+    read_all_wanted,
+    read_wanted,
+)
+
+Rows = dict[str, float]
+"""A manifest: where each row's segment begins, by id; a row that has changed begins elsewhere."""
+
+
+def utterance(id_: str, start: float) -> Utterance:
+    return Utterance(id=id_, path=f"{id_}.wav", start=start)
+
+
+def keys(rows: Rows) -> np.ndarray:
+    utterances = [utterance(id_, start) for id_, start in rows.items()]
+    return np.stack([Strings.of(rows).hashes(), SegmentColumns.of(utterances).hashes()])
+
+
+def failure(id_: str, start: float = 0.0, generation: int = 1, reason: str = "empty") -> Failure:
+    return Failure(id=id_, path=f"{id_}.wav", start=start, reason=reason, message="seen", generation=generation)
+
+
+def plan(version: Version, manifest: str, rows: Rows, again=()) -> Wanted:
+    """Begin a run over a manifest: what it wants is kept."""
+    wanted = want(manifest, keys(rows), open_index(version), [*read_all_wanted(version)], again)
+    wanted.save(version)
+    return wanted
+
+
+def run(version: Version, manifest: str, rows: Rows, failing=(), stop: int | None = None) -> str | None:
+    """A run over a manifest, which extracts what is missing, but for what fails, and ends after so many rows. Returns
+    the name of its shard, if it makes one.
+    """
+    wanted = plan(version, manifest, rows)
+    numbers = find_missing([wanted], open_index(version), read_failures(version)).missing.get(manifest, ())
+    ids, generations = list(rows), wanted.rows[2].tolist()
+    todo = [(ids[number], generations[number]) for number in list(numbers)[:stop]]
+    failed = [failure(id_, rows[id_], generation) for id_, generation in todo if id_ in failing]
+    put_failures(version, f"run {len(version.store.names('failures')):06}", failed)
+    items = [item(id_, start=rows[id_], generation=generation) for id_, generation in todo if id_ not in failing]
+    return write(version, items, manifest=wanted.name).name if items else None
+
+
+def missing(version: Version) -> dict[str, set[str]]:
+    """The ids that are missing, by manifest, as far as there are some; here they are single letters."""
+    found = find_missing(read_all_wanted(version), open_index(version), read_failures(version))
+    by_hash = dict(zip(Strings.of(IDS).hashes().tolist(), IDS, strict=True))
+    wanted = {one.manifest: one for one in read_all_wanted(version)}
+    return {
+        manifest: {by_hash[wanted[manifest].rows[0, number].item()] for number in numbers}
+        for manifest, numbers in found.missing.items()
+    }
+
+
+# Histories
+
+IDS = "abcde"
+ROWS = st.dictionaries(st.sampled_from(IDS), st.sampled_from([0.0, 0.5, 1.0]), min_size=1)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("run"),
+            st.sampled_from(["m", "n"]),
+            ROWS,
+            st.sets(st.sampled_from(IDS), max_size=2),
+            st.none() | st.integers(0, 3),
+        ),
+        st.tuples(st.just("lose"), st.integers(0, 9)),
+    ),
+    max_size=8,
+)
+
+
+@dataclass
+class Model:
+    """What is wanted, there and failed, in dicts: id -> (start, generation)."""
+
+    wanted: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    shards: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
+    failed: set[tuple[str, float, int]] = field(default_factory=set)
+
+    def counting(self) -> dict[str, tuple[float, int]]:
+        """The item of each id that counts: of the highest generation, and of several the first by name of its shard."""
+        items: dict[str, tuple[float, int]] = {}
+        for name in sorted(self.shards):
+            for id_, (start, generation) in self.shards[name].items():
+                if id_ not in items or generation > items[id_][1]:
+                    items[id_] = start, generation
+        return items
+
+    def lacks(self, manifest: str) -> list[str]:
+        """The rows that have neither an item that is as good, nor a failure."""
+        items, lacking = self.counting(), []
+        for id_, (start, generation) in self.wanted[manifest].items():
+            is_there = id_ in items and (items[id_] == (start, generation) or items[id_][1] > generation)
+            if not is_there and (id_, start, generation) not in self.failed:
+                lacking.append(id_)
+        return lacking
+
+    def want(self, manifest: str, rows: Rows) -> None:
+        """A row has the generation of what is known of its id, and the next one if that is another row."""
+        contained = [
+            other
+            for other, theirs in self.wanted.items()
+            if other == manifest or all(rows.get(id_) == start for id_, (start, _) in theirs.items())
+        ]
+        known = [self.counting(), *(self.wanted[other] for other in contained)]
+        mine = {}
+        for id_, start in rows.items():
+            of_id = [one[id_] for one in known if id_ in one]
+            highest = max((generation for _, generation in of_id), default=1)
+            is_same = all(other == start for other, generation in of_id if generation == highest)
+            mine[id_] = start, highest if is_same else highest + 1
+        for other in contained:
+            del self.wanted[other]
+        self.wanted[manifest] = mine
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(STEPS)
+def test_whatever_the_history_what_is_missing_is_what_the_model_says(steps):
+    """Runs over manifests that grow, shrink, move and change; with failures, kills and lost shards between them."""
+    with scratch_folder() as folder:
+        version, model = create(folder), Model()
+        version.store.remove(f"wanted/{name_of('made up')}")
+        for step in steps:
+            if step[0] == "lose":
+                if names := sorted(model.shards):
+                    name = names[step[1] % len(names)]
+                    shutil.rmtree(version.path / "shards" / name)
+                    del model.shards[name]
+            else:
+                _, manifest, rows, failing, stop = step
+                model.want(manifest, rows)
+                todo = model.lacks(manifest)[:stop]
+                for id_ in failing.intersection(todo):
+                    model.failed.add((id_, *model.wanted[manifest][id_]))
+                made = {id_: model.wanted[manifest][id_] for id_ in todo if id_ not in failing}
+                name = run(version, manifest, rows, failing, stop)
+                assert (name is not None) == bool(made)
+                if name is not None:
+                    model.shards[name] = made
+            assert missing(version) == {
+                manifest: {*lacking} for manifest in model.wanted if (lacking := model.lacks(manifest))
+            }
+            index = open_index(version)
+            found = [one for one in find_lacking(version, index) if isinstance(one, Unfinished)]
+            assert {one.manifest: one.missing for one in found} == {
+                manifest: len(lacking) for manifest in model.wanted if (lacking := model.lacks(manifest))
+            }
+            counting = zip(index.ids, index.row_hash.tolist(), index.generation.tolist(), strict=True)
+            assert {id_: what for id_, *what in counting} == {
+                id_: [keys({id_: start})[1].item(), generation] for id_, (start, generation) in model.counting().items()
+            }
+        for manifest, wanted in [*model.wanted.items()]:  # and what is lacking is there once it is extracted
+            rows = {id_: start for id_, (start, _) in wanted.items()}
+            run(version, manifest, rows)
+            assert manifest not in missing(version)
+
+
+# Single cases
+
+
+@pytest.fixture
+def version(scratch) -> Version:
+    """An empty version, of which nothing is wanted yet."""
+    return Version.create(scratch / INFO.folder_name, INFO)
+
+
+def says(version: Version) -> list[str]:
+    return [str(finding) for finding in find_lacking(version, open_index(version))]
+
+
+A, B = {"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.0, "c": 0.0}
+
+
+def test_a_manifest_that_has_moved_or_grown_leaves_nothing_behind(version):
+    """What it wants takes the place of what it wanted elsewhere; its shards are known to be of it."""
+    run(version, "old/m.csv", A, stop=1)
+    assert "1 of the 2 utterances of old/m.csv are missing" in says(version)[0]
+    run(version, "new/m.csv", A)
+    assert says(version) == []
+    run(version, "larger.csv", B)
+    (wanted,) = read_all_wanted(version)
+    assert wanted.names == {name_of(manifest) for manifest in ("old/m.csv", "new/m.csv", "larger.csv")}
+    assert says(version) == []
+
+
+def test_a_manifest_of_other_or_of_fewer_rows_takes_no_others_place(version):
+    """Nor does one with a changed row."""
+    run(version, "m", B, stop=1)
+    run(version, "fewer", A)
+    run(version, "changed", {**B, "b": 1.5})
+    run(version, "others", {"d": 0.0})
+    assert {wanted.manifest for wanted in read_all_wanted(version)} == {"m", "fewer", "changed", "others"}
+    assert missing(version) == {}  # a later generation of a row is as good
+
+
+def test_a_row_that_is_changed_back_is_extracted_a_third_time(version):
+    for start in (0.0, 1.5, 0.0):
+        run(version, "m", {"a": start})
+    index = open_index(version)
+    assert index.generation.tolist() == [3]
+    assert index.row_hash.tolist() == keys({"a": 0.0})[1].tolist()
+    assert plan(version, "m", {"a": 0.0}).rows[2].tolist() == [3]
+
+
+def test_rows_that_are_extracted_again_get_the_next_generation(version):
+    """Because their audio has changed, for example; also if the run dies, and is run again without a word of them."""
+    run(version, "m", A)
+    plan(version, "m", A, again=[1])
+    assert missing(version) == {"m": {"b"}}
+    run(version, "m", A)
+    assert missing(version) == {}
+    assert open_index(version).generation[open_index(version).find_one("b")] == 2
+
+
+def test_two_ids_of_one_hash_are_refused(version):
+    rows = np.array([[7, 7], [1, 2]], np.uint64)
+    with pytest.raises(ManifestError, match=r"m\.csv: two ids have the same hash: rename one of them"):
+        want("m.csv", rows, open_index(version), [])
+
+
+def test_a_wanted_set_that_is_lost_is_noticed(version):
+    """By the shards that were made for it; a run over the manifest mends it."""
+    run(version, "m", A)
+    (path,) = (version.path / "wanted").iterdir()
+    path.unlink()
+    (finding,) = says(version)
+    assert f"{name_of('m')} is gone, of which 1 shard was made: what else the manifest wants is not known" in finding
+    run(version, "m", A)
+    assert says(version) == []
+
+
+def test_a_version_that_holds_nothing_and_wants_nothing_is_not_whole(version):
+    assert "it holds nothing, and nothing says what it is to hold" in says(version)[0]
+    plan(version, "m", {})
+    assert says(version) == []
+
+
+def test_no_flipped_bit_of_a_wanted_set_is_believed(version):
+    """Nor one that is cut off, or lies under another's name; and the other sets count."""
+    run(version, "n", {"d": 0.0})
+    plan(version, "m", A)
+    assert missing(version) == {"m": {"a", "b"}}
+    path = version.path / "wanted" / name_of("m")
+    data = path.read_bytes()
+    for at in range(len(data)):
+        for spoilt in (data[:at], data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]):
+            path.write_bytes(spoilt)
+            with pytest.raises(DamagedError, match=f"{path}: damaged"):
+                read_wanted(version, path.name)
+    path.write_bytes(data)
+    shutil.copy(path, path.with_name(name_of("n")))
+    assert missing(version) == {"m": {"a", "b"}}
+    (damaged,) = [finding for finding in says(version) if name_of("n") in finding and "damaged" in finding]
+    assert "not what was written" in damaged
+
+
+def test_rows_that_an_index_is_known_to_have_are_not_read_again(version):
+    """So opening takes no longer for a long manifest. Whoever looks at everything reads them."""
+    run(version, "m", A)
+    assert says(version) == []
+    path = version.path / "wanted" / name_of("m")
+    flip(path, path.stat().st_size - 1)
+    assert says(version) == []
+    (finding,) = find_lacking(version, build_index(version, version.shard_names()))
+    assert "damaged" in str(finding)
+    plan(version, "m", B)
+    assert "1 of the 3 utterances of m are missing" in says(version)[0]
+
+
+def test_rows_that_nobody_wants_any_more_are_forgotten(version):
+    plan(version, "m", B)
+    forget_rows(version, Strings.of(["a", "c"]).hashes())
+    assert missing(version) == {"m": {"a", "c"}}
+
+
+def test_of_a_tag_nothing_is_lacking(version):
+    run(version, "m", A, stop=1)
+    make_tag(version, "paper", open_index(version))
+    assert len(says(version)) == 1
+    assert says(at_tag(version, "paper")) == []
+
+
+# The ledger
+
+
+def test_a_failure_stands_until_there_is_an_item_of_its_generation(version):
+    run(version, "m", B, failing={"a", "b"})
+    assert {*standing_failures(version, open_index(version))} == {"a", "b"}
+    assert says(version) == []
+    run(version, "m", {**B, "a": 1.5})  # another row, which does not fail
+    assert {*standing_failures(version, open_index(version))} == {"b"}
+    run(version, "m", {**B, "a": 0.0}, failing={"a"})
+    assert standing_failures(version, open_index(version))["a"].generation == 3
+    assert len(open_index(version)) == 2  # its older item is still there
+    assert missing(version) == {}
+
+
+def test_of_several_failures_the_last_of_the_highest_generation_is_told(version):
+    put_failures(version, "run 1", [failure("a"), failure("b", generation=2)])
+    put_failures(version, "run 2", [failure("a", reason="decode"), failure("b")])
+    standing = standing_failures(version, open_index(version))
+    assert {id_: (one.reason, one.generation) for id_, one in standing.items()} == {
+        "a": ("decode", 1),
+        "b": ("empty", 2),
+    }
+    assert len(read_failures(version, run="run 1")) == 2
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), unique=True, min_size=1, max_size=5))
+def test_the_ledger_keeps_any_text(names):
+    """Ids, paths and messages of whatever characters, one record a line."""
+    failures = [Failure(id=name, path=name, reason="empty", message=name) for name in names]
+    with scratch_folder() as folder:
+        version = create(folder)
+        put_failures(version, "run", failures)
+        assert read_failures(version) == failures
+
+
+def test_a_damaged_line_is_passed_over_and_named(version):
+    """Its utterance is missing then, and tried again; the other lines count."""
+    run(version, "m", B, failing={"a", "b", "c"})
+    (path,) = (version.path / "failures").iterdir()
+    data = path.read_bytes()
+    second = data.index(b"\n") + 1
+    ends = [at for at, byte in enumerate(data) if byte == ord("\n")]
+    for at in range(second, ends[1]):
+        flip(path, at, at % 8)
+        damaged = []
+        assert [one.id for one in read_failures(version, damaged)] == ["a", "c"]
+        assert f"{path}, line 2: damaged: " in damaged[0]
+        flip(path, at, at % 8)
+    flip(path, second, 0)
+    assert missing(version) == {"m": {"b"}}
+    assert any("line 2" in finding for finding in says(version))
+    path.write_bytes(data[:-3])  # torn
+    assert missing(version) == {"m": {"c"}}
+    run(version, "m", B)
+    assert missing(version) == {}
