@@ -246,7 +246,7 @@ _OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
 def secret_in(text: str, *, allow_query: bool = False) -> str | None:
     """What may give access in a text that is a URL, or has one in it, as a message goes on; None if there is nothing.
     `allow_query` is for who says that a query or a fragment gives access to nothing."""
-    if _MARK.search(text) is None:
+    if not may_have_secret(text):
         return None
     query = _QUERY
     for _ in range(4):  # a URL may be percent-encoded as a whole, and the whole of that
@@ -264,9 +264,14 @@ def secret_in(text: str, *, allow_query: bool = False) -> str | None:
     return None
 
 
+def may_have_secret(text: str) -> bool:
+    """Whether a text, or one of several that were joined, needs the look of `secret_in`."""
+    return _MARK.search(text) is not None
+
+
 def without_secrets(message: str) -> str:
     """A message with the words cut off behind whose URLs have what `secret_in` refuses."""
-    return message if _MARK.search(message) is None else _WORD.sub(_shown, message)
+    return message if not may_have_secret(message) else _WORD.sub(_shown, message)
 
 
 def _shown(word: re.Match[str]) -> str:

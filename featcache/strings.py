@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -38,12 +38,14 @@ class Strings(Sequence[str]):
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
         """Pack an iterable of strings; it is consumed once, and never held as a list."""
-        blob = bytearray()
-        ends = [0]
-        for string in strings:
-            blob += string.encode()
-            ends.append(len(blob))
-        return cls(np.frombuffer(bytes(blob), np.uint8), np.array(ends, np.int64))
+        rest = iter(strings)
+        blobs, lengths = [], [np.zeros(0, np.int64)]
+        while block := list(islice(rest, _BLOCK)):
+            text = "".join(block)
+            blobs.append(text.encode())
+            parts = block if text.isascii() else map(str.encode, block)
+            lengths.append(np.fromiter(map(len, parts), np.int64, len(block)))
+        return cls(np.frombuffer(b"".join(blobs), np.uint8), _offsets_of(np.concatenate(lengths)))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Strings]) -> Strings:

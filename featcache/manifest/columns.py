@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from featcache.errors import secret_in
+from featcache.errors import may_have_secret, secret_in
 from featcache.manifest.audio_locations import is_command
 from featcache.strings import Strings
 
@@ -118,6 +118,26 @@ def _channel(cell: Any) -> int:
     return int(value)
 
 
+def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
+    """Cells that are ids or paths as they are, whatever is allowed; None if one of them needs a look by itself."""
+    if set(map(type, cells)) != {str} or not all(cells) or max(map(len, cells)) * 4 > _LONGEST:
+        return None
+    text = "".join(cells)
+    return cells if text.isprintable() and "|" not in text and not may_have_secret(text) else None
+
+
+def _plain_seconds(least: float, cells: Sequence[Any]) -> Sequence[Any] | None:
+    """The seconds of cells that are all given, from `least` to `MOST_SECONDS`; None if one needs a look by itself."""
+    if not set(map(type, cells)) <= {float, str}:
+        return None
+    try:
+        values = [*map(float, cells)]
+    except ValueError:
+        return None
+    seconds = np.array(values)
+    return values if ((seconds >= least) & (seconds <= MOST_SECONDS)).all() else None
+
+
 class Column(NamedTuple):
     """A column that an `Utterance` has."""
 
@@ -131,8 +151,8 @@ class Column(NamedTuple):
     """The value of an empty cell."""
     pack: Callable[[Sequence[Any]], Any]
     """Makes one flat array of values."""
-    least: float | None = None
-    """The least of its values, if these are floats: all from it on, up to `MOST_SECONDS`, are values."""
+    plain: Callable[[Sequence[Any]], Sequence[Any] | None] = lambda _: None
+    """Gives the values of some cells at once; None if `parse` has to look at each."""
 
 
 # Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
@@ -140,7 +160,7 @@ COLUMNS = (
     Column(
         "id",
         ("id", "utt_id", "uttid", "utt", "utterance_id", "utterance", "audio_id", "segment_id", "key"),
-        *(_id, "", Strings.of),
+        *(_id, "", Strings.of, _plain_texts),
     ),
     Column(
         "path",
@@ -148,14 +168,18 @@ COLUMNS = (
             *("path", "wav", "wav_path", "audio", "audio_path", "audio_file", "audio_filepath"),
             *("file", "file_path", "filepath", "file_name", "filename"),
         ),
-        *(_path, "", Strings.of),
+        *(_path, "", Strings.of, _plain_texts),
     ),
     Column(
         "start",
         ("start", "start_time", "begin", "begin_time", "offset"),
-        *(seconds_of, math.nan, partial(np.array, dtype=np.float64), 0.0),
+        *(seconds_of, math.nan, partial(np.array, dtype=np.float64), partial(_plain_seconds, 0.0)),
     ),
-    Column("duration", ("duration", "dur"), _duration, math.nan, partial(np.array, dtype=np.float64), math.ulp(0.0)),
+    Column(
+        "duration",
+        ("duration", "dur"),
+        *(_duration, math.nan, partial(np.array, dtype=np.float64), partial(_plain_seconds, math.ulp(0.0))),
+    ),
     Column("channel", ("channel",), _channel, -1, partial(np.array, dtype=np.int32)),
 )
 

@@ -19,7 +19,6 @@ from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_a
 from featcache.manifest.columns import (
     COLUMNS,
     ENDS,
-    MOST_SECONDS,
     SPELLINGS,
     Column,
     carried,
@@ -167,7 +166,8 @@ def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, list[Any]
         for name in cells:
             if source.carry and name not in SPELLINGS:
                 so_far = parts.setdefault(name, [_empty_strings(len(row_places))])
-                so_far.append(Strings.of(map(carried, cells[name])))
+                are_text = set(map(type, cells[name])) == {str}
+                so_far.append(Strings.of(cells[name] if are_text else map(carried, cells[name])))
         for name in parts.keys() - cells.keys() - SPELLINGS.keys():
             parts[name].append(_empty_strings(len(places)))
         row_places.extend(places)
@@ -211,10 +211,8 @@ def _values(
     """The values of a column's cells."""
     if column.name not in cells:
         return [column.not_given] * len(places)
-    if column.least is not None and set(map(type, cells[column.name])) == {float}:
-        seconds = np.array(cells[column.name])
-        if ((seconds >= column.least) & (seconds <= MOST_SECONDS)).all():
-            return cells[column.name]
+    if (plain := column.plain(cells[column.name])) is not None:
+        return plain
     parse = path_or_command if column.name == "path" and source.allow_commands else column.parse
     is_required = column.name in source.required
     values = []

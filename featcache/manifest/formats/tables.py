@@ -102,8 +102,7 @@ def split_rows(lines: Iterable[str], delimiter: str, base: int = 0) -> Rows:
 def table_batches(rows: Rows, reading: Reading, renamed: Callable[[Names], Names] = list) -> Iterator[Batch]:
     """Rows of which the first is the header; `renamed` gives the names that the columns are to have."""
     faults = reading.faults
-    rows = (row for row in rows if len(row[1]) > 1 or "".join(row[1]).strip())
-    line, header = next(rows, (0, []))
+    line, header = next((row for row in rows if not _is_blank(row)), (0, []))
     if not header:
         return
     if (fault := _no_header(renamed(header), reading.required)) is not None:
@@ -113,12 +112,20 @@ def table_batches(rows: Rows, reading: Reading, renamed: Callable[[Names], Names
     _require(reading.required, renamed(header), line, faults)
     names = _meanings(header, line, reading, renamed)
     while batch := list(islice(rows, ROWS_PER_BATCH)):
-        for line, row in batch:
-            if len(row) != len(names):
-                faults.add(line, f"{counted(len(row), 'field')}, but the header has {len(names)}")
-        if batch := [row for row in batch if len(row[1]) == len(names)]:
+        lines, cells = zip(*batch, strict=True)
+        if len(names) == 1 or set(map(len, cells)) != {len(names)}:
+            batch = [row for row in batch if not _is_blank(row)]
+            for line, row in batch:
+                if len(row) != len(names):
+                    faults.add(line, f"{counted(len(row), 'field')}, but the header has {len(names)}")
+            if not (batch := [row for row in batch if len(row[1]) == len(names)]):
+                continue
             lines, cells = zip(*batch, strict=True)
-            yield lines, dict(zip(names, zip(*cells, strict=True), strict=True))
+        yield lines, dict(zip(names, zip(*cells, strict=True), strict=True))
+
+
+def _is_blank(row: tuple[int, Any]) -> bool:
+    return len(row[1]) < 2 and not "".join(row[1]).strip()
 
 
 def json_rows(lines: Iterable[str], faults: Faults, base: int = 0, of: Any = dict[str, Any]) -> Rows:
