@@ -34,39 +34,6 @@ from shlex import quote
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = [
-    "MOST_COUNTED",
-    "MOST_THREADS",
-    "ArgumentError",
-    "AudioError",
-    "ConfigError",
-    "DamagedError",
-    "ExtractorError",
-    "FeatcacheError",
-    "FeatcacheWarning",
-    "LockedError",
-    "ManifestError",
-    "MissingDependencyError",
-    "MissingItemError",
-    "Reason",
-    "StoreError",
-    "counted",
-    "ending",
-    "first_line",
-    "hours",
-    "is_number",
-    "listing",
-    "megabytes",
-    "percent",
-    "refuse_almost_url",
-    "refuse_secrets",
-    "refuse_url",
-    "require_int",
-    "require_number",
-    "secret_in",
-    "without_secrets",
-]
-
 
 class FeatcacheError(Exception):
     """The base of all errors that featcache raises deliberately."""

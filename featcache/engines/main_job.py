@@ -25,7 +25,7 @@ from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.audio_locations import as_root
-from featcache.manifest.in_memory import Table, is_table, manifest_of
+from featcache.manifest.read import Table, is_table, manifest_of
 from featcache.storage.location import Location, as_location
 from featcache.version.corpus import by_part_name, manifests_of_parts
 from featcache.version.selection import is_corpus

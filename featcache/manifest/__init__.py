@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featcache.manifest.columns import SPELLINGS as SPELLINGS
     from featcache.manifest.formats import FORMATS as FORMATS
-    from featcache.manifest.in_memory import Table as Table
-    from featcache.manifest.in_memory import manifest_of as manifest_of
+    from featcache.manifest.read import Table as Table
+    from featcache.manifest.read import manifest_of as manifest_of
     from featcache.manifest.read import read_manifest as read_manifest
     from featcache.manifest.segments import Segment as Segment
     from featcache.manifest.segments import SegmentColumns as SegmentColumns
@@ -30,8 +30,7 @@ _HOMES = {
     "columns": ("SPELLINGS",),
     "utterances": ("CallersUrls", "Manifest", "rows_at_even_steps"),
     "segments": ("Segment", "SegmentColumns", "Utterance"),
-    "in_memory": ("Table", "manifest_of"),
-    "read": ("read_manifest",),
+    "read": ("Table", "manifest_of", "read_manifest"),
 }
 """Where names are found: what reads a version needs segments, and no format of manifests."""
 

@@ -7,8 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from featcache.errors import ArgumentError, ManifestError, listing
-from featcache.manifest.formats.datasets import is_dataset, read_dataset
-from featcache.manifest.formats.folders import has_metadata, read_audiofolder, read_folder
+from featcache.manifest.formats.folders import has_metadata, is_dataset, read_audiofolder, read_dataset, read_folder
 from featcache.manifest.formats.kaldi import is_data_folder, read_data_folder
 from featcache.manifest.formats.lhotse import is_shar, kind_of, read_lhotse
 from featcache.manifest.formats.lists import (
@@ -21,9 +20,7 @@ from featcache.manifest.formats.lists import (
     read_fairseq,
     read_paths,
 )
-from featcache.manifest.formats.nemo import read_nemo
 from featcache.manifest.formats.source import Batch, Source
-from featcache.manifest.formats.speechbrain import is_speechbrain, read_speechbrain
 from featcache.manifest.formats.tables import (
     plain_format,
     read_csv,
@@ -31,6 +28,7 @@ from featcache.manifest.formats.tables import (
     read_parquet,
     read_tsv,
 )
+from featcache.manifest.formats.toolkits import is_speechbrain, read_nemo, read_speechbrain
 
 __all__ = ["FORMATS", "Format", "format_of"]
 

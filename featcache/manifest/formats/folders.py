@@ -1,21 +1,29 @@
-"""Folders: of audio files alone, and with metadata in tables as Hugging Face's AudioFolder has them."""
+"""Folders of audio, and datasets of Hugging Face: AudioFolder, with metadata in tables; Parquet with audio inside;
+and folders that `save_to_disk` has written.
+
+The path of a row with audio inside is its place in the table, as in `train-00000.parquet/audio/123` (see
+`manifest.audio_locations`), or where there are no bytes, the path that the table has in their place, as `to_parquet` of
+files writes it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from featcache.errors import ManifestError, listing
 from featcache.manifest.columns import names_of_whole_files
-from featcache.manifest.formats.parquet import ParquetTable
+from featcache.manifest.formats.parquet import ArrowTable, ParquetTable
 from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched, lines_of, opened
 from featcache.manifest.formats.tables import csv_rows, json_batches, json_rows, parquet_batches, table_batches
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
-_renamed = partial(names_of_whole_files, "file_name")
+_renamed_by_file = partial(names_of_whole_files, "file_name")
 
 
 def read_folder(source: Source) -> Iterator[Batch]:
@@ -86,11 +94,11 @@ def _read_metadata(source: Source, path: str) -> Iterator[Batch]:
     base = faults.file(path, "row" if path.endswith(".parquet") else "line")
     with opened(source.path / path) as stream:
         if path.endswith(".parquet"):
-            batches = parquet_batches(ParquetTable(stream), source, base, _renamed)
+            batches = parquet_batches(ParquetTable(stream), source, base, _renamed_by_file)
         elif path.endswith(".csv"):
-            batches = table_batches(csv_rows(lines_of(stream, faults, base), faults, base), source, _renamed)
+            batches = table_batches(csv_rows(lines_of(stream, faults, base), faults, base), source, _renamed_by_file)
         else:
-            batches = json_batches(json_rows(lines_of(stream, faults, base), faults, base), source, _renamed)
+            batches = json_batches(json_rows(lines_of(stream, faults, base), faults, base), source, _renamed_by_file)
         yield from (batch for batch in batches if "path" in batch[1])
 
 
@@ -106,3 +114,95 @@ def _metadata(source: Source) -> list[str]:
     here = sorted(source.names.intersection(_METADATA))
     below = (f"{folder}/{name}" for folder in source.folders for name in _METADATA)
     return here or [path for path in below if (source.path / path).is_file()]
+
+
+def is_dataset(source: Source) -> bool:
+    """Whether it is a folder that `save_to_disk` has written, or Parquet with a column of audio, in a file or below a
+    folder."""
+    if source.is_folder and {"dataset_dict.json", "state.json"} & source.names:
+        return True
+    if not source.is_folder:
+        return source.is_parquet and bool(ParquetTable(source.stream).audio)
+    first = next(iter(_parquet_below(source)), None)
+    if first is None:
+        return False
+    with opened(source.path / first) as stream:
+        return bool(ParquetTable(stream).audio)
+
+
+def read_dataset(source: Source) -> Iterator[Batch]:
+    """The rows of all tables of a dataset, with every column without bytes. Raises ManifestError if there are none, or
+    one has no column of audio, is damaged, or is not called `.parquet`."""
+    if not source.is_folder:
+        if source.path.suffix != ".parquet":  # its audio is read from it later, by a path that says what it is
+            raise ManifestError("is Parquet with audio inside: name it with .parquet at its end, as a file")
+        source.faults.unit("row")
+        audio = _Audio(ParquetTable(source.stream), source.path.name, source)
+        yield from parquet_batches(audio, source, renamed=_renamed_by_place)
+        return
+    files = _saved(source) if {"dataset_dict.json", "state.json"} & source.names else _parquet_below(source)
+    if not files:
+        raise ManifestError("there are no tables of a dataset in it")
+    for file in files:
+        base = source.faults.file(file, "row")
+        with opened(source.path / file) as stream:
+            table = ParquetTable(stream) if file.endswith(".parquet") else ArrowTable(stream)
+            yield from parquet_batches(_Audio(table, file, source), source, base, _renamed_by_place)
+
+
+class _Audio:
+    """A table with the places of its audio, in `file`, relative to the manifest's folder, as a column."""
+
+    def __init__(self, table: ParquetTable | ArrowTable, file: str, source: Source) -> None:
+        if not table.audio:
+            raise ManifestError(f"{file} has no column of audio, which has the fields bytes and path")
+        audio, *others = table.audio
+        if others:
+            source.note(f"audio is read from the column {audio!r}, and not from {listing(map(repr, others))}")
+        self._table, self._prefix = table, f"{file}/{audio}"
+        self._outside = table.paths_outside(audio)
+        self.names = [_PLACE, *table.names]
+
+    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
+        for rows, cells in self._table.batches([name for name in columns if name != _PLACE]):
+            places = [self._outside.get(row - 1, f"{self._prefix}/{row - 1}") for row in rows]
+            yield rows, {_PLACE: places, **cells}
+
+
+_PLACE = "audio.path"
+"""The column with the places of audio, by a name that has no meaning."""
+
+_renamed_by_place = partial(names_of_whole_files, _PLACE)
+
+
+def _parquet_below(source: Source) -> list[str]:
+    """The Parquet files in a folder; if there are none, those in its folders."""
+    here = sorted(name for name in source.names if name.endswith(".parquet"))
+    below = (f"{folder}/{name}" for folder in source.folders for name in sorted(os.listdir(source.path / folder)))
+    return here or [path for path in below if path.endswith(".parquet")]
+
+
+def _saved(source: Source) -> list[str]:
+    """The Arrow files of a folder that `save_to_disk` has written: of each split, in order."""
+    splits = [""]
+    if "dataset_dict.json" in source.names:
+        splits = [f"{split}/" for split in _listed(source, "dataset_dict.json", "splits")]
+    listed = ((split, _listed(source, f"{split}state.json", "_data_files")) for split in splits)
+    return [f"{split}{data['filename']}" for split, files in listed for data in files]
+
+
+def _listed(source: Source, file: str, key: str) -> list[Any]:
+    """The list that a small JSON file has under a key."""
+    with opened(source.path / file) as stream:
+        data = stream.read(_STATE_BYTES)
+    try:
+        found = json.loads(data)[key]
+        names = [item["filename"] if isinstance(item, dict) else item for item in found]
+        if all(isinstance(name, str) and os.path.basename(name) == name and name.isprintable() for name in names):
+            return list(found)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise ManifestError(f"{file} is not as save_to_disk writes it: no list of names under {key!r}")
+
+
+_STATE_BYTES = 4 << 20
