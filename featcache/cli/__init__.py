@@ -1,4 +1,4 @@
-"""The command line: one file for each command, which parses, calls the library, prints, and returns the exit code.
+"""The command line: a file for each command, which parses, calls the library, prints, and returns the exit code.
 
 Results go to stdout, progress and messages to stderr. The library imports nothing from here. Nothing heavy is imported
 before a command runs, so `featcache --help` answers at once.
@@ -26,17 +26,14 @@ from featcache.cli.diff import diff
 from featcache.cli.extract import extract
 from featcache.cli.fit_kmeans import fit_kmeans
 from featcache.cli.index import index
-from featcache.cli.info import info
-from featcache.cli.ls import ls
+from featcache.cli.info import info, ls
 from featcache.cli.manifest import manifest
 from featcache.cli.probe import probe
-from featcache.cli.prune import prune
+from featcache.cli.process import INTERRUPTED, signals_interrupt, standard_streams, stdout_for_results
+from featcache.cli.prune import prune, rm
 from featcache.cli.repair import repair
-from featcache.cli.rm import rm
 from featcache.cli.show import show
-from featcache.cli.signals import INTERRUPTED, signals_interrupt
 from featcache.cli.stats import stats
-from featcache.cli.streams import standard_streams, stdout_for_results
 from featcache.cli.tag import tag
 from featcache.cli.verify import verify
 from featcache.cli.why import why

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import re
-import socket
 import sys
 import threading
 import time
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 import click
-from tqdm import tqdm
 
 from featcache import __version__
 from featcache.errors import ArgumentError, FeatcacheError, StoreError, listing
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from featcache.manifest import Manifest
     from featcache.version.version import Version
 
@@ -37,12 +37,6 @@ _LOGGED = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
 
 FAILURES_LEFT = 3
 """The exit code of a command that has finished, though some utterances failed."""
-
-FIRST_SECONDS = 5.0
-"""The time before the first line of progress if stderr is not a terminal: shorter work is done silently."""
-
-LINE_SECONDS = 30.0
-"""The time between two such lines."""
 
 _quiet = threading.Event()
 
@@ -68,6 +62,8 @@ def terminal_columns() -> int:
 
 def progress_bar(total: int | None, unit: str, **settings: Any) -> tqdm[Never]:
     """A bar on a terminal, which is gone in the end; elsewhere, it shows nothing."""
+    from tqdm import tqdm
+
     columns = terminal_columns()
     return tqdm(total=total, unit=f" {unit}", leave=False, file=sys.stderr, disable=not columns, **settings)
 
@@ -141,7 +137,7 @@ def keep_log(path: Path) -> None:
     handler.formatter = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     handler.formatter.converter = time.gmtime
     _log.addHandler(handler)
-    _log.info("featcache %s, process %d on %s", __version__, os.getpid(), socket.gethostname())
+    _log.info("featcache %s, process %d on %s", __version__, os.getpid(), os.uname().nodename)
 
     def close() -> None:
         _log.removeHandler(handler)
@@ -235,19 +231,6 @@ def refuse_output(path: Path, force: bool) -> None:
         raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
 
 
-def is_agreed(question: str, yes: bool, as_json: bool) -> bool:
-    """Whether what has been said is to be done: by `--yes`, or by who is asked on the terminal.
-
-    Raises:
-        ArgumentError: There is no `--yes`, and nobody can be asked; or nothing has been said, because of `--json`.
-    """
-    if yes:
-        return True
-    if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ArgumentError("nothing has been removed: nobody can be asked here: add --yes, or --dry-run")
-    return click.confirm(question, err=True)
-
-
 _ERRORS = "featcache.errors_as_json"
 
 _JSON_NAMES = {"num_bytes": "bytes"}
@@ -273,17 +256,13 @@ def print_errors_as_json(context: click.Context) -> None:
 
 def error_document(error: FeatcacheError) -> dict[str, Any]:
     """An error as JSON."""
-    return _error_document(type(error).__name__, str(error), error.exit_code)
-
-
-def _error_document(kind: str, message: str, exit_code: int) -> dict[str, Any]:
-    return {"error": {"type": kind, "message": message, "exit_code": exit_code}}
+    return {"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
 
 
 def print_error(kind: str, message: str, exit_code: int) -> None:
     """Print an error as the one document of `--json`; its kind is a class of `featcache.errors`, or another word."""
     if click.get_current_context().meta.get(_ERRORS):
-        print_json(_error_document(kind, message, exit_code))
+        print_json({"error": {"type": kind, "message": message, "exit_code": exit_code}})
 
 
 def as_document(result: Any) -> dict[str, Any]:
@@ -310,13 +289,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def clock(seconds: float) -> str:
-    """Seconds as a clock shows them: `1:02:03`, `2:03`."""
-    all_minutes, rest = divmod(round(seconds), 60)
-    full_hours, minutes = divmod(all_minutes, 60)
-    return f"{full_hours}:{minutes:02}:{rest:02}" if full_hours else f"{minutes}:{rest:02}"
 
 
 def describe_fastest(fastest: dict[str, Any] | None) -> str:

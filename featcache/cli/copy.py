@@ -10,7 +10,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import as_document, default_threads, note, print_json, progress_bar, say
 from featcache.cli.corpora import for_each_part
-from featcache.cli.signals import INTERRUPTED, stoppable
+from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.errors import counted, megabytes
 from featcache.storage.location import Location
 

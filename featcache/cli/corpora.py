@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from featcache.cli.common import collected_documents, complain, error_document, print_json, say
-from featcache.cli.signals import INTERRUPTED
+from featcache.cli.process import INTERRUPTED
 from featcache.errors import (
     ArgumentError,
     FeatcacheError,
@@ -20,16 +20,8 @@ from featcache.errors import (
 )
 from featcache.storage.location import Location
 
-if TYPE_CHECKING:
-    from featcache.version.corpus import Part
-
 _BY_SEVERITY = (INTERRUPTED, 1, 2, 3, 0)
-_OUTCOMES = {
-    1: "failed, or damaged",
-    2: "refused",
-    3: "with utterances that failed",
-    INTERRUPTED: "interrupted",
-}
+_OUTCOMES = {1: "failed, or damaged", 2: "refused", 3: "with utterances that failed", INTERRUPTED: "interrupted"}
 
 
 def worst(codes: Iterable[int]) -> int:
@@ -51,89 +43,74 @@ def for_each_part(command: Callable[..., int | None]) -> Callable[..., int | Non
         from featcache.version.selection import corpus_of
 
         found = corpus_of(given["path"])
-        return command(**given) if found is None else _Loop(command, given, *found).run()
+        return command(**given) if found is None else _call_for_each_part(command, given, *found)
 
     return on_any
 
 
-class _Loop:
-    """A command's calls, one for each part of a corpus; of one version of each if that is named."""
+def _call_for_each_part(
+    command: Callable[..., int | None], given: dict[str, Any], corpus: Location, version: str
+) -> int:
+    """Call a command for each part of a corpus; of one version of each if that is named. Returns the worst code."""
+    from featcache.version.corpus import by_part_name, gone_parts, manifests_of_parts, read_parts
 
-    def __init__(
-        self, command: Callable[..., int | None], given: dict[str, Any], corpus: Location, version: str
-    ) -> None:
-        from featcache.version.corpus import gone_parts, read_parts
+    parts = read_parts(corpus)
+    gone = gone_parts(corpus, parts)
+    as_json, is_search = given.get("as_json"), given.get("utterance") is not None
+    if given.get("as_csv"):
+        raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
+    manifests: dict[str, Path] | None = None
+    if (manifest := given.get("manifest")) is not None:
+        manifests = manifests_of_parts([manifest]) or by_part_name([Path(manifest)])
+    if (to := given.get("to")) is not None:
+        from featcache.care.copying import copy_parts_list
 
-        self._command, self._given, self._corpus, self._version = command, given, corpus, version
-        self._parts = read_parts(corpus)
-        self._gone = gone_parts(corpus, self._parts)
-        self._is_search = given.get("utterance") is not None
-        self._codes: dict[str, int] = {}
-        self._missing: MissingItemError | None = None
+        copy_parts_list(corpus, to)
 
-    def run(self) -> int:
-        """Call the command for each part. Returns the exit code of the worst."""
-        as_json = self._given.get("as_json")
-        if self._given.get("as_csv"):
-            one = self._corpus / self._parts[0].name
-            raise ArgumentError(f"{self._corpus}: is a corpus: --csv is about one version, as {one}")
-        manifests = self._manifests()
-        if (to := self._given.get("to")) is not None:
-            from featcache.care.copying import copy_parts_list
+    def call(name: str) -> int:
+        cache = corpus / name
+        of_part = {**given, "path": cache / version if version else cache}
+        if to is not None:
+            of_part["to"] = to / name
+        if manifests is not None:
+            if name not in manifests:
+                raise ManifestError(f"part {name}: none of these manifests has its name")
+            of_part["manifest"] = str(manifests[name])
+        if name in gone:
+            raise StoreError(gone[name])
+        return command(**of_part) or 0
 
-            copy_parts_list(self._corpus, to)
-        documents = []
-        for part in self._parts:
-            if not as_json and not self._is_search:
-                say(f"part {part.name}")
-            with collected_documents() as found:
-                fault = self._call(part, manifests)
-            code = self._codes.get(part.name, 0)
-            if not (self._is_search and fault):
-                documents.append({"part": part.name, "exit_code": code, **(fault or (found[0] if found else {}))})
-            if code == INTERRUPTED:
-                break
-        if self._missing is not None and not documents:
-            if len(self._parts) == 1:
-                raise self._missing
-            raise MissingItemError(f"{self._missing}; nor is it in the other parts of {self._corpus}")
-        code = worst(self._codes.values())
-        if as_json:
-            print_json({"corpus": str(self._corpus), "exit_code": code, "parts": documents})
-        elif not self._is_search:
-            self._summarize()
-        return code
-
-    def _call(self, part: Part, manifests: dict[str, Path] | None) -> dict[str, Any]:
-        """Call the command for a part; returns the error, as JSON has it, if the part could not be looked at."""
-        cache = self._corpus / part.name
-        given = {**self._given, "path": cache / self._version if self._version else cache}
-        if "to" in given:
-            given["to"] /= part.name
+    codes: dict[str, int] = {}
+    documents: list[dict[str, Any]] = []
+    missing: MissingItemError | None = None
+    for name in [part.name for part in parts]:
+        if not as_json and not is_search:
+            say(f"part {name}")
         try:
-            if manifests is not None:
-                if part.name not in manifests:
-                    raise ManifestError(f"part {part.name}: none of these manifests has its name")
-                given["manifest"] = str(manifests[part.name])
-            if part.name in self._gone:
-                raise StoreError(self._gone[part.name])
-            self._codes[part.name] = self._command(**given) or 0
+            with collected_documents() as printed:
+                codes[name] = call(name)
+            document = printed[0] if printed else {}
         except FeatcacheError as error:
-            if self._is_search and isinstance(error, MissingItemError):
-                self._missing = self._missing or error
-            else:
-                complain(error)
-                self._codes[part.name] = error.exit_code
-            return error_document(error)
-        return {}
-
-    def _manifests(self) -> dict[str, Path] | None:
-        from featcache.version.corpus import by_part_name, manifests_of_parts
-
-        manifest = self._given.get("manifest")
-        return None if manifest is None else manifests_of_parts([manifest]) or by_part_name([Path(manifest)])
-
-    def _summarize(self) -> None:
-        named = {code: [name for name, found in self._codes.items() if found == code] for code in _OUTCOMES}
+            if is_search and isinstance(error, MissingItemError):
+                missing = missing or error
+                continue
+            complain(error)
+            codes[name] = error.exit_code
+            if is_search:
+                continue
+            document = error_document(error)
+        documents.append({"part": name, "exit_code": codes[name], **document})
+        if codes[name] == INTERRUPTED:
+            break
+    if missing is not None and not documents:
+        if len(parts) == 1:
+            raise missing
+        raise MissingItemError(f"{missing}; nor is it in the other parts of {corpus}")
+    code = worst(codes.values())
+    if as_json:
+        print_json({"corpus": str(corpus), "exit_code": code, "parts": documents})
+    elif not is_search:
+        named = {code: [name for name, found in codes.items() if found == code] for code in _OUTCOMES}
         bad = [f"{len(names):,} {_OUTCOMES[code]}: {listing(names)}" for code, names in named.items() if names]
-        say(f"{self._corpus}: {counted(len(self._parts), 'part')}: {'; '.join(bad) or 'no errors'}")
+        say(f"{corpus}: {counted(len(parts), 'part')}: {'; '.join(bad) or 'no errors'}")
+    return code

@@ -18,9 +18,16 @@ import msgspec
 from featcache.cli import options
 from featcache.cli.common import FAILURES_LEFT, error_document, note, print_json, read_manifest, say
 from featcache.cli.corpora import worst
-from featcache.cli.progress import Display, progress_options
-from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.cli.summary import complain_of_failures, plan_document, print_summary, summary_document, trial_document
+from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.cli.runs import (
+    Display,
+    complain_of_failures,
+    plan_document,
+    print_summary,
+    progress_options,
+    summary_document,
+    trial_document,
+)
 from featcache.errors import ArgumentError, counted, megabytes
 from featcache.storage.location import Location
 
@@ -188,7 +195,7 @@ def extract(
     from featcache.version.corpus import by_part_name, manifests_of_parts
     from featcache.version.selection import is_corpus
 
-    run, parsed = choose_engine(engine, parse_options(**chosen))
+    engine_to_run, parsed = choose_engine(engine, parse_options(**chosen))
     loaded = [load_config(config, keys) for config in configs]
     if sys.stderr.isatty():
         for config in loaded:
@@ -197,7 +204,7 @@ def extract(
     if parsed.partition is not None and parsed.partition.chosen_by:
         note(f"--partition {parsed.partition}, by {parsed.partition.chosen_by}")
     known = list(dict.fromkeys(key for config in loaded for key in config.keys))
-    job = _Job(run, parsed, {**reading, "root": root}, known, dry_run, trial, progress, as_json)
+    job = _Job(engine_to_run, parsed, {**reading, "root": root}, known, dry_run, trial, progress, as_json)
     parts = manifests_of_parts(manifests)
     if parts is None and not is_corpus(cache):
         outcome = job.extract(manifests[0], loaded, cache)

@@ -1,17 +1,18 @@
-"""`featcache prune`: take away what no reader needs."""
+"""`featcache prune`: take away what no reader needs; `featcache rm`: a version, or a tag."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, is_agreed, note, print_json, progress_bar, read_manifest, say
+from featcache.cli.common import as_document, note, print_json, progress_bar, read_manifest, say
 from featcache.cli.corpora import for_each_part
-from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.errors import DamagedError, counted, listing, megabytes
+from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def prune(
             _say(plan, manifest, dry_run)
     done: list[Pruned] = []
     if not (dry_run or all(plan.is_empty for plan in plans)):
-        if is_agreed("Remove all this?", yes, as_json):
+        if _is_agreed("Remove all this?", yes, as_json):
             total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
             with stoppable() as stop, progress_bar(total, "shards") as bar:
                 done = [
@@ -117,3 +118,81 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
     if plan.bound:
         items, are = counted(plan.bound, "more item"), "stays" if plan.bound == 1 else "stay"
         say(f"  {items} {are}: of shards that a tag names, or needs: {listing(plan.tags)}")
+
+
+def _is_agreed(question: str, yes: bool, as_json: bool) -> bool:
+    """Whether what has been said is to be done: by `--yes`, or by who is asked on the terminal.
+
+    Raises:
+        ArgumentError: There is no `--yes`, and nobody can be asked; or nothing has been said, because of `--json`.
+    """
+    if yes:
+        return True
+    if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ArgumentError("nothing has been removed: nobody can be asked here: add --yes, or --dry-run")
+    return click.confirm(question, err=True)
+
+
+@click.command(short_help="Remove a version, or a tag.")
+@click.argument("path", metavar="CACHE/VERSION[@TAG]", type=options.LOCATION)
+@click.option("--force", is_flag=True, help="Remove a version even if it has tags, or files in it are not featcache's.")
+@options.dry_run
+@options.yes
+@options.as_json()
+def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Remove one version of a cache, with its records and its tags; or one of its tags, which removes no features.
+
+    Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays, as
+    far as its lock is seen: in an object store there is none. So does, without --force, one that has tags, or with
+    files in its folder that are not featcache's.
+
+    \b
+    Examples:
+      featcache rm features/fbank80-6f0612afda6c
+      featcache rm features/fbank80@paper --yes
+    """
+    from featcache.care.prune import refuse_with_what_is_kept, remove_version, what_is_kept
+    from featcache.version.index import open_index
+    from featcache.version.selection import split_tag, version_of_tag
+    from featcache.version.tags import read_tag, remove_tag, tag_names
+    from featcache.version.version import Version
+
+    place, tag = split_tag(path)
+    version = Version.open(_folder(place)) if tag is None else version_of_tag(place, tag)
+    if tag is not None:
+        if tag not in tag_names(version):
+            read_tag(version, tag)
+        what, size = f"{version.path}@{tag}: the tag; no features", 0
+    else:
+        if not force:
+            refuse_with_what_is_kept(version)
+        try:
+            held = counted(len(open_index(version)), "utterance")
+        except DamagedError:
+            held = "damaged"
+        size = version.bytes_on_disk()
+        what = f"{version.path}: {held}, {megabytes(size)} on disk"
+        if kept := what_is_kept(version):
+            what += f"; with {'; '.join(kept)}"
+    if not as_json:
+        say(f"{'would remove' if dry_run else 'removes'} {what}")
+    removed = not dry_run and _is_agreed("Remove it?", yes, as_json)
+    if removed and tag is not None:
+        remove_tag(version, tag)
+    elif removed:
+        remove_version(version, force=force)
+    elif not dry_run:
+        note("nothing has been removed")
+    if as_json:
+        print_json({"path": str(version.path), "tag": tag, "bytes_on_disk": size, "removed": removed})
+
+
+def _folder(path: Location) -> Location:
+    """The folder of the version that is named; never that of the only version of a cache that is."""
+    from featcache.version.selection import version_folders
+
+    folders = version_folders(path)
+    if folders != [path] and folders[0].parent == path:
+        there = listing(folder.name for folder in folders)
+        raise ArgumentError(f"{path}: is a cache: name the version to remove: {there}")
+    return folders[0]

@@ -9,8 +9,8 @@ import click
 from featcache.cli import options
 from featcache.cli.common import FAILURES_LEFT, as_document, print_json, read_manifest, say
 from featcache.cli.corpora import for_each_part
-from featcache.cli.signals import INTERRUPTED, stoppable
-from featcache.cli.summary import complain_of_failures, print_summary
+from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.cli.runs import complain_of_failures, print_summary
 from featcache.errors import counted, listing
 from featcache.storage.location import Location
 

@@ -10,8 +10,8 @@ import click
 from featcache.cli import options
 from featcache.cli.common import note, print_json, read_manifest, refuse_unused, say
 from featcache.cli.corpora import for_each_part
+from featcache.cli.runs import not_tried_again
 from featcache.cli.show import describe_origin, origin_lines, say_lines
-from featcache.cli.summary import not_tried_again
 from featcache.errors import MissingItemError, counted
 from featcache.storage.location import Location
 

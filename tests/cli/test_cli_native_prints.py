@@ -11,7 +11,7 @@ import pytest
 import soundfile
 from corpora import speech
 
-from featcache.cli.streams import stdout_for_results
+from featcache.cli.process import stdout_for_results
 
 
 def spoil(path, at, by):
@@ -53,7 +53,7 @@ def test_a_result_is_one_document(damaged, scratch, monkeypatch):
 
 INSIDE = """
 import ctypes, os, subprocess, sys, warnings
-from featcache.cli.streams import stdout_for_results
+from featcache.cli.process import stdout_for_results
 libc = ctypes.CDLL(None)
 print("before")
 with stdout_for_results():
@@ -76,7 +76,7 @@ def test_all_that_python_prints_arrives_in_order():
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_streams_are_left_closed(closed):
-    code = "from featcache.cli.streams import stdout_for_results\nwith stdout_for_results(): pass"
+    code = "from featcache.cli.process import stdout_for_results\nwith stdout_for_results(): pass"
     done = subprocess.run(["sh", "-c", f'"{sys.executable}" -c "{code}" {closed}'], check=False)
     assert done.returncode == 0
 

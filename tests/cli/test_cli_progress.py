@@ -12,7 +12,7 @@ import pytest
 from extractions import write_config
 from processes import on_terminal
 
-from featcache.cli import progress
+from featcache.cli import runs
 from featcache.extraction.jobs import Progress
 
 
@@ -66,10 +66,10 @@ class Terminal(io.StringIO):
 def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, stream):
     """The first after five seconds, so that what is short is silent, and one in thirty from there on."""
     clock = [1000.0]
-    monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(runs, "monotonic", lambda: clock[0])
     monkeypatch.setattr(sys, "stderr", written := stream())
     told = []
-    with progress.Display(Planned()) as display:
+    with runs.Display(Planned()) as display:
         so_far = Progress(failures={"empty": 2})
         for second in range(70):
             clock[0] = 1000.0 + second
@@ -84,9 +84,9 @@ def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, strea
 def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
     """Shares and speeds of stages are those since the line before, and at the end of the whole run."""
     clock = [1000.0]
-    monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(runs, "monotonic", lambda: clock[0])
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
-    with progress.Display(Planned(), "json") as display:
+    with runs.Display(Planned(), "json") as display:
         so_far = Progress(failures={"empty": 2}, shards=3)
         for second in range(130):
             clock[0] = 1000.0 + second
@@ -106,10 +106,10 @@ def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
 
 
 def test_json_goes_on_while_nothing_is_done(monkeypatch):
-    monkeypatch.setattr(progress, "_JSON_SECONDS", 0.02)
-    monkeypatch.setattr(progress, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(runs, "_JSON_SECONDS", 0.02)
+    monkeypatch.setattr(runs, "_TICK_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
-    with progress.Display(Planned(), "json") as display:
+    with runs.Display(Planned(), "json") as display:
         display.update(Progress())
         limit = monotonic() + 10
         while written.getvalue().count("\n") < 2 and monotonic() < limit:

@@ -46,7 +46,7 @@ def preload() -> None:
     import featcache.care.repair
     import featcache.care.verify
     import featcache.cli
-    import featcache.cli.progress
+    import featcache.cli.runs
     import featcache.engines.local
     import featcache.engines.main_job
     import featcache.extraction.extraction

@@ -1,25 +1,203 @@
-"""What `extract` and `repair` print about a run: the plan before it, the summary after it."""
+"""What `extract` and `repair` say of a run: the plan before it, its progress, the summary after it.
+
+Progress is a bar as wide as the terminal, or plain lines at intervals elsewhere; JSON for programs; and a log.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Never
 
-from featcache.cli.common import as_document, complain, say
+import click
+
+from featcache.cli import options
+from featcache.cli.common import as_document, complain, keep_log, log, note, print_only_errors, say, terminal_columns
 from featcache.errors import counted, hours, megabytes
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from featcache.extraction.jobs import Progress
     from featcache.extraction.plan import ExtractionPlan
     from featcache.extraction.summary import Summary, VersionSummary
     from featcache.extraction.trial import Trial
 
+_FIRST_SECONDS = 5.0
+"""The time before the first line of progress if stderr is not a terminal: shorter work is done silently."""
+_LINE_SECONDS = 30.0
+"""The time between two such lines."""
+_BAR_SECONDS = 0.1
+_MOST_COLUMNS = 110
+_JSON_SECONDS = 60.0
+_TICK_SECONDS = 1.0
+
+
 _TELLING_SECONDS = 5.0
 """The time that a run must take at least for the shares of its stages to say what would make it faster."""
+
+
+def progress_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--progress`, `--log` and `-q`, for a command that extracts; it gets the first alone, as `progress`."""
+
+    @functools.wraps(command)
+    def with_messages(*args: Any, log: Path | None, quiet: bool, progress: str, **kwargs: Any) -> Any:
+        if log is not None:
+            keep_log(log)
+        if quiet:
+            print_only_errors()
+        return command(*args, progress="none" if quiet and progress == "bar" else progress, **kwargs)
+
+    for option in (_QUIET, _LOG, _PROGRESS):
+        with_messages = option(with_messages)
+    return with_messages
+
+
+_PROGRESS = click.option(
+    "--progress",
+    type=click.Choice(["bar", "json", "none"]),
+    default="bar",
+    show_default=True,
+    help="On stderr: a bar, or lines now and then where stderr is no terminal; json: a document on a line, each minute "
+    "and at the end (docs/json.md).",
+)
+_LOG = click.option(
+    "--log",
+    type=options.FILE,
+    metavar="FILE",
+    help="Also add messages and progress to FILE, each line with the time, in UTC.",
+)
+_QUIET = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors, and what --json prints.")
+
+
+class Display:
+    """Shows hours of audio done, time left, failures and times real time; use it as a context manager.
+
+    Args:
+        plan: What is to be done.
+        kind: `bar`, `json` or `none`. The log gets plain lines, whichever it is.
+    """
+
+    def __init__(self, plan: ExtractionPlan, kind: str = "bar") -> None:
+        self._total = plan.seconds_to_decode
+        self._kind = kind
+        self._bar: tqdm[Never] | None = None
+        if kind == "bar" and self._total and (columns := terminal_columns()):
+            from tqdm import tqdm
+
+            # The bar takes the space that the text leaves; on a narrow terminal, the end of the text is cut.
+            form = "{percentage:3.0f}%|{bar}| {desc}"
+            self._bar = tqdm(total=self._total, bar_format=form, ncols=min(columns, _MOST_COLUMNS), file=sys.stderr)
+        self._started = monotonic()
+        self._next_bar = self._started + _BAR_SECONDS
+        self._next_line = self._started + (_JSON_SECONDS if kind == "json" else _FIRST_SECONDS)
+        self._latest: Progress | None = None
+        self._told: tuple[float, dict[str, float]] = (0.0, {})
+        """Seconds of audio, and those of each stage, that the last line of JSON has counted."""
+        self._showing = threading.Lock()
+        self._ended = threading.Event()
+
+    def update(self, progress: Progress) -> None:
+        """Show the progress, unless it was shown a moment ago."""
+        with self._showing:
+            self._latest = progress
+            now = monotonic()
+            if self._bar is not None and now >= self._next_bar:
+                self._next_bar = now + _BAR_SECONDS
+                self._show_bar(self._bar, self._text(progress, now))
+            if now >= self._next_line:
+                self._next_line = now + (_JSON_SECONDS if self._kind == "json" else _LINE_SECONDS)
+                self._show_line(progress, now)
+
+    def _show_bar(self, bar: tqdm[Never], text: str) -> None:
+        assert self._latest is not None
+        bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # its width may have changed
+        bar.n = min(self._latest.audio_seconds, self._total)
+        bar.set_description_str(text)
+
+    def _show_line(self, progress: Progress, now: float, is_end: bool = False) -> None:
+        text = self._text(progress, now)
+        if self._kind == "bar" and self._bar is None and not is_end:
+            note(text)  # which is in the log, too
+        else:
+            log(text)
+        if self._kind == "json":
+            document = self._document(progress, now, is_end)
+            click.echo(json.dumps(document), err=True)
+
+    def _text(self, progress: Progress, now: float) -> str:
+        done, seconds = progress.audio_seconds, now - self._started
+        speed = done / seconds if seconds else 0.0
+        left = f"{_clock((self._total - done) / speed)} left" if 0 < done <= self._total else "…"
+        failed = sum([*progress.failures.values()])
+        return f"{hours(done)} of {hours(self._total)}, {left}, {failed:,} failed, {speed:,.0f} × real time"
+
+    def _document(self, progress: Progress, now: float, is_end: bool) -> dict[str, Any]:
+        """The line of `--progress json`: shares and speeds of stages since the line before; at the end, of it all."""
+        done, elapsed = progress.audio_seconds, now - self._started
+        speed = done / elapsed if elapsed else 0.0
+        done_before, stages_before = (0.0, {}) if is_end else self._told
+        self._told = (done, dict(progress.stages))
+        spent = {stage: seconds - stages_before.get(stage, 0.0) for stage, seconds in self._told[1].items()}
+        total = sum(spent.values())
+        stages = {stage: round(seconds / total, 4) for stage, seconds in spent.items()} if total else {}
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "is_end": is_end,
+            "elapsed_seconds": round(elapsed, 1),
+            "audio_seconds": round(done, 1),
+            "audio_seconds_in_all": round(self._total, 1),
+            "times_real_time": round(speed, 1),
+            "seconds_left": round(max(0.0, self._total - done) / speed) if speed else None,
+            "failed": sum([*progress.failures.values()]),
+            "shards": progress.shards,
+            "stages": stages,
+            "stages_times_real_time": {
+                stage: round((done - done_before) / seconds, 1)
+                for stage, seconds in spent.items()
+                if seconds and stage != "wait"
+            },
+            "bottleneck": max(stages, key=stages.__getitem__) if stages else None,
+        }
+
+    def _tick(self) -> None:
+        """Show a line in time even if nothing is done: a file server may hang."""
+        while not self._ended.wait(_TICK_SECONDS):
+            if self._latest is not None:
+                self.update(self._latest)
+
+    def __enter__(self) -> Display:
+        if self._kind == "json":
+            threading.Thread(target=self._tick, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._ended.set()
+        if self._bar is not None:
+            self._bar.leave = False
+            self._bar.close()
+        if kind is None:
+            from featcache.extraction.jobs import Progress
+
+            with self._showing:
+                self._show_line(self._latest or Progress(), monotonic(), is_end=True)
+
+
+def _clock(seconds: float) -> str:
+    """Seconds as a clock shows them: `1:02:03`, `2:03`."""
+    all_minutes, rest = divmod(round(seconds), 60)
+    full_hours, minutes = divmod(all_minutes, 60)
+    return f"{full_hours}:{minutes:02}:{rest:02}" if full_hours else f"{minutes}:{rest:02}"
 
 
 def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:

@@ -1,13 +1,17 @@
-"""The standard streams, as a command needs them: open, stdout for results alone, and messages that never decide how the
-work ends.
+"""The process of a command: its standard streams, and the signals that end it.
 
-If a stream is closed (`2>&-`), the next file that is opened gets its number, and whatever a library prints goes into
-that file. So `/dev/null` is put in its place. And a message that nobody can be given, because the disk below a log is
-full or the terminal has been closed, is dropped.
+The streams are open, stdout is for results alone, and messages never decide how the work ends. If a stream is closed
+(`2>&-`), the next file that is opened gets its number, and whatever a library prints goes into that file. So
+`/dev/null` is put in its place. And a message that nobody can be given, because the disk below a log is full or the
+terminal has been closed, is dropped.
 
 On damaged files, libsndfile's readers of SDS and of G.72x print to C's stdout, and offer no way to turn that off. That
 would be in the middle of a result which a program reads, or after it: C keeps what is printed to a file or a pipe until
 its buffer is full or the process ends.
+
+SIGINT, SIGTERM and SIGHUP each end a command with the exit code `INTERRUPTED`. A signal that is ignored when the
+command begins stays ignored: `nohup` does this to SIGHUP, and a shell without job control to the SIGINT of what it runs
+in the background. So does one that a program has a handler of its own for.
 """
 
 from __future__ import annotations
@@ -15,10 +19,20 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
+from types import FrameType
 from typing import Any
+
+from featcache.cli.common import note
+
+INTERRUPTED = 130
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -87,3 +101,41 @@ class _Messages(io.FileIO):
             return super().write(data)
         except OSError:
             return len(data)
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt on each of the signals, as Python does on SIGINT."""
+    with _handled(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def stoppable(at_once: Callable[[], object] = lambda: None) -> Iterator[threading.Event]:
+    """Yield an event that the first of the signals sets; a second one calls `at_once`, and ends the process."""
+    stop = threading.Event()
+    signals = count()  # instead of `stop.is_set()`: a second signal may come in the middle of `stop.set()`
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if next(signals):
+            at_once()
+            os._exit(INTERRUPTED)  # half-written shards are in work/, and the next run removes them
+        stop.set()
+        note("interrupted: finishing and committing what is under way (once more to stop at once, and lose it)")
+
+    with _handled(on_signal):
+        yield stop
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle the signals, but those that are ignored, or somebody else's. Only the main thread can do this."""
+    is_main = threading.current_thread() is threading.main_thread()
+    ours = (signal.SIG_DFL, signal.default_int_handler)
+    handled = [number for number in _SIGNALS if is_main and signal.getsignal(number) in ours]
+    before = {number: signal.signal(number, handler) for number in handled}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
