@@ -262,11 +262,8 @@ _ALMOST_URL = re.compile(r"(s3|gs|az|memory|https?):(?!//)/?(?=.)", re.IGNORECAS
 
 
 def require_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return the value of the argument of that name as an int: a whole number of Python, numpy or torch, and no bool.
-
-    Raises:
-        ArgumentError: The value is not a whole number, is less than `least` or greater than `most`.
-    """
+    """Return the value of the argument of that name as an int; an ArgumentError if it is not a whole number (of Python,
+    numpy or torch, and no bool) from `least` to `most`."""
     try:
         given = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -279,11 +276,8 @@ def require_int(name: str, value: Any, least: int | None = None, most: int | Non
 
 
 def require_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """Return the value of the argument of that name as a float: a number, whole or not, and no bool.
-
-    Raises:
-        ArgumentError: The value is not a number, is NaN, or is not within `low` and `high`.
-    """
+    """Return the value of the argument of that name as a float; an ArgumentError if it is not a number (whole or not,
+    no bool, no NaN) from `low` to `high`."""
     if not (is_number(value) and low <= value <= high):
         limits = "" if low == -math.inf else f", {low:g} or more" if high == math.inf else f" from {low:g} to {high:g}"
         raise ArgumentError(f"{name} is {value!r}: it must be a number{limits}")
@@ -296,21 +290,15 @@ def is_number(value: object) -> bool:
 
 
 def refuse_secrets(name: str, url: str) -> None:
-    """Refuse a URL that may give access to whoever reads it: with a user, a query or a fragment.
-
-    Raises:
-        ArgumentError: It is one; the message does not quote it.
-    """
+    """Refuse a URL that may give access to whoever reads it, with a user, a query or a fragment, by an ArgumentError
+    that does not quote it."""
     if fault := secret_in(url):
         raise ArgumentError(f"{name} {fault}: give the URL without it, and credentials by the environment")
 
 
 def refuse_almost_url(name: str, text: str) -> None:
-    """Refuse a URL that lacks a slash or two, which would name a folder called `s3:`.
-
-    Raises:
-        ArgumentError: The text is one: the message says what was probably meant.
-    """
+    """Refuse a URL that lacks a slash or two, which would name a folder called `s3:`, by an ArgumentError that says
+    what was probably meant."""
     if match := _ALMOST_URL.match(text):
         meant = f"{match[1]}://{text[match.end() :]}"
         refuse_secrets(name, meant)
@@ -318,11 +306,8 @@ def refuse_almost_url(name: str, text: str) -> None:
 
 
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a URL where a path is wanted: as a path it would name a folder called `s3:`.
-
-    Raises:
-        ArgumentError: The path is a URL, or is almost one.
-    """
+    """Refuse a URL, or almost one, where a path is wanted, by an ArgumentError: as a path it would name a folder called
+    `s3:`."""
     given = os.fspath(path)
     if isinstance(path, str):
         refuse_almost_url(name, path)

@@ -18,7 +18,7 @@ from typing import Any
 from featcache.errors import ManifestError, listing
 from featcache.manifest.columns import names_of_whole_files
 from featcache.manifest.formats.parquet import ArrowTable, ParquetTable
-from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched, lines_of, opened
+from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched, opened
 from featcache.manifest.formats.tables import csv_rows, json_batches, json_rows, parquet_batches, table_batches
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -96,9 +96,9 @@ def _read_metadata(source: Source, path: str) -> Iterator[Batch]:
         if path.endswith(".parquet"):
             batches = parquet_batches(ParquetTable(stream), source, base, _renamed_by_file)
         elif path.endswith(".csv"):
-            batches = table_batches(csv_rows(lines_of(stream, faults, base), faults, base), source, _renamed_by_file)
+            batches = table_batches(csv_rows(stream, faults, base), source, _renamed_by_file)
         else:
-            batches = json_batches(json_rows(lines_of(stream, faults, base), faults, base), source, _renamed_by_file)
+            batches = json_batches(json_rows(stream, faults, base), source, _renamed_by_file)
         yield from (batch for batch in batches if "path" in batch[1])
 
 

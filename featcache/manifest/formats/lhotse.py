@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from featcache.errors import ManifestError, listing
 from featcache.manifest.columns import meaning_of
-from featcache.manifest.formats.source import Batch, Faults, Source, batched, lines_of, opened
+from featcache.manifest.formats.source import Batch, Faults, Source, batched, opened
 from featcache.manifest.formats.tables import Rows, json_rows
 
 _SAID = ("text", "speaker", "language", "gender")
@@ -119,14 +119,13 @@ def read_lhotse(source: Source) -> Iterator[Batch]:
 
 
 def _rows_of_file(source: Source) -> Rows:
-    lines = lines_of(source.stream, source.faults)
-    kind = kind_of(source.first_object)
+    stream, kind = source.stream, kind_of(source.first_object)
     if kind == "recording":
-        return _rows(lines, _Recording, _of_recording, source.faults)
+        return _rows(stream, _Recording, _of_recording, source.faults)
     if kind == "supervision":
-        return _rows(lines, _Supervision, partial(_of_supervision, _audio_beside(source)), source.faults)
+        return _rows(stream, _Supervision, partial(_of_supervision, _audio_beside(source)), source.faults)
     if kind == "cut":
-        return _rows(lines, _Cut, partial(_of_cut, _SharTar(source, source.path.name)), source.faults)
+        return _rows(stream, _Cut, partial(_of_cut, _SharTar(source, source.path.name)), source.faults)
     raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
 
 
@@ -137,13 +136,12 @@ def _cuts_of_folder(source: Source) -> Rows:
     for name in names:
         base = source.faults.file(name)
         with opened(source.path / name) as stream:
-            lines = lines_of(stream, source.faults, base)
-            yield from _rows(lines, _Cut, partial(_of_cut, _SharTar(source, name)), source.faults, base)
+            yield from _rows(stream, _Cut, partial(_of_cut, _SharTar(source, name)), source.faults, base)
 
 
-def _rows(lines: Iterable[str], of: type, row_of: Callable[[Any], Any], faults: Faults, base: int = 0) -> Rows:
-    """What `row_of` makes of the objects of some lines, which are of the type `of`."""
-    for place, found in json_rows(lines, faults, base, of):
+def _rows(stream: BinaryIO, of: type, row_of: Callable[[Any], Any], faults: Faults, base: int = 0) -> Rows:
+    """What `row_of` makes of the objects on a file's lines, which are of the type `of`."""
+    for place, found in json_rows(stream, faults, base, of):
         try:
             yield place, row_of(found)
         except _NotReadError as error:
@@ -170,9 +168,9 @@ class _SharTar:
                 return next(suffix for suffix in suffixes if suffix not in _WITHOUT_AUDIO)
         except (OSError, tarfile.TarError, StopIteration):
             # It may be elsewhere, below --root, and whatever else is wrong with it is said when it is read.
-            note = "not each tar of audio can be read beside its cuts: it is taken to hold FLAC, as Lhotse writes it"
-            if note not in self._source.notes:
-                self._source.notes.append(note)
+            self._source.note(
+                "not each tar of audio can be read beside its cuts: it is taken to hold FLAC, as Lhotse writes it"
+            )
             return ".flac"
 
 
@@ -185,8 +183,7 @@ def _audio_beside(source: Source) -> dict[str, Audio]:
         raise ManifestError(f"supervisions have no paths{there}: `lhotse cut simple` makes cuts of them and recordings")
     base = source.faults.file(beside.name)
     with opened(beside) as stream:
-        lines = lines_of(stream, source.faults, base)
-        rows = _rows(lines, _Recording, lambda one: (str(one.id), _audio(one)), source.faults, base)
+        rows = _rows(stream, _Recording, lambda one: (str(one.id), _audio(one)), source.faults, base)
         return dict(row for _, row in rows)
 
 

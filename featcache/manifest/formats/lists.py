@@ -87,7 +87,7 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 def read_bars(name: str, source: Source) -> Iterator[Batch]:
     """Reads a list of this format; files of ids are `wavs/<id>.wav`. A header is one if it names the columns."""
-    rows = split_rows(lines_of(source.stream, source.faults), "|")
+    rows = split_rows(source.stream, source.faults, "|")
     cells = source.first_fields.split("|")
     if _is_header(cells):
         return table_batches(rows, source)
@@ -116,7 +116,7 @@ def fairseq_fits(source: Source) -> bool:
 
 def read_fairseq(source: Source) -> Iterator[Batch]:
     """fairseq's manifest: a root, and on each line a path and a number of samples."""
-    rows = (row for row in split_rows(lines_of(source.stream, source.faults), "\t") if "".join(row[1]).strip())
+    rows = (row for row in split_rows(source.stream, source.faults, "\t") if "".join(row[1]).strip())
     line, cells = next(rows, (0, [""]))
     source.root = cells[0] or None
     if len(cells) != 1:

@@ -182,6 +182,8 @@ class Source(Reading):
         options: As for `Reading`.
     """
 
+    suffix: str
+    """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
     folder: Path
     """The folder that relative paths are relative to: the manifest's, or the manifest itself if it is one."""
     given_root: str | None
@@ -200,6 +202,7 @@ class Source(Reading):
         is_stdin = str(source) == "-"
         super().__init__("<stdin>" if is_stdin else str(source), **options)
         self.path = Path(source)
+        self.suffix = suffix_of(self.path)
         self.is_folder = not is_stdin and self.path.is_dir()
         self.folder = self.path if self.is_folder else self.path.parent
         self.values = values or {}
@@ -220,17 +223,13 @@ class Source(Reading):
                 else:
                     stream = cast(BinaryIO, io.BufferedReader(_Rejoined(self._head, stream), 1 << 16))
                 self._stream = stream
-                self._stack = self._stack.pop_all()  # from here on, `close` closes it
-
-    def close(self) -> None:
-        """Close the file, unless it is standard input."""
-        self._stack.close()
+                self._stack = self._stack.pop_all()  # from here on, `__exit__` closes it
 
     def __enter__(self) -> Source:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._stack.close()
 
     @property
     def stream(self) -> BinaryIO:
@@ -256,11 +255,6 @@ class Source(Reading):
             return {}
         with os.scandir(self.path) as entries:
             return {entry.name: entry.is_dir() for entry in entries if entry.name[0] != "."}
-
-    @property
-    def suffix(self) -> str:
-        """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
-        return suffix_of(self.path)
 
     @property
     def is_parquet(self) -> bool:

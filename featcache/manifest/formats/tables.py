@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
@@ -58,18 +58,18 @@ def has_header(source: Source, mark: str) -> bool:
 def read_csv(source: Source) -> Iterator[Batch]:
     """CSV with a header. Semicolons separate fields if the header has them, and no commas give its columns."""
     by_semicolons = not has_header(source, ",") and has_header(source, ";")
-    rows = csv_rows(lines_of(source.stream, source.faults), source.faults, delimiter=";" if by_semicolons else ",")
+    rows = csv_rows(source.stream, source.faults, delimiter=";" if by_semicolons else ",")
     return table_batches(rows, source)
 
 
 def read_tsv(source: Source) -> Iterator[Batch]:
     """TSV with a header."""
-    return table_batches(split_rows(lines_of(source.stream, source.faults), "\t"), source)
+    return table_batches(split_rows(source.stream, source.faults, "\t"), source)
 
 
 def read_jsonl(source: Source) -> Iterator[Batch]:
     """JSON lines."""
-    return json_batches(json_rows(lines_of(source.stream, source.faults), source.faults), source)
+    return json_batches(json_rows(source.stream, source.faults), source)
 
 
 def read_parquet(source: Source) -> Iterator[Batch]:
@@ -78,9 +78,9 @@ def read_parquet(source: Source) -> Iterator[Batch]:
     return parquet_batches(ParquetTable(source.stream), source)
 
 
-def csv_rows(lines: Iterable[str], faults: Faults, base: int = 0, **dialect: Any) -> Rows:
+def csv_rows(stream: BinaryIO, faults: Faults, base: int = 0, **dialect: Any) -> Rows:
     """The rows of CSV; `base` is the place of the file's line 0, and `dialect` what `csv.reader` is told besides."""
-    reader = csv.reader(lines, strict=True, **dialect)
+    reader = csv.reader(lines_of(stream, faults, base), strict=True, **dialect)
     while True:
         line = base + reader.line_num + 1
         try:
@@ -93,9 +93,9 @@ def csv_rows(lines: Iterable[str], faults: Faults, base: int = 0, **dialect: Any
             yield line, row
 
 
-def split_rows(lines: Iterable[str], delimiter: str, base: int = 0) -> Rows:
+def split_rows(stream: BinaryIO, faults: Faults, delimiter: str) -> Rows:
     """The rows of lines whose fields are everything between two delimiters."""
-    for place, line in enumerate(lines, base + 1):
+    for place, line in enumerate(lines_of(stream, faults), 1):
         yield place, line.removesuffix("\n").removesuffix("\r").split(delimiter)
 
 
@@ -128,11 +128,11 @@ def _is_blank(row: tuple[int, Any]) -> bool:
     return len(row[1]) < 2 and not "".join(row[1]).strip()
 
 
-def json_rows(lines: Iterable[str], faults: Faults, base: int = 0, of: Any = dict[str, Any]) -> Rows:
+def json_rows(stream: BinaryIO, faults: Faults, base: int = 0, of: Any = dict[str, Any]) -> Rows:
     """The objects of JSON lines; `of` is their type, in msgspec's terms."""
     decode = msgspec.json.Decoder(of).decode
     is_first = True
-    for place, line in enumerate(lines, base + 1):
+    for place, line in enumerate(lines_of(stream, faults, base), base + 1):
         try:
             row = decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError):

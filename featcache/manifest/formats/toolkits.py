@@ -18,12 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
 from featcache.errors import ManifestError, counted
 from featcache.manifest.audio_locations import is_audio_url, names_container
 from featcache.manifest.columns import meaning_of, shown
-from featcache.manifest.formats.source import Batch, Source, lines_of
+from featcache.manifest.formats.source import Batch, Source
 from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, json_rows, table_batches
 
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?")
@@ -36,7 +34,7 @@ def read_nemo(source: Source) -> Iterator[Batch]:
 
     def kept() -> Rows:
         nonlocal skipped, is_tarred
-        for place, row in json_rows(lines_of(source.stream, source.faults), source.faults):
+        for place, row in json_rows(source.stream, source.faults):
             if row.pop("_skipme", False):
                 skipped += 1
                 continue
@@ -87,11 +85,6 @@ _BLOCK_BYTES = 1 << 20
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _MARKS = {mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in "{:,"}
-_ENTRY = re.compile(
-    r'"([^"\\\x00-\x1f]*)"[ \t\r\n]*:[ \t\r\n]*'
-    r"(\{[^}]*+(?:\}[^,} \t\r\n][^}]*+)*+\})[ \t\r\n]*,[ \t\r\n]*"
-)
-"""A key without escapes, what most likely is its object, and a comma."""
 _NESTED = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{')
 _BY_DOLLAR = re.compile(r"\$([\w.]+)|\$\{(\w+)\}")
 _BY_BRACES = re.compile(r"\{(\w+)\}")
@@ -113,7 +106,7 @@ def read_speechbrain(source: Source) -> Iterator[Batch]:
     if source.first_lines and source.first_lines[0].lstrip().startswith("{"):
         pattern, batches = _BY_BRACES, json_batches(_entries(source), source, _renamed)
     else:
-        rows = csv_rows(lines_of(source.stream, source.faults), source.faults, skipinitialspace=True)
+        rows = csv_rows(source.stream, source.faults, skipinitialspace=True)
         pattern, batches = _BY_DOLLAR, table_batches(rows, source, _renamed)
     for places, cells in batches:
         cells = _in_seconds(source, places, _unpacked(cells))
@@ -214,16 +207,13 @@ def _entries(source: Source) -> Rows:
         while not text.startswith("}", at):
             line += text.count("\n", counted, at)
             counted = at
-            if (found := _ENTRY.match(text, at)) and (row := _object(found[2])) is not None:
-                key, at = found[1], found.end()
-            else:
-                key, at = decode(text, at)
-                row, at = decode(text, _after(text, at, ":"))
-                if may_have_halves:
-                    json.dumps(row, ensure_ascii=False).encode()
-                at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-                if not text.startswith("}", at):
-                    at = _after(text, at, ",")
+            key, at = decode(text, at)
+            row, at = decode(text, _after(text, at, ":"))
+            if may_have_halves:
+                json.dumps(row, ensure_ascii=False).encode()
+            at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+            if not text.startswith("}", at):
+                at = _after(text, at, ",")
             if isinstance(row, dict) and isinstance(key, str):
                 row["id"] = key
                 yield line, row
@@ -243,14 +233,3 @@ def _after(text: str, at: int, mark: str) -> int:
     if found := _MARKS[mark].match(text, at):
         return found.end()
     raise json.JSONDecodeError(f"Expecting {mark!r}", text, _SPACE.match(text, at).end())  # type: ignore[union-attr]
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """An object of JSON; None if it is none, or needs another look."""
-    try:
-        return _decode(text)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-
-
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
