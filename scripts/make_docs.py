@@ -41,8 +41,8 @@ def commands_page() -> str:
     """docs/commands.md. An option that many commands have, with the same help, stands once, after them."""
     parent = click.Context(cli, info_name="featcache", terminal_width=WIDTH, **cli.context_settings)
     contexts = {
-        name: click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH)
-        for name, command in cli.commands.items()
+        name: click.Context(cli.get_command(parent, name), info_name=name, parent=parent, terminal_width=WIDTH)
+        for name in cli.list_commands(parent)
     }
     records = Counter(record for context in contexts.values() for _, record in _options(context))
     shared = {record[0]: record for record, count in reversed(records.most_common()) if count >= MANY}

@@ -12,6 +12,7 @@ import signal
 import sys
 import warnings
 from contextlib import suppress
+from importlib import import_module
 from traceback import walk_tb
 from typing import Any, NoReturn
 
@@ -20,24 +21,15 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 from featcache import __version__
 from featcache.cli.common import complain, note, print_error, print_errors_as_json
-from featcache.cli.configs import configs
-from featcache.cli.copy import copy
-from featcache.cli.diff import diff
-from featcache.cli.extract import extract
-from featcache.cli.fit_kmeans import fit_kmeans
-from featcache.cli.index import index
-from featcache.cli.info import info, ls
-from featcache.cli.manifest import manifest
-from featcache.cli.probe import probe
 from featcache.cli.process import INTERRUPTED, signals_interrupt, standard_streams, stdout_for_results
-from featcache.cli.prune import prune, rm
-from featcache.cli.repair import repair
-from featcache.cli.show import show
-from featcache.cli.stats import stats
-from featcache.cli.tag import tag
-from featcache.cli.verify import verify
-from featcache.cli.why import why
 from featcache.errors import FeatcacheError, MissingDependencyError, without_secrets
+
+_COMMANDS = (
+    *("extract", "verify", "repair", "index", "ls", "info", "diff", "tag", "rm"),
+    *("prune", "show", "why", "stats", "copy", "manifest", "probe", "configs", "fit-kmeans"),
+)
+_IN_FILES_OF = {"ls": "info", "rm": "prune"}
+"""Commands that are in another one's file."""
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
 """Packages that come with `featcache[extract]`, and that commands which read a cache do without."""
@@ -52,7 +44,7 @@ _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshCompl
 
 
 class _Commands(click.Group):
-    """Turns errors into one clear line and their exit code; lists commands in the order in which they were added."""
+    """Imports a command when it is asked for. Turns errors into one clear line and their exit code."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
         with standard_streams():
@@ -101,7 +93,13 @@ class _Commands(click.Group):
         ctx.exit(code or 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [*_COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for known in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:  # of all, click says which may be meant
+            name = known.replace("-", "_")
+            self.add_command(getattr(import_module(f"featcache.cli.{_IN_FILES_OF.get(name, name)}"), name))
+        return super().get_command(ctx, cmd_name)
 
 
 class _Notes(logging.Handler):
@@ -172,10 +170,3 @@ def main() -> None:
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes()]
-
-
-for command in (
-    *(extract, verify, repair, index, ls, info, diff, tag, rm),
-    *(prune, show, why, stats, copy, manifest, probe, configs, fit_kmeans),
-):
-    main.add_command(command)

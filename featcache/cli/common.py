@@ -45,11 +45,6 @@ _log.propagate = False
 _log.setLevel(logging.INFO)
 
 
-def default_threads() -> int:
-    """The number of cores that this process may use, at most 8."""
-    return min(8, len(os.sched_getaffinity(0)))
-
-
 def terminal_columns() -> int:
     """The width of the terminal that stderr goes to; 0 if it goes elsewhere, or the terminal has no size."""
     if not sys.stderr.isatty():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, default_threads, note, print_json, progress_bar, say
+from featcache.cli.common import as_document, note, print_json, progress_bar, say
 from featcache.cli.corpora import for_each_part
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.errors import counted, megabytes
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 @click.command(short_help="Copy a cache to another folder or object store.")
 @options.version_location
 @click.argument("to", metavar="TO", type=options.LOCATION)
-@options.threads("How many shards are copied at once.  [default: every core, at most 8]")
+@options.threads("How many shards are copied at once.  [default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
 @for_each_part
-def copy(path: Location, to: Location, threads: int | None, as_json: bool) -> int:
+def copy(path: Location, to: Location, threads: int, as_json: bool) -> int:
     """Copy a cache, or one of its versions, into the cache TO: shards, index, tags, what manifests want, failure
     ledgers, and records of runs and probes. Both may be folders or URLs: s3://bucket/features, gs://…, az://….
 
@@ -45,7 +45,6 @@ def copy(path: Location, to: Location, threads: int | None, as_json: bool) -> in
 
     versions = [Version.open(folder) for folder in version_folders(path)]
     total = sum(len(version.shard_names()) for version in versions)
-    threads = threads or default_threads()
     results = []
     with stoppable() as stop, progress_bar(total, "shards") as bar:
         for version in versions:

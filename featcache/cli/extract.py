@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-import msgspec
 
 from featcache.cli import options
 from featcache.cli.common import FAILURES_LEFT, error_document, note, print_json, read_manifest, say
@@ -324,6 +323,8 @@ def _part_document(name: str, result: CorpusSummary, outcomes: Mapping[str, _Out
     if name in result.errors:
         return error_document(result.errors[name])
     if name in result.unchanged:
+        import msgspec
+
         return {"unchanged": True, "versions": msgspec.to_builtins(result.unchanged[name])}
     return {"unchanged": False, **outcomes[name].document}
 

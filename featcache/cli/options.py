@@ -234,9 +234,14 @@ def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
     return click.option("--device", metavar="DEVICE", help=f"{meaning}  [default: cuda if there is one]")
 
 
-def threads(meaning: str) -> Decorator:
+def threads(meaning: str, **settings: Any) -> Decorator:
     """`--threads`."""
-    return click.option("--threads", type=click.IntRange(1, MOST_THREADS), metavar="N", help=meaning)
+    return click.option("--threads", type=click.IntRange(1, MOST_THREADS), metavar="N", help=meaning, **settings)
+
+
+def all_cores() -> int:
+    """The number of cores that this process may use, at most 8: a default for `--threads`."""
+    return min(8, len(os.sched_getaffinity(0)))
 
 
 def cache(meaning: str, **settings: Any) -> Decorator:

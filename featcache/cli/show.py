@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,13 +41,7 @@ def show(path: Location, utterance: str, as_json: bool) -> None:
     """
     from featcache.version.selection import select_versions
 
-    documents: list[dict[str, Any]] = []
-    missing: MissingItemError | None = None
-    for version in select_versions(path):
-        try:
-            documents.append(version.reading(partial(_document, version, utterance)))
-        except MissingItemError as error:
-            missing = missing or error
+    documents, missing = describe_in_each(select_versions(path), utterance, _document)
     if missing is not None and not documents:
         raise missing
     if as_json:
@@ -56,6 +51,20 @@ def show(path: Location, utterance: str, as_json: bool) -> None:
         if number:
             say()
         _print(document)
+
+
+def describe_in_each(
+    versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], MissingItemError | None]:
+    """What each version that has an utterance has of it; and the first error of those that do not have it."""
+    documents: list[dict[str, Any]] = []
+    missing: MissingItemError | None = None
+    for version in versions:
+        try:
+            documents.append(version.reading(partial(describe, version, utterance)))
+        except MissingItemError as error:
+            missing = missing or error
+    return documents, missing
 
 
 def _document(version: Version, utterance: str) -> dict[str, Any]:

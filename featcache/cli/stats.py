@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import (
-    default_threads,
-    note,
-    note_unfinished,
-    print_json,
-    progress_bar,
-    read_manifest,
-    refuse_output,
-    say,
-)
+from featcache.cli.common import note, note_unfinished, print_json, progress_bar, read_manifest, refuse_output, say
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
@@ -38,7 +29,7 @@ _SHOWN = 20
 )
 @options.output_file("Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn.")
 @options.force
-@options.threads("[default: every core, at most 8]")
+@options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
 def stats(
     path: Location,
@@ -46,7 +37,7 @@ def stats(
     by: str | None,
     output: Path | None,
     force: bool,
-    threads: int | None,
+    threads: int,
     as_json: bool,
     reading: dict[str, Any],
 ) -> None:
@@ -78,7 +69,6 @@ def stats(
     if manifest is None and corpus is None:
         note_unfinished(version)
     wanted = read_manifest(manifest, reading, audio=False, carry=by is not None) if manifest is not None else None
-    threads = threads or default_threads()
 
     def compute() -> tuple[Cache, Usage | Stats]:
         cache = corpus or Cache(version)

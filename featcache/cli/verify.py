@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, default_threads, note, print_json, progress_bar, read_manifest, say
+from featcache.cli.common import as_document, note, print_json, progress_bar, read_manifest, say
 from featcache.cli.corpora import for_each_part
 from featcache.errors import DamagedError, MissingDependencyError, counted, megabytes
 from featcache.storage.location import Location, parse_location
@@ -63,7 +63,7 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
     help="Re-extract N random utterances, each alone, and compare.",
 )
 @options.device("For --recompute.")
-@options.threads("[default: every core, at most 8]")
+@options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.trust_remote_code
 @options.as_json()
 @for_each_part
@@ -76,7 +76,7 @@ def verify(
     subset: tuple[int, int] | None,
     recompute: int,
     device: str | None,
-    threads: int | None,
+    threads: int,
     as_json: bool,
     reading: dict[str, Any],
 ) -> int:
@@ -105,7 +105,6 @@ def verify(
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
 
-    threads = threads or default_threads()
     wanted = read_manifest(manifest, reading, root=root, carry=False) if manifest else None
     urls = CallersUrls(wanted)
     found: list[tuple[Report, Recomputed | None]] = []

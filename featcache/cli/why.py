@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +10,8 @@ from featcache.cli import options
 from featcache.cli.common import note, print_json, read_manifest, refuse_unused, say
 from featcache.cli.corpora import for_each_part
 from featcache.cli.runs import not_tried_again
-from featcache.cli.show import describe_origin, origin_lines, say_lines
-from featcache.errors import MissingItemError, counted
+from featcache.cli.show import describe_in_each, describe_origin, origin_lines, say_lines
+from featcache.errors import counted
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
@@ -134,12 +133,7 @@ def _describe_utterance(
 ) -> dict[str, Any]:
     """Its row in the plan's manifest, and where each version that has it has it from."""
     row = None if plan is None else plan.find(utterance)
-    found, missing = [], None
-    for version in versions:
-        try:
-            found.append(version.reading(partial(describe_origin, version, utterance)))
-        except MissingItemError as error:
-            missing = missing or error
+    found, missing = describe_in_each(versions, utterance, describe_origin)
     if missing is not None and row is None and not found:
         raise missing
     document: dict[str, Any] = {"id": utterance, "row": None, "status": None, "versions": found}

@@ -21,7 +21,7 @@ from featcache.cli import main
 from featcache.extraction.plan import SHARD_MEGABYTES
 from featcache.spec import SideSpec
 
-COMMANDS = sorted(main.commands)
+COMMANDS = sorted(main.list_commands(click.Context(main)))
 
 
 def python(*args: object, **options) -> subprocess.CompletedProcess:
@@ -126,7 +126,7 @@ def test_every_command_has_help_and_an_example(cli, name):
     assert shown.code == 0
     assert f"featcache {name}" in shown.out
     assert "Example" in shown.out
-    command = main.commands[name]
+    command = main.get_command(click.Context(main), name)
     assert command.short_help
     for parameter in command.params:
         if isinstance(parameter, click.Option):
