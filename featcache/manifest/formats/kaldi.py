@@ -6,6 +6,7 @@ import math
 import re
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,7 +15,17 @@ import numpy as np
 
 from featcache.manifest.audio_locations import is_command
 from featcache.manifest.columns import refused_command
-from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, names_audio, opened, texts_of
+from featcache.manifest.formats.source import (
+    ROWS_PER_BATCH,
+    Batch,
+    Faults,
+    Source,
+    batched,
+    names_audio,
+    opened,
+    texts_of,
+    without_faults,
+)
 
 _COLUMNS = {
     "text": "text",
@@ -62,17 +73,18 @@ def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
             if "|" not in "".join(paths):
                 yield places, {"id": ids, "path": paths}
                 continue
-        rows = []
-        for place, fields in zip(places, lines, strict=True):
-            if len(fields) < 2:
-                source.faults.add(place, "path is missing")
-            elif "|" in fields[1] and is_command(fields[1]) and not source.allow_commands:
-                source.faults.add(place, f"path {refused_command(fields[1])}")
-            else:
-                rows.append((place, *fields))
-        if rows:
-            kept, ids, paths = zip(*rows, strict=True)
-            yield kept, {"id": ids, "path": paths}
+        each = partial(_recording, source.allow_commands)
+        rows = without_faults(zip(places, lines, strict=True), each, source.faults)
+        yield from batched(rows, ("id", "path"))
+
+
+def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
+    """The cells of a line of `wav.scp`, or a ValueError."""
+    if len(fields) < 2:
+        raise ValueError("path is missing")
+    if is_command(fields[1]) and not allow_commands:
+        raise ValueError(f"path {refused_command(fields[1])}")
+    return fields
 
 
 def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
@@ -103,15 +115,8 @@ def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
             if (plain := _plain_segments(lines, recordings)) is not None:
                 yield places, plain
                 continue
-            rows = []
-            for place, fields in zip(places, lines, strict=True):
-                try:
-                    rows.append((place, *_segment(fields, recordings)))
-                except ValueError as error:
-                    faults.add(place, str(error))
-            if rows:
-                kept, *cells = zip(*rows, strict=True)
-                yield kept, dict(zip(("id", "path", "start", "duration", "channel"), cells, strict=True))
+            rows = without_faults(zip(places, lines, strict=True), partial(_segment, recordings), faults)
+            yield from batched(rows, ("id", "path", "start", "duration", "channel"))
 
 
 def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> dict[str, Sequence[Any]] | None:
@@ -130,7 +135,7 @@ def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> d
     return {"id": ids, "path": paths, "start": start, "duration": [round(value, 9) for value in seconds.tolist()]}
 
 
-def _segment(fields: list[str], recordings: dict[str, str]) -> tuple[str, str, float, float | None, str | None]:
+def _segment(recordings: dict[str, str], fields: list[str]) -> tuple[str, str, float, float | None, str | None]:
     """The cells of a line of `segments`, or a ValueError. Without an end, a segment goes on to the end of its
     recording."""
     channel = None

@@ -18,7 +18,7 @@ import msgspec
 
 from featcache.errors import ManifestError, listing
 from featcache.manifest.columns import meaning_of
-from featcache.manifest.formats.source import Batch, Faults, Source, batched, opened
+from featcache.manifest.formats.source import Batch, Faults, Source, batched, opened, without_faults
 from featcache.manifest.formats.tables import Rows, json_rows
 
 _SAID = ("text", "speaker", "language", "gender")
@@ -42,10 +42,6 @@ _INSTEAD = {
 Audio = tuple[Any, tuple[int, ...]]
 """The path of a recording's audio, None if it is Shar's, and the numbers of its channels: tuples, which the garbage
 collector can forget."""
-
-
-class _NotReadError(ValueError):
-    """What is wrong with an object."""
 
 
 # Lhotse's objects; what they have besides is skipped. Values of type Any become cells, which are checked as others are.
@@ -109,6 +105,11 @@ def is_shar(source: Source) -> bool:
     return any(map(_CUTS_OF_SHAR.fullmatch, source.names))
 
 
+def is_lhotse(source: Source) -> bool:
+    """Whether a source is a folder of Lhotse Shar, or a file of recordings, supervisions or cuts."""
+    return is_shar(source) or kind_of(source.first_object) is not None
+
+
 def read_lhotse(source: Source) -> Iterator[Batch]:
     """Recordings, supervisions (a ManifestError if their recordings are not beside them), or cuts, also those of a
     folder."""
@@ -141,11 +142,7 @@ def _cuts_of_folder(source: Source) -> Rows:
 
 def _rows(stream: BinaryIO, of: type, row_of: Callable[[Any], Any], faults: Faults, base: int = 0) -> Rows:
     """What `row_of` makes of the objects on a file's lines, which are of the type `of`."""
-    for place, found in json_rows(stream, faults, base, of):
-        try:
-            yield place, row_of(found)
-        except _NotReadError as error:
-            faults.add(place, str(error))
+    return without_faults(json_rows(stream, faults, base, of), row_of, faults)
 
 
 class _SharTar:
@@ -195,16 +192,16 @@ def _of_recording(recording: _Recording) -> tuple[Any, ...]:
 def _of_supervision(recordings: dict[str, Audio], one: _Supervision) -> tuple[Any, ...]:
     audio = recordings.get(str(one.recording_id))
     if audio is None:
-        raise _NotReadError(f"recording {one.recording_id!r} is not among the recordings")
+        raise ValueError(f"recording {one.recording_id!r} is not among the recordings")
     said = one.text, one.speaker, one.language, one.gender
     return one.id, audio[0], one.start, one.duration, _channel(one.channel, audio[1]), *said, one.custom or None
 
 
 def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
     if cut.type in ("MixedCut", "PaddingCut") or cut.recording is None:
-        raise _NotReadError(f"{cut.type} without a recording is not read: save its audio first")
+        raise ValueError(f"{cut.type} without a recording is not read: save its audio first")
     if cut.start is msgspec.UNSET or cut.duration is msgspec.UNSET:
-        raise _NotReadError("a cut without start or duration")
+        raise ValueError("a cut without start or duration")
     path, channels = _audio(cut.recording, is_shar=True)
     path = tar.path_of(cut.id) if path is None else path
     said = _all_said(cut.supervisions or ())
@@ -229,10 +226,10 @@ def _channel(wanted: Any, channels: tuple[int, ...]) -> int | None:
         return None
     if isinstance(wanted, list):
         if len(wanted) != 1:
-            raise _NotReadError(f"channels {wanted} of {[*channels]}: an utterance has one channel, or all")
+            raise ValueError(f"channels {wanted} of {[*channels]}: an utterance has one channel, or all")
         (wanted,) = wanted
     if wanted not in channels:
-        raise _NotReadError(f"channel {wanted!r} is not among the recording's: {[*channels]}")
+        raise ValueError(f"channel {wanted!r} is not among the recording's: {[*channels]}")
     return channels.index(wanted)
 
 
@@ -242,15 +239,15 @@ def _audio(recording: _Recording, is_shar: bool = False) -> Audio:
         names = dict.fromkeys(str(one.get("name") if isinstance(one, dict) else one) for one in transforms)
         instead = "; ".join(_INSTEAD[name] for name in names if name in _INSTEAD)
         way_out = f"give the cuts without: {instead}" if names.keys() <= _INSTEAD.keys() else "save its audio first"
-        raise _NotReadError(f"the recording has transforms, which are not applied: {listing(names)}: {way_out}")
+        raise ValueError(f"the recording has transforms, which are not applied: {listing(names)}: {way_out}")
     if len(recording.sources) != 1:
         count = len(recording.sources)
-        raise _NotReadError(f"the recording has {count} sources, and one is read: make a recording of each")
+        raise ValueError(f"the recording has {count} sources, and one is read: make a recording of each")
     (one,) = recording.sources
     if one.type == "command":
         return f"{one.source} |", one.channels
     if one.type == "shar" and is_shar:
         return None, one.channels
     if one.type not in ("file", "url"):
-        raise _NotReadError(f"a source of type {one.type!r} is not read, only 'file', 'url' and 'command'")
+        raise ValueError(f"a source of type {one.type!r} is not read, only 'file', 'url' and 'command'")
     return one.source, one.channels

@@ -11,8 +11,9 @@ import re
 import stat
 import sys
 from bisect import insort
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from operator import itemgetter
@@ -129,42 +130,31 @@ class Faults:
         raise ManifestError("\n".join(message))
 
 
+@dataclass(eq=False)
 class Reading:
-    """A manifest that is being read, in whatever format and from wherever.
+    """A manifest that is being read, in whatever format and from wherever."""
 
-    Args:
-        name: The manifest, for messages.
-        audio: Whether paths are required.
-        carry: Whether columns that an `Utterance` does not have are wanted; they may be there even if not.
-        allow_commands: Whether a path may be a command whose output is the audio.
-        allow_queries: Whether URLs may have a query or a fragment, which then are stored.
-    """
-
-    notes: list[str]
+    name: str
+    """The manifest, for messages."""
+    audio: bool = True
+    """Whether paths are required."""
+    carry: bool = True
+    """Whether columns that an `Utterance` does not have are wanted; they may be there even if not."""
+    allow_commands: bool = False
+    """Whether a path may be a command whose output is the audio."""
+    allow_queries: bool = False
+    """Whether URLs may have a query or a fragment, which then are stored."""
+    notes: list[str] = field(default_factory=list, init=False)
     """What the user is to be told about what was read, in the order it was found; added to by the format's reader."""
-    placeholders: set[str]
+    placeholders: set[str] = field(default_factory=set, init=False)
     """The names of the placeholders that were found; added to by the format's reader."""
-    has_ids: bool
+    has_ids: bool = field(default=True, init=False)
     """Whether rows have ids of their own, or their paths stand for them."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        audio: bool = True,
-        carry: bool = True,
-        allow_commands: bool = False,
-        allow_queries: bool = False,
-    ) -> None:
-        self.name = name
-        self.required: Collection[str] = ("id", "path") if audio else ("id",)
-        self.carry = carry
-        self.allow_commands = allow_commands
-        self.allow_queries = allow_queries or not audio  # what is only compared is not stored
-        self.faults = Faults(name)
-        self.notes = []
-        self.placeholders = set()
-        self.has_ids = True
+    def __post_init__(self) -> None:
+        self.required: Collection[str] = ("id", "path") if self.audio else ("id",)
+        self.allow_queries |= not self.audio  # what is only compared is not stored
+        self.faults = Faults(self.name)
 
     def note(self, what: str) -> None:
         """Add to what the user is to be told, if it is not there yet."""
@@ -399,6 +389,19 @@ def _line(raw: bytes, place: int, faults: Faults) -> str:
         faults.add(place, "there is a NUL byte")
         line = line.replace("\0", "\ufffd")
     return line
+
+
+def without_faults(
+    rows: Iterable[tuple[int, Any]], cells_of: Callable[[Any], Sequence[Any]], faults: Faults
+) -> Iterator[tuple[int, Sequence[Any]]]:
+    """The cells that a function makes of rows, each with its place; a ValueError of it is a fault of the row."""
+    for place, row in rows:
+        try:
+            cells = cells_of(row)
+        except ValueError as error:
+            faults.add(place, str(error))
+        else:
+            yield place, cells
 
 
 def batched(rows: Iterable[tuple[int, Sequence[Any]]], names: Sequence[str]) -> Iterator[Batch]:

@@ -27,6 +27,11 @@ from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, json
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?")
 
 
+def is_nemo(source: Source) -> bool:
+    """Whether the first line is an object with `audio_filepath`."""
+    return "audio_filepath" in source.first_object
+
+
 def read_nemo(source: Source) -> Iterator[Batch]:
     """JSON lines as NeMo has them: without the rows that are to be skipped, and with the tars of members."""
     skipped = 0
