@@ -56,6 +56,19 @@ class Written(NamedTuple):
 Writer = Callable[[Path, Sequence[Clip]], Written]
 
 
+def _by_stem(manifest: Path, format_name: str, clips: Sequence[Clip], top: Path, **how: Any) -> Written:
+    """A manifest whose rows are called after the files, and have absolute paths."""
+    return Written(
+        manifest, format_name, [clip.stem for clip in clips], [str(top / clip.path) for clip in clips], **how
+    )
+
+
+def _by_path(manifest: Path, format_name: str, clips: Sequence[Clip], **how: Any) -> Written:
+    """A manifest whose rows are relative paths, which stand for ids."""
+    paths = [clip.path for clip in clips]
+    return Written(manifest, format_name, paths, paths, **how)
+
+
 def _lines(path: Path, lines: Sequence[str]) -> Path:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
@@ -76,7 +89,7 @@ def kaldi(top: Path, clips: Sequence[Clip]) -> Written:
     _lines(data / "wav.scp", [f"{clip.stem} {top / clip.path}" for clip in clips])
     _lines(data / "text", [f"{clip.stem} {clip.text}" for clip in clips])
     _lines(data / "utt2spk", [f"{clip.stem} {clip.speaker}" for clip in clips])
-    return Written(data, "kaldi", [clip.stem for clip in clips], [str(top / clip.path) for clip in clips])
+    return _by_stem(data, "kaldi", clips, top)
 
 
 def kaldi_segments(top: Path, clips: Sequence[Clip]) -> Written:
@@ -90,8 +103,7 @@ def nemo(top: Path, clips: Sequence[Clip]) -> Written:
         {"audio_filepath": clip.path, "duration": clip.seconds, "text": clip.text, "speaker": clip.speaker}
         for clip in clips
     ]
-    paths = [clip.path for clip in clips]
-    return Written(_json_lines(top / "nemo.json", rows), "nemo", paths, paths, has_seconds=True)
+    return _by_path(_json_lines(top / "nemo.json", rows), "nemo", clips, has_seconds=True)
 
 
 def recording(top: Path, clip: Clip) -> dict[str, Any]:
@@ -119,15 +131,13 @@ def supervision(clip: Clip) -> dict[str, Any]:
 
 def lhotse_recordings(top: Path, clips: Sequence[Clip]) -> Written:
     manifest = _json_lines(top / "digits_recordings_all.jsonl", [recording(top, clip) for clip in clips])
-    paths = [str(top / clip.path) for clip in clips]
-    return Written(manifest, "lhotse", [clip.stem for clip in clips], paths, (), has_seconds=True)
+    return _by_stem(manifest, "lhotse", clips, top, columns=(), has_seconds=True)
 
 
 def lhotse_supervisions(top: Path, clips: Sequence[Clip]) -> Written:
     lhotse_recordings(top, clips)
     manifest = _json_lines(top / "digits_supervisions_all.jsonl", [supervision(clip) for clip in clips])
-    paths = [str(top / clip.path) for clip in clips]
-    return Written(manifest, "lhotse", [clip.stem for clip in clips], paths, has_seconds=True)
+    return _by_stem(manifest, "lhotse", clips, top, has_seconds=True)
 
 
 def lhotse_cuts(top: Path, clips: Sequence[Clip]) -> Written:
@@ -146,8 +156,7 @@ def lhotse_cuts(top: Path, clips: Sequence[Clip]) -> Written:
     path = _json_lines(top / "cuts.jsonl", rows)
     packed = top / "cuts.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    paths = [str(top / clip.path) for clip in clips]
-    return Written(packed, "lhotse", [clip.stem for clip in clips], paths, has_seconds=True)
+    return _by_stem(packed, "lhotse", clips, top, has_seconds=True)
 
 
 def shar(top: Path, clips: Sequence[Clip]) -> Written:
@@ -173,15 +182,14 @@ def audiofolder(top: Path, clips: Sequence[Clip]) -> Written:
     inside = [clip.path.partition("/")[2] for clip in clips]
     rows = [f"{path},{clip.text},{clip.speaker}" for path, clip in zip(inside, clips, strict=True)]
     _lines(top / clips[0].path.partition("/")[0] / "metadata.csv", ["file_name,text,speaker", *rows])
-    paths = [clip.path for clip in clips]
-    return Written(top, "audiofolder", paths, paths)
+    return _by_path(top, "audiofolder", clips)
 
 
 def speechbrain_csv(top: Path, clips: Sequence[Clip]) -> Written:
     rows = [f"{clip.stem}, {clip.seconds}, $data_root/{clip.path}, {clip.speaker}, {clip.text}" for clip in clips]
     manifest = _lines(top / "sb.csv", ["ID,duration,wav,spk_id,wrd", *rows])
-    paths, values = [str(top / clip.path) for clip in clips], {"data_root": str(top)}
-    return Written(manifest, "speechbrain", [clip.stem for clip in clips], paths, ("wrd", "spk_id"), values)
+    how = {"columns": ("wrd", "spk_id"), "values": {"data_root": str(top)}}
+    return _by_stem(manifest, "speechbrain", clips, top, **how)
 
 
 def speechbrain_json(top: Path, clips: Sequence[Clip]) -> Written:
@@ -195,58 +203,45 @@ def speechbrain_json(top: Path, clips: Sequence[Clip]) -> Written:
         for clip in clips
     }
     (top / "sb.json").write_text(json.dumps(rows, indent=2))
-    paths, values = [str(top / clip.path) for clip in clips], {"data_root": str(top)}
-    return Written(top / "sb.json", "speechbrain", [clip.stem for clip in clips], paths, ("words", "spk"), values)
+    how = {"columns": ("words", "spk"), "values": {"data_root": str(top)}}
+    return _by_stem(top / "sb.json", "speechbrain", clips, top, **how)
 
 
 def fairseq(top: Path, clips: Sequence[Clip]) -> Written:
     manifest = _lines(top / "train.tsv", [str(top), *(f"{clip.path}\t{clip.samples}" for clip in clips)])
-    paths = [clip.path for clip in clips]
-    return Written(manifest, "fairseq", paths, paths, ())
+    return _by_path(manifest, "fairseq", clips, columns=())
 
 
-def ljspeech(top: Path, clips: Sequence[Clip]) -> Written:
-    manifest = _lines(top / "metadata.csv", [f"{clip.stem}|{clip.text}|{clip.text}" for clip in clips])
-    ids = [clip.stem for clip in clips]
-    return Written(manifest, "ljspeech", ids, [f"wavs/{id_}.wav" for id_ in ids], ("text",))
+def _bars(name: str, file: str, header: str, line: str, columns: tuple[str, ...] = ("text", "speaker")) -> Writer:
+    """Writes a list with bars between the fields of `line`, which begins with the path or the id."""
 
-
-def piper(top: Path, clips: Sequence[Clip]) -> Written:
-    manifest = _lines(top / "piper.csv", [f"{clip.stem}|{clip.speaker}|{clip.text}" for clip in clips])
-    ids = [clip.stem for clip in clips]
-    return Written(manifest, "piper", ids, [f"wavs/{id_}.wav" for id_ in ids])
-
-
-def _bars(name: str, file: str, header: str, line: Callable[[Clip], str], columns: tuple[str, ...]) -> Writer:
     def write(top: Path, clips: Sequence[Clip]) -> Written:
-        lines = [*([header] if header else []), *map(line, clips)]
-        paths = [clip.path for clip in clips]
-        return Written(_lines(top / file, lines), name, paths, paths, columns)
+        fields = [{"path": clip.path, "id": clip.stem, "text": clip.text, "speaker": clip.speaker} for clip in clips]
+        lines = [*([header] if header else []), *(line.format(**of_clip) for of_clip in fields)]
+        written = _by_path(_lines(top / file, lines), name, clips, columns=columns)
+        return written if line.startswith("{path}") else written._replace(ids=[clip.stem for clip in clips])
 
     return write
 
 
 def qwen3_tts(top: Path, clips: Sequence[Clip]) -> Written:
     rows = [{"audio": clip.path, "text": clip.text, "ref_audio": clips[0].path} for clip in clips]
-    paths = [clip.path for clip in clips]
-    return Written(_json_lines(top / "tts.jsonl", rows), "jsonl", paths, paths, ("text",))
+    return _by_path(_json_lines(top / "tts.jsonl", rows), "jsonl", clips, columns=("text",))
 
 
 def moshi(top: Path, clips: Sequence[Clip]) -> Written:
     rows = [{"path": clip.path, "duration": clip.seconds} for clip in clips]
-    paths = [clip.path for clip in clips]
-    return Written(_json_lines(top / "moshi.jsonl", rows), "jsonl", paths, paths, (), has_seconds=True)
+    return _by_path(_json_lines(top / "moshi.jsonl", rows), "jsonl", clips, columns=(), has_seconds=True)
 
 
 def semicolons(top: Path, clips: Sequence[Clip]) -> Written:
     rows = [f"{clip.stem};{clip.path};{clip.text};{clip.speaker}" for clip in clips]
     manifest = _lines(top / "train.csv", ["id;path;text;speaker", *rows])
-    return Written(manifest, "csv", [clip.stem for clip in clips], [clip.path for clip in clips])
+    return _by_path(manifest, "csv", clips)._replace(ids=[clip.stem for clip in clips])
 
 
 def paths(top: Path, clips: Sequence[Clip]) -> Written:
-    names = [clip.path for clip in clips]
-    return Written(_lines(top / "train.txt", names), "paths", names, names, ())
+    return _by_path(_lines(top / "train.txt", [clip.path for clip in clips]), "paths", clips, columns=())
 
 
 WRITERS: dict[str, Writer] = {
@@ -261,20 +256,12 @@ WRITERS: dict[str, Writer] = {
     "speechbrain csv": speechbrain_csv,
     "speechbrain json": speechbrain_json,
     "fairseq": fairseq,
-    "ljspeech": ljspeech,
-    "piper": piper,
-    "f5": _bars("f5", "f5.csv", "audio_file|text", lambda clip: f"{clip.path}|{clip.text}", ("text",)),
-    "gpt-sovits": _bars(
-        "gpt-sovits",
-        "tts.list",
-        "",
-        lambda clip: f"{clip.path}|{clip.speaker}|EN|{clip.text}",
-        ("text", "speaker"),
-    ),
-    "styletts2": _bars(
-        "styletts2", "style.txt", "", lambda clip: f"{clip.path}|{clip.text}|{clip.speaker}", ("text", "speaker")
-    ),
-    "vits": _bars("vits", "vits.txt", "", lambda clip: f"{clip.path}|{clip.speaker}|{clip.text}", ("text", "speaker")),
+    "ljspeech": _bars("ljspeech", "metadata.csv", "", "{id}|{text}|{text}", ("text",)),
+    "piper": _bars("piper", "piper.csv", "", "{id}|{speaker}|{text}"),
+    "f5": _bars("f5", "f5.csv", "audio_file|text", "{path}|{text}", ("text",)),
+    "gpt-sovits": _bars("gpt-sovits", "tts.list", "", "{path}|{speaker}|EN|{text}"),
+    "styletts2": _bars("styletts2", "style.txt", "", "{path}|{text}|{speaker}"),
+    "vits": _bars("vits", "vits.txt", "", "{path}|{speaker}|{text}"),
     "qwen3-tts": qwen3_tts,
     "moshi": moshi,
     "semicolons": semicolons,
