@@ -31,6 +31,8 @@ from featcache.version.selection import select_version
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 MANIFEST = ROOT / "examples" / "manifest.csv"
+CONTEXT = click.Context(cli)
+COMMANDS = {name: cli.get_command(CONTEXT, name) for name in cli.list_commands(CONTEXT)}
 
 as_test_ids = {"ids": lambda path: str(path.relative_to(ROOT))}
 
@@ -64,9 +66,9 @@ def test_generated_pages_are_what_the_code_says():
     assert make_docs().stale() == []
 
 
-@pytest.mark.parametrize("name", cli.commands)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_an_example_and_its_place_in_the_docs(name):
-    command = cli.commands[name]
+    command = COMMANDS[name]
     assert command.help
     assert command.short_help
     assert re.search(rf"Examples?:(\n +featcache {name}\b.*)+\s*$", command.help), "help ends in an example"
@@ -81,7 +83,7 @@ def test_every_command_has_help_an_example_and_its_place_in_the_docs(name):
 def commands_shown():
     """Every `featcache …` line in the pages' shell blocks and in the commands' own examples."""
     texts = [block for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "sh")]
-    texts += [command.help for command in (cli, *cli.commands.values())]
+    texts += [command.help for command in (cli, *COMMANDS.values())]
     for text in texts:
         for line in text.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\||;| > ", line):
@@ -93,7 +95,7 @@ def commands_shown():
 def test_commands_shown_have_the_options_shown(line, monkeypatch):
     monkeypatch.setattr("os.path.isdir", lambda path: True)  # the folders that are shown need not be here
     name, *arguments = shlex.split(line, comments=True)
-    parsed = cli.commands[name].make_context(name, arguments)
+    parsed = COMMANDS[name].make_context(name, arguments)
     assert parsed.args == []
 
 

@@ -30,21 +30,22 @@ def configs(name: str | None, path: Location | None, schema: bool) -> None:
     """
     if sum((name is not None, path is not None, schema)) > 1:
         raise ArgumentError("give one of NAME, --from and --schema")
+    from featcache.config.config import ConfigFile, packaged_configs, packaged_hint
+
+    packaged = packaged_configs()
     if path is not None:
-        _print_recorded(path)
+        from featcache.config.strict_yaml import dump_yaml
+        from featcache.version.selection import select_version
+
+        info = select_version(path).info
+        say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")
+        recorded = {key: info.config[key] for key in ConfigFile.model_fields if key in info.config}
+        click.echo(dump_yaml(recorded), nl=False)
     elif schema:
         from featcache.config.schema import config_schema
 
         print_json(config_schema())
-    else:
-        _print_packaged(name)
-
-
-def _print_packaged(name: str | None) -> None:
-    from featcache.config.config import packaged_configs, packaged_hint
-
-    packaged = packaged_configs()
-    if name is None:
+    elif name is None:
         width = max(map(len, packaged))
         for known, text in packaged.items():
             click.echo(f"{known:{width}} {text.splitlines()[0].lstrip('# ')}")
@@ -52,13 +53,3 @@ def _print_packaged(name: str | None) -> None:
         click.echo(packaged[name], nl=False)
     else:
         raise ConfigError(f"there is no packaged config {name!r}; {packaged_hint(name)}")
-
-
-def _print_recorded(path: Location) -> None:
-    from featcache.config.config import ConfigFile
-    from featcache.config.strict_yaml import dump_yaml
-    from featcache.version.selection import select_version
-
-    info = select_version(path).info
-    say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")
-    click.echo(dump_yaml({key: info.config[key] for key in ConfigFile.model_fields if key in info.config}), nl=False)

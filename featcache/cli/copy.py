@@ -9,7 +9,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import as_document, note, print_json, progress_bar, say
-from featcache.cli.corpora import for_each_part
+from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.errors import counted, megabytes
 from featcache.storage.location import Location
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Copy a cache to another folder or object store.")
-@options.version_location
+@version_or_corpus
 @click.argument("to", metavar="TO", type=options.LOCATION)
 @options.threads("How many shards are copied at once.  [default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
-@for_each_part
 def copy(path: Location, to: Location, threads: int, as_json: bool) -> int:
     """Copy a cache, or one of its versions, into the cache TO: shards, index, tags, what manifests want, failure
     ledgers, and records of runs and probes. Both may be folders or URLs: s3://bucket/features, gs://…, az://….

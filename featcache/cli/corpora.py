@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from featcache.cli import options
 from featcache.cli.common import collected_documents, complain, error_document, print_json, say
 from featcache.cli.process import INTERRUPTED
 from featcache.errors import (
@@ -46,6 +47,11 @@ def for_each_part(command: Callable[..., int | None]) -> Callable[..., int | Non
         return command(**given) if found is None else _call_for_each_part(command, given, *found)
 
     return on_any
+
+
+def version_or_corpus(command: Callable[..., int | None]) -> Callable[..., Any]:
+    """The argument CACHE[/VERSION], for a command that does what it does for each part of a corpus."""
+    return options.version_location(for_each_part(command))
 
 
 def _call_for_each_part(

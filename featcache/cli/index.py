@@ -6,15 +6,14 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import note, print_json, say
-from featcache.cli.corpora import for_each_part
+from featcache.cli.corpora import version_or_corpus
 from featcache.errors import counted
 from featcache.storage.location import Location
 
 
 @click.command(short_help="Build the index, after the jobs of an array.")
-@options.version_location
+@version_or_corpus
 @options.as_json()
-@for_each_part
 def index(path: Location, as_json: bool) -> None:
     """Build the index of all versions of a cache, or of one, unless it is there.
 

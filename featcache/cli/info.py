@@ -12,7 +12,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import complain, describe_fastest, note, print_json, say, say_table
-from featcache.cli.corpora import for_each_part
+from featcache.cli.corpora import version_or_corpus
 from featcache.errors import ArgumentError, DamagedError, counted, hours, listing, megabytes, percent
 from featcache.storage.location import Location
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Show what a cache holds.")
-@options.version_location
+@version_or_corpus
 @click.option("--failures", is_flag=True, help="List the failure ledger: each utterance that failed, with its reason.")
 @click.option(
     "--csv",
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     help="With --failures, of one version: print the ledger as a manifest, with the columns reason and message.",
 )
 @options.as_json()
-@for_each_part
 def info(path: Location, failures: bool, as_csv: bool, as_json: bool) -> int:
     """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
 
@@ -247,9 +246,8 @@ _FIELDS = (
 
 
 @click.command(short_help="List the versions of a cache, a line each.")
-@options.version_location
+@version_or_corpus
 @options.as_json()
-@for_each_part
 def ls(path: Location, as_json: bool) -> int:
     """List the versions of a cache: how much each holds, when it was extracted, and the keys of its config in which it
     is unlike others of its name. Days are those of the first and the latest run, in UTC. `featcache info` says more.

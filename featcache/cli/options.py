@@ -142,6 +142,13 @@ dry_run = click.option("--dry-run", is_flag=True, help="Say what would be remove
 yes = click.option("--yes", is_flag=True, help="Do not ask. Needed where nobody can be asked: not on a terminal.")
 
 
+_OF_MANIFEST = "What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
+_OF_CONFIGS = (
+    "A key of the config, or of each config: params.num_mel_bins=40; the value is YAML. Any other NAME is a "
+    "placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
+)
+
+
 def manifest(meaning: str, **settings: Any) -> Decorator:
     """`--manifest`; `settings` are click's, here and below."""
     return click.option("--manifest", type=TEXT, metavar="MANIFEST", help=meaning, **settings)
@@ -153,12 +160,19 @@ def root(default: str = "the manifest's folder") -> Decorator:
     return click.option("--root", type=_ROOT, metavar="FOLDER", help=help_text)
 
 
-def manifest_format(command: Callable[..., Any]) -> Callable[..., Any]:
+def manifest_format(command: Callable[..., Any], what_is_set: str = _OF_MANIFEST) -> Callable[..., Any]:
     """`--format`, `--set`, `--allow-commands` and `--allow-queries`, for every command that reads a manifest.
 
     The command gets them as one dictionary, `reading`: arguments of `read_manifest`.
     """
-    return _reading_manifest(command, _OF_MANIFEST)
+
+    @functools.wraps(command)
+    def gathered(**given: Any) -> Any:
+        reading = {name: given.pop(name) for name in ("format", "values", "allow_commands", "allow_queries")}
+        return command(**given, reading=reading)
+
+    setting = click.option("--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=what_is_set)
+    return _FORMAT(setting(_ALLOW_COMMANDS(_ALLOW_QUERIES(gathered))))
 
 
 def manifest_and_config_keys(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,17 +194,7 @@ def manifest_and_config_keys(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise ArgumentError(f"--set: the value of {name}: {error}") from error
         return command(**given, reading=reading, keys=keys)
 
-    return _reading_manifest(with_keys, _OF_CONFIGS)
-
-
-def _reading_manifest(command: Callable[..., Any], what_is_set: str) -> Callable[..., Any]:
-    @functools.wraps(command)
-    def gathered(**given: Any) -> Any:
-        reading = {name: given.pop(name) for name in ("format", "values", "allow_commands", "allow_queries")}
-        return command(**given, reading=reading)
-
-    setting = click.option("--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=what_is_set)
-    return _FORMAT(setting(_ALLOW_COMMANDS(_ALLOW_QUERIES(gathered))))
+    return manifest_format(with_keys, _OF_CONFIGS)
 
 
 def _values(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -209,12 +213,6 @@ _FORMAT = click.option(
     help="The MANIFEST's format, where several fit: folder, kaldi, nemo, lhotse, audiofolder, speechbrain … "
     "(docs/manifest.md).  [default: recognised]",
 )
-_OF_MANIFEST = "What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
-_OF_CONFIGS = (
-    "A key of the config, or of each config: params.num_mel_bins=40; the value is YAML. Any other NAME is a "
-    "placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
-)
-
 _ALLOW_COMMANDS = click.option(
     "--allow-commands",
     is_flag=True,

@@ -10,7 +10,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import as_document, note, print_json, progress_bar, read_manifest, say
-from featcache.cli.corpora import for_each_part
+from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
 from featcache.storage.location import Location
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
-@options.version_location
+@version_or_corpus
 @options.manifest("Also remove the utterances that are not in it.")
 @options.manifest_format
 @click.option(
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 @options.dry_run
 @options.yes
 @options.as_json()
-@for_each_part
 def prune(
     path: Location,
     manifest: str | None,

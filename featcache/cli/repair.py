@@ -8,7 +8,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import FAILURES_LEFT, as_document, print_json, read_manifest, say
-from featcache.cli.corpora import for_each_part
+from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.cli.runs import complain_of_failures, print_summary
 from featcache.errors import counted, listing
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Re-extract damaged utterances, and keep the others.")
-@options.version_location
+@version_or_corpus
 @options.manifest("The manifest that the utterances came from.", required=True)
 @options.root()
 @options.manifest_format
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 @options.threads("As for extract.")
 @options.trust_remote_code
 @options.as_json()
-@for_each_part
 def repair(
     path: Location,
     manifest: str,

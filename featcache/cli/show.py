@@ -11,7 +11,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import print_json, say
-from featcache.cli.corpora import for_each_part
+from featcache.cli.corpora import version_or_corpus
 from featcache.errors import MissingItemError, counted, listing
 from featcache.storage.location import Location
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Show one utterance: its place, its source, its values.")
-@options.version_location
+@version_or_corpus
 @click.argument("utterance", metavar="ID")
 @options.as_json()
-@for_each_part
 def show(path: Location, utterance: str, as_json: bool) -> None:
     """Show one utterance in each version that has it: its shard, its audio file, the run and the libraries that
     extracted it, and a summary of its values.

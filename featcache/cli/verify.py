@@ -11,7 +11,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import as_document, note, print_json, progress_bar, read_manifest, say
-from featcache.cli.corpora import for_each_part
+from featcache.cli.corpora import version_or_corpus
 from featcache.errors import DamagedError, MissingDependencyError, counted, megabytes
 from featcache.storage.location import Location, parse_location
 
@@ -36,7 +36,7 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
-@options.version_location
+@version_or_corpus
 @options.manifest("Also report which of its utterances are missing, changed or failed, and which others are there.")
 @options.root("that of the run that extracted each utterance")
 @options.manifest_format
@@ -66,7 +66,6 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
 @options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.trust_remote_code
 @options.as_json()
-@for_each_part
 def verify(
     path: Location,
     manifest: str | None,

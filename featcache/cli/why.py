@@ -8,7 +8,7 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import note, print_json, read_manifest, refuse_unused, say
-from featcache.cli.corpora import for_each_part
+from featcache.cli.corpora import version_or_corpus
 from featcache.cli.runs import not_tried_again
 from featcache.cli.show import describe_in_each, describe_origin, origin_lines, say_lines
 from featcache.errors import counted
@@ -26,7 +26,7 @@ _SHOWN = 5
 
 
 @click.command(short_help="Say why a config is another version, and why utterances would be extracted.")
-@options.version_location
+@version_or_corpus
 @click.argument("manifest", type=options.TEXT, required=False)
 @click.option(
     "-c", "--config", type=options.CONFIG, required=True, metavar="CONFIG", help="A YAML file, or a packaged config."
@@ -38,7 +38,6 @@ _SHOWN = 5
 @click.option("--check-sources", is_flag=True, help="As `featcache extract` would do it with this option.")
 @options.trust_remote_code
 @options.as_json("Print the result as one JSON document, with all ids.")
-@for_each_part
 def why(
     path: Location,
     manifest: str | None,

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
 from cache_contents import items, only_version
@@ -17,11 +16,8 @@ from extractions import write_config
 from make_cache import make_version
 
 from featcache import __version__
-from featcache.cli import main
 from featcache.extraction.plan import SHARD_MEGABYTES
 from featcache.spec import SideSpec
-
-COMMANDS = sorted(main.list_commands(click.Context(main)))
 
 
 def python(*args: object, **options) -> subprocess.CompletedProcess:
@@ -117,20 +113,6 @@ for line in sys.argv[2:]:
 
 
 # What is said
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_and_an_example(cli, name):
-    """`--help` says what it does, what each option means, and how it is used."""
-    shown = cli(name, "--help")
-    assert shown.code == 0
-    assert f"featcache {name}" in shown.out
-    assert "Example" in shown.out
-    command = main.get_command(click.Context(main), name)
-    assert command.short_help
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            assert parameter.help, parameter.name
 
 
 def test_a_shell_completes_commands_options_and_configs(tmp_path):

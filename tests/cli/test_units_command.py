@@ -28,36 +28,31 @@ def fitted(cli, corpus, tmp_path_factory):
     return folder, done.json()
 
 
+@pytest.fixture(scope="module")
+def of_audio(cli, fitted, corpus):
+    """Units that were made of the audio."""
+    folder, _ = fitted
+    done = cli("extract", corpus.manifest(), "-c", folder / "units.yaml", "-o", folder / "units", "--device", "cpu")
+    assert done.code in (0, 3), done.err
+    return featcache.open(folder / "units")
+
+
 def test_fit_kmeans_says_what_it_did(cli, fitted):
     folder, said = fitted
     cache = featcache.open(folder / "features")
     assert said["path"] == str(cache.version.path)
     assert (said["k"], said["dimensions"], said["frames"]) == (25, 13, int(cache.lengths.sum()))
     assert 0 < said["smallest"] <= said["frames"] / 25 <= said["largest"]
-    again = cli(
-        *(
-            "fit-kmeans",
-            said["path"],
-            "-k",
-            25,
-            "-o",
-            folder / "again.safetensors",
-            "--device",
-            "cpu",
-            "--threads",
-            1,
-        )
-    )
+    options = ("-k", 25, "-o", folder / "again.safetensors", "--device", "cpu", "--threads", 1)
+    again = cli("fit-kmeans", said["path"], *options)
     assert again.code == 0
     assert f"inertia {said['inertia']:.6g} per frame, over {said['frames']:,} frames" in again.out
     assert (folder / "again.safetensors").read_bytes() == (folder / "units.safetensors").read_bytes()
 
 
-def test_from_audio_to_units(cli, fitted, corpus):
+def test_from_audio_to_units(fitted, of_audio, corpus):
     folder, _ = fitted
-    done = cli("extract", corpus.manifest(), "-c", folder / "units.yaml", "-o", folder / "units", "--device", "cpu")
-    assert done.code in (0, 3), done.err
-    features, units = featcache.open(folder / "features"), featcache.open(folder / "units")
+    features, units = featcache.open(folder / "features"), of_audio
     codebook, _ = fit_version(select_version(folder / "features"), 25)
     assert list(units.ids) == list(features.ids)
     assert (units.spec.dtype, units.spec.codebook_sizes) == ("uint8", (25,))
@@ -109,17 +104,14 @@ def from_features(cli, fitted, manifest, cache, *more):
     return cli("extract", manifest, *options, *more)
 
 
-def test_from_features_to_units_without_audio(cli, fitted, corpus, scratch):
+def test_from_features_to_units_without_audio(cli, fitted, of_audio, corpus, scratch):
     """The same version as from audio, though no file is there: values, and what is known of each item."""
-    folder, _ = fitted
-    audio = scratch / "audio"
-    assert cli("extract", corpus.manifest(), "-c", folder / "units.yaml", "-o", audio, "--device", "cpu").code == 0
     (scratch / "empty").mkdir()
     made = from_features(cli, fitted, corpus.manifest(), scratch / "units", "--root", scratch / "empty", "--json")
     assert made.code == 0, made.err
     assert made.json()["versions"][0]["extracted"] == len(corpus.rows)
     assert "resampled" not in made.err
-    one, other = featcache.open(audio), featcache.open(scratch / "units")
+    one, other = of_audio, featcache.open(scratch / "units")
     assert one.version.info.fingerprint == other.version.info.fingerprint
     for name in one.ids:
         np.testing.assert_array_equal(one[name], other[name])
@@ -130,7 +122,7 @@ def test_from_features_to_units_without_audio(cli, fitted, corpus, scratch):
     assert told == again
 
 
-def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, corpus, scratch, monkeypatch):
+def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, of_audio, corpus, scratch, monkeypatch):
     """Of all that are read together."""
     folder, _ = fitted
     features, from_features = featcache.open(folder / "features"), Units.from_features
@@ -145,7 +137,7 @@ def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, corpus
     options = {"source": folder / "features", "device": "cpu"}
     summary = featcache.extract(corpus.manifest(), folder / "units.yaml", scratch / "units", **options)
     assert summary.failed_by_reason["extractor_error"] == 1
-    whole, units = featcache.open(folder / "units"), featcache.open(scratch / "units")
+    whole, units = of_audio, featcache.open(scratch / "units")
     assert {*units.ids} == {*whole.ids} - {bad}
     assert all((units[id_] == whole[id_]).all() for id_ in units.ids)
 

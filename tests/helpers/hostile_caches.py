@@ -260,19 +260,8 @@ def as_wanted(what: str, header: dict[str, Any], rows: Callable[[np.ndarray], np
 
 # The edits
 
-FILES = (
-    "pipe",
-    "folder",
-    "device",
-    "loop",
-    "sparse",
-    "deep",
-    "deep object",
-    "long number",
-    "list",
-    "not text",
-    "empty",
-)
+FILES = ("pipe", "folder", "device", "loop", "sparse", "deep")
+FILES += ("deep object", "long number", "list", "not text", "empty")
 ODD = ("pipe", "folder", "device", "deep")
 FOLDERS = ("pipe", "loop", "list", "outside")
 
