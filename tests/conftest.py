@@ -9,6 +9,7 @@ import shutil
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,6 @@ import pytest
 import soundfile
 from audio_files import KINDS, bad_files, forget_flac_length, forget_mp3_length, write_kind
 from cache_contents import chunk_files, items
-from clocks import set_clock
 from corpora import Corpus, speech
 from decoded_audio import read_whole, samples_of
 from extractions import write_config
@@ -27,6 +27,7 @@ from scratch import scratch_folder
 from small_shards import create as create_version
 
 from featcache import trust
+from featcache.version import records
 from featcache.version.version import Version
 
 # How long an example takes says something about the machine, and nothing about the code. Examples are others each time,
@@ -124,7 +125,14 @@ def traced() -> Callable[[Callable[[], object]], Traced]:
 @pytest.fixture
 def clock(monkeypatch) -> None:
     """Runs and probes are named by their times: each has one of its own here, a second after the one before it."""
-    set_clock(monkeypatch, itertools.count())
+    seconds = itertools.count()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 1, tzinfo=tz) + timedelta(seconds=next(seconds))
+
+    monkeypatch.setattr(records, "datetime", Clock)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from featcache import __version__
-from featcache.cli.common import complain, note, print_error, print_errors_as_json
+from featcache.cli.common import ERRORS_AS_JSON, complain, note, print_json
 from featcache.cli.process import INTERRUPTED, signals_interrupt, standard_streams, stdout_for_results
 from featcache.errors import FeatcacheError, MissingDependencyError, without_secrets
 
@@ -52,7 +52,7 @@ class _Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--json" in args:
-            print_errors_as_json(ctx)
+            ctx.meta[ERRORS_AS_JSON] = True
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -117,8 +117,10 @@ def _fail(ctx: click.Context, kind: str, message: str, exit_code: int) -> NoRetu
 
 
 def _print_error(kind: str, message: str, exit_code: int) -> None:
+    """Print an error as the document of `--json`; its kind is a class of `featcache.errors`, or another word."""
     try:
-        print_error(kind, message, exit_code)
+        if click.get_current_context().meta.get(ERRORS_AS_JSON):
+            print_json({"error": {"type": kind, "message": message, "exit_code": exit_code}})
     except OSError:  # it is on stderr, too, and more worth telling than that stdout cannot be written
         _drop_output()
 

@@ -226,7 +226,8 @@ def refuse_output(path: Path, force: bool) -> None:
         raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
 
 
-_ERRORS = "featcache.errors_as_json"
+ERRORS_AS_JSON = "featcache.errors_as_json"
+"""The key of a context's `meta`: whether an error is to be the document of `--json`, as none is printed yet."""
 
 _JSON_NAMES = {"num_bytes": "bytes"}
 
@@ -244,20 +245,9 @@ def collected_documents() -> Iterator[list[Any]]:
         _documents.reset(token)
 
 
-def print_errors_as_json(context: click.Context) -> None:
-    """Have an error be the document of the command, which was called with `--json`, unless that is printed by then."""
-    context.meta[_ERRORS] = True
-
-
 def error_document(error: FeatcacheError) -> dict[str, Any]:
     """An error as JSON."""
     return {"error": {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
-
-
-def print_error(kind: str, message: str, exit_code: int) -> None:
-    """Print an error as the one document of `--json`; its kind is a class of `featcache.errors`, or another word."""
-    if click.get_current_context().meta.get(_ERRORS):
-        print_json({"error": {"type": kind, "message": message, "exit_code": exit_code}})
 
 
 def as_document(result: Any) -> dict[str, Any]:
@@ -271,7 +261,7 @@ def print_json(document: Any) -> None:
         documents.append(document)
         return
     if (context := click.get_current_context(silent=True)) is not None:
-        context.meta[_ERRORS] = False
+        context.meta[ERRORS_AS_JSON] = False
     text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
     # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so that it is the same when read.
     click.echo("\n".join(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n")))
