@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from featcache.audio.kept import Kept
 from featcache.audio.tar import ByteRange
 from featcache.errors import AudioError, Reason, first_line
-from featcache.manifest.formats import parquet as manifests
+from featcache.manifest.formats import tables as manifests
 
 _KEPT_BYTES = 512 << 20
 """Row groups that are kept in memory, unless a single one takes more."""

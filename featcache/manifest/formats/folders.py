@@ -17,9 +17,16 @@ from typing import Any
 
 from featcache.errors import ManifestError, listing
 from featcache.manifest.columns import names_of_whole_files
-from featcache.manifest.formats.parquet import ArrowTable, ParquetTable
 from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched, opened
-from featcache.manifest.formats.tables import csv_rows, json_batches, json_rows, parquet_batches, table_batches
+from featcache.manifest.formats.tables import (
+    ArrowTable,
+    ParquetTable,
+    csv_rows,
+    json_batches,
+    json_rows,
+    parquet_batches,
+    table_batches,
+)
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
