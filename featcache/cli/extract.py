@@ -254,7 +254,6 @@ class _Job:
         from featcache.engines.ray import RAY
         from featcache.extraction.extraction import exclusively, run_extraction
         from featcache.extraction.plan import plan_extraction
-        from featcache.extraction.trial import run_trial
 
         read = read_manifest(str(manifest), self.reading, self.keys, is_part=is_part, carry=False)
         plan = plan_extraction(read, configs, cache, self.options)
@@ -263,6 +262,8 @@ class _Job:
         if self.dry_run:
             document = plan_document(plan, prints=not self.as_json)
             if self.trial:
+                from featcache.extraction.trial import run_trial
+
                 folder = _shared_folder(cache) if self.options.workers == RAY else None
                 with redirect_stdout(sys.stderr):
                     trials = run_trial(plan, self.engine, folder)
