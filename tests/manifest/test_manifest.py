@@ -7,6 +7,7 @@ import io
 import json
 import math
 import pickle
+import struct
 import sys
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 from manifests import faults_of, rows_of
 from real_speech import DATA
 
-from featcache.manifest import SPELLINGS, Utterance, read_manifest
+from featcache.errors import secret_in
+from featcache.manifest import SPELLINGS, SegmentColumns, Utterance, read_manifest
+from featcache.manifest.columns import COLUMNS
 from featcache.strings import Strings
 
 # What is read
@@ -315,6 +318,36 @@ def test_jsonl_round_trip(tmp_path, rows, ensure_ascii):
     assert_reads_back(tmp_path / "t.jsonl", as_jsonl(rows, ensure_ascii), rows)
 
 
+ODD = [
+    "a",
+    "x/é.wav",
+    "1.5",
+    1.5,
+    "",
+    None,
+    "nan",
+    math.nan,
+    "-1",
+    "0",
+    -0.0,
+    "1e9",
+    "1000000001",
+    "5e-324",
+    " 3 ",
+    True,
+]
+ODD += ["x|", "a\tb", "a\0", "\ud800", "s3://u:p@h/x", "https://h/x?y=1", "x" * 1001, "é" * 2001, "\x85", [1]]
+
+
+@given(st.sampled_from(COLUMNS), st.sampled_from(ODD), st.lists(st.sampled_from(ODD), max_size=2), st.integers(0, 9))
+def test_cells_that_are_checked_together_are_what_each_is_by_itself(column, usual, odd, count):
+    cells = [usual] * count + [*odd, usual]
+    if (values := column.plain(cells)) is not None:
+        assert [repr(value) for value in values] == [repr(column.parse(cell)) for cell in cells]
+        assert not any(isinstance(cell, str) and secret_in(cell) for cell in cells)
+        assert all(cell or cell == 0 for cell in cells)
+
+
 # Real manifests
 
 
@@ -332,3 +365,44 @@ def test_real_manifests(name, num_rows):
     assert manifest.duration.tolist() == [float(row["duration"]) for row in expected]
     for name, column in manifest.columns.items():
         assert list(column) == [row[name] for row in expected]
+
+
+# Segments: what tells rows apart is their path, start, duration and channel
+
+
+def slow_row_hash(path: str, start: float, duration: float, channel: int) -> int:
+    def seconds(value: float) -> bytes:
+        return struct.pack("<d", math.nan if math.isnan(value) else 0.0 if value == 0 else value)
+
+    result = 0xCBF29CE484222325
+    for byte in path.encode() + seconds(start) + seconds(duration) + struct.pack("<i", channel):
+        result = (result ^ byte) * 0x100000001B3 % 2**64
+    return result
+
+
+def hashes_of(rows) -> list[int]:
+    paths, start, duration, channel = zip(*rows, strict=True)
+    columns = SegmentColumns(Strings.of(paths), np.array(start), np.array(duration), np.array(channel, np.int32))
+    return columns.hashes().tolist()
+
+
+OTHER_NAN = struct.unpack("<d", b"\x01\0\0\0\0\0\xf8\xff")[0]
+
+
+@given(st.lists(st.tuples(text, st.floats(), st.floats(), st.integers(-1, 2**31 - 1)), min_size=1))
+@example([("a", math.nan, OTHER_NAN, -1), ("a", -0.0, 0.0, 0), ("", 1.5, 2.5, 1)])
+def test_row_hashes_equal_the_slow_reference(rows):
+    assert hashes_of(rows) == [slow_row_hash(*row) for row in rows]
+
+
+def test_row_hashes_tell_rows_apart_by_each_column():
+    row = ("a.wav", 0.0, 1.0, 0)
+    others = [
+        ("b.wav", 0.0, 1.0, 0),
+        ("a.wav", math.nan, 1.0, 0),
+        ("a.wav", 0.0, 2.0, 0),
+        ("a.wav", 0.0, 1.0, -1),
+    ]
+    assert len(set(hashes_of([row, *others]))) == 5
+    assert len(set(hashes_of([row, ("a.wav", -0.0, 1.0, 0)]))) == 1
+    assert len(set(hashes_of([("a", OTHER_NAN, math.nan, -1), ("a", math.nan, -OTHER_NAN, -1)]))) == 1
