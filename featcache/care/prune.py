@@ -230,7 +230,7 @@ def prune(
         version.store.sweep()
         if not contents.goes and wanted_ids is None:
             return Pruned(plan.path)
-        run = Run(version, {"only": True, "config": version.info.config})
+        run = Run(version, {"config": version.info.config})
         if wanted_ids is not None:
             forget_rows(version, wanted_ids)
         pruned = _take_away(version, contents, wanted_ids, report, stop or threading.Event())

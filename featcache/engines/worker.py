@@ -316,7 +316,6 @@ def _begin(setup: WorkerSetup, device: Device, built: BuiltConfig, planned: Vers
     built.extractor.use_batching(batching.batching)
     asked = {
         **planned.asked,
-        "only": True,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "device": str(device.torch_device),

@@ -186,7 +186,6 @@ def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:
         "utterances": len(planned.manifest),
         "new": planned.num_missing - planned.num_replaced,
         "replaced": planned.num_replaced,
-        "only": plan.only is not None,
         "partition": None if plan.options.partition is None else str(plan.options.partition),
         "config": planned.config.resolved(),
         "host": socket.gethostname(),

@@ -120,6 +120,10 @@ class Group(Generic[_I]):
             self._table = Table(matrix, self.map("text", (info.text,), "uint8", check=True), info.columns)
         return self._table
 
+    def unmap_table(self) -> None:
+        """Let go of the table: a process can map so many files, and no more (`vm.max_map_count`)."""
+        self._table = None
+
     def map(self, name: str, shape: tuple[int, ...], dtype: str, *, check: bool = False) -> NDArray[Any]:
         """An array of it, mapped and read-only. Its file has the size that follows, and ends in the checksum that the
         document has; with `check`, all of its bytes have been compared with that.

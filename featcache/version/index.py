@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -50,6 +48,10 @@ __all__ = [
 
 _KEPT = 3
 """Indexes that stay, besides those of tags: training may still have an older one mapped."""
+
+_NO_TEXT = np.empty(0, np.uint8)
+_OF_ORDER = ("id_offset", "sorted_id_hash", "by_id_hash")
+"""The columns that are made anew when others are complete."""
 
 
 def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bool = True) -> Index:
@@ -97,8 +99,7 @@ def build_index(version: Version, names: Sequence[str]) -> Index:
     """
     older = _largest_kept(version, names)
     others = sorted({*names}.difference([] if older is None else older.shards))
-    parts = in_parallel(lambda name: _Part.of(version.shard(name)), others)
-    return index_of(parts, older)
+    return index_of(in_parallel(version.shard, others), older)
 
 
 def _largest_kept(version: Version, names: Sequence[str]) -> Index | None:
@@ -112,82 +113,78 @@ def _largest_kept(version: Version, names: Sequence[str]) -> Index | None:
     return largest
 
 
-@dataclass
-class _Part:
-    """Items that an index is built of."""
+def index_of(new: Sequence[Shard], older: Index | None = None) -> Index:
+    """The index of the items of some shards, whose tables are checked, and of an older index. Nothing stays mapped."""
+    new = sorted(new, key=lambda shard: (shard.info.row, shard.name))  # so that few items move
+    if older is None:
+        older = Index([], [], Table(np.zeros((len(COLUMNS), 1), np.uint64), _NO_TEXT, [*COLUMNS.items()]))
+    known = [(shard, older.makers[shard.made_by]) for shard in older.summaries]
+    summaries, makers, rank = _in_order([*known, *map(_summary_of, new)])
+    begins = [*accumulate((shard.info.items for shard in new), initial=len(older))]
+    matrix = np.zeros((len(COLUMNS), begins[-1] + 1), np.uint64)
+    columns = {name: row[:-1] for name, row in zip(COLUMNS, matrix, strict=True) if name not in _OF_ORDER}
+    id_hash = np.empty(begins[-1], np.uint64)
+    id_hash[older.by_hash] = older.id_hash
+    for name, column in columns.items():
+        column[: len(older)] = older.table[name]
+    columns["shard"][: len(older)] = rank[older.shard]
 
-    shards: list[tuple[ShardSummary, Maker]]
-    columns: dict[str, NDArray[Any]]
-    """`id_hash`, and those of an index that are not of its order; `shard` are places in `shards`."""
-    ids: Strings
-
-    @classmethod
-    def of(cls, shard: Shard) -> _Part:
-        """The items of a shard, whose table is checked; nothing stays mapped."""
+    def fill(number: int) -> Strings:
+        """Write the items of a shard to their places; their ids."""
+        shard, place = new[number], slice(begins[number], begins[number + 1])
         shard.check_table()
-        info, table = shard.info, shard.table
-        frames = table.offsets("frame")
-        columns = {name: table[name].copy() for name in ("id_hash", "row_hash", "generation")}
-        columns["shard"] = np.zeros(len(table), np.uint64)
-        columns["item"] = np.arange(len(table), dtype=np.uint64)
-        columns["first_frame"] = frames[:-1].astype(np.uint64)
-        columns["num_frames"] = np.diff(frames).astype(np.uint64)
-        summary = ShardSummary(shard.name, info.row, info.items, info.frames, info.seconds, info.manifest, 0)
-        known = {key: info.made_by[key] for key in Maker.__struct_fields__ if key in info.made_by}
-        maker: Maker = decoder_of(Maker).decode(msgspec.json.encode(known))
+        table, frames = shard.table, shard.table.offsets("frame")
+        id_hash[place] = table["id_hash"]
+        for name in ("row_hash", "generation"):
+            columns[name][place] = table[name]
+        columns["shard"][place] = rank[len(known) + number]
+        columns["item"][place] = np.arange(len(table))
+        columns["first_frame"][place], columns["num_frames"][place] = frames[:-1], np.diff(frames)
         offsets = table.offsets("id").copy()
-        return cls([(summary, maker)], columns, Strings(table.text[: offsets[-1]].copy(), offsets))
+        ids = Strings(table.text[: offsets[-1]].copy(), offsets)
+        shard.unmap_table()
+        return ids
 
-    @classmethod
-    def of_index(cls, index: Index) -> _Part:
-        """The items of an older index."""
-        table = index.table
-        columns = {name: table[name] for name in COLUMNS if name not in ("id_offset", "sorted_id_hash", "by_id_hash")}
-        columns["id_hash"] = np.empty(len(index), np.uint64)
-        columns["id_hash"][index.by_hash] = index.id_hash
-        return cls([(shard, index.makers[shard.made_by]) for shard in index.summaries], columns, index.ids)
-
-
-def index_of(parts: Sequence[_Part], older: Index | None = None) -> Index:
-    """The index of the items of some shards, and of an older index."""
-    parts = [*parts, *([] if older is None else [_Part.of_index(older)])]
-    parts.sort(key=lambda part: [(shard.row, shard.name) for shard, _ in part.shards[:1]])  # so that few items move
-    shards = [shard for part in parts for shard in part.shards]
-    order = sorted(range(len(shards)), key=lambda number: (shards[number][0].row, shards[number][0].name))
-    rank = np.empty(len(order), np.uint64)
-    rank[order] = np.arange(len(order), dtype=np.uint64)
-    makers = {maker: number for number, maker in enumerate(dict.fromkeys(shards[number][1] for number in order))}
-    summaries = [msgspec.structs.replace(shards[number][0], made_by=makers[shards[number][1]]) for number in order]
-    if not parts:
-        return Index(
-            [], [], Table.of({name: [0] if name == "id_offset" else [] for name in COLUMNS}, COLUMNS, _NO_TEXT)
-        )
-    begins = accumulate((len(part.shards) for part in parts), initial=0)
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-    columns["shard"] = rank[
-        np.concatenate([part.columns["shard"] + np.uint64(begin) for part, begin in zip(parts, begins, strict=False)])
-    ]
-    ids = Strings.concatenate([part.ids for part in parts])
+    ids = Strings.concatenate([older.ids, *in_parallel(fill, range(len(new)))])
     if (columns["shard"][1:] < columns["shard"][:-1]).any():
         in_order = np.argsort(columns["shard"], kind="stable")
-        columns, ids = {name: column[in_order] for name, column in columns.items()}, ids.take(in_order)
-    id_hash = columns.pop("id_hash")
+        for column in (*columns.values(), id_hash):
+            column[:] = column[in_order]
+        ids = ids.take(in_order)
     by_id = np.argsort(id_hash, kind="stable")
-    is_first = np.concatenate(([True], id_hash[by_id[1:]] != id_hash[by_id[:-1]]))
+    is_first = np.concatenate((np.ones(min(1, len(ids)), bool), id_hash[by_id[1:]] != id_hash[by_id[:-1]]))
     if not is_first.all():  # the first of each id in this order counts
         by_id = np.lexsort((~columns["generation"], id_hash))
         _refuse_collisions(ids, by_id, np.flatnonzero(~is_first))
         counts = np.zeros(len(ids), bool)
         counts[by_id[is_first]] = True
-        columns, ids, id_hash = (
-            {name: column[counts] for name, column in columns.items()},
-            ids.take(np.flatnonzero(counts)),
-            id_hash[counts],
-        )
+        ids, id_hash = ids.take(np.flatnonzero(counts)), id_hash[counts]
+        matrix = np.compress(np.append(counts, True), matrix, axis=1)
         by_id = (np.cumsum(counts) - 1)[by_id[is_first]]
-    columns |= {"by_id_hash": by_id, "sorted_id_hash": id_hash[by_id]}
-    columns["id_offset"] = ids.offsets
-    return Index(summaries, [*makers], Table.of(columns, COLUMNS, ids.blob))
+    table = Table(matrix, ids.blob, [*COLUMNS.items()])
+    table.offsets("id")[:] = ids.offsets
+    table["by_id_hash"][:], table["sorted_id_hash"][:] = by_id, id_hash[by_id]
+    return Index(summaries, makers, table)
+
+
+def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
+    """What an index says of a shard, but for the number of its maker; and its maker."""
+    info = shard.info
+    known = {key: info.made_by[key] for key in Maker.__struct_fields__ if key in info.made_by}
+    maker: Maker = decoder_of(Maker).decode(msgspec.json.encode(known))
+    return ShardSummary(shard.name, info.row, info.items, info.frames, info.seconds, info.manifest, 0), maker
+
+
+def _in_order(
+    shards: Sequence[tuple[ShardSummary, Maker]],
+) -> tuple[list[ShardSummary], list[Maker], NDArray[np.uint64]]:
+    """Shards in the order of the version, their makers, and the place of each in that order, uint64 `[shards]`."""
+    order = sorted(range(len(shards)), key=lambda number: (shards[number][0].row, shards[number][0].name))
+    rank = np.empty(len(order), np.uint64)
+    rank[order] = np.arange(len(order), dtype=np.uint64)
+    makers = {maker: number for number, maker in enumerate(dict.fromkeys(shards[number][1] for number in order))}
+    summaries = [msgspec.structs.replace(shards[number][0], made_by=makers[shards[number][1]]) for number in order]
+    return summaries, [*makers], rank
 
 
 def _refuse_collisions(ids: Strings, order: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
@@ -196,9 +193,6 @@ def _refuse_collisions(ids: Strings, order: NDArray[np.int64], numbers: NDArray[
     if len(other):
         one, two = (ids[int(order[numbers[other[0]] - back])] for back in (0, 1))
         raise StoreError(f"the ids {one!r} and {two!r} have the same hash: rename one of them, and extract it again")
-
-
-_NO_TEXT = np.empty(0, np.uint8)
 
 
 def write_index(index: Index, version: Version) -> None:
