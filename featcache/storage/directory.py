@@ -30,7 +30,7 @@ from featcache.storage.locks import Lock
 from featcache.storage.maps import map_file
 from featcache.storage.work import flush, in_work, make_folder, remove_folder, sweep_work, taken
 
-__all__ = ["Directory"]
+__all__ = ["Directory", "write_file"]
 
 _BLOCK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
@@ -347,3 +347,24 @@ def _refuse_link(path: Path) -> None:
             f"{path}: is a symbolic link to {os.readlink(path)}, and featcache writes only inside the cache: put a "
             "folder in its place (the version's whole folder may be a link)"
         )
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file outside of a store, in place of one that is there. It appears whole or not at all, also after a
+    power cut.
+
+    Raises:
+        StoreError: It cannot be written. If there was a file of this name, it is still there.
+    """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        flush(path.parent)
+    except OSError as error:
+        with suppress(OSError):  # it was never made, or the disk is read-only by now
+            beside.unlink()
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
