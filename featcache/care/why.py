@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.config import Config
-from featcache.config.differences import Differences, find_differences
+from featcache.config.config import Differences, find_differences
 from featcache.errors import ManifestError
 from featcache.extraction.audio_files import refuse_other_paths
 from featcache.extraction.version_plan import VersionPlan, file_change

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featcache import extractors
 from featcache.audio.noise import read_noise
 from featcache.audio.sections import AudioPolicy, AugmentPolicy
-from featcache.config.faults import faults_of, keys_of
 from featcache.config.strict_yaml import load_yaml
-from featcache.errors import ConfigError, listing
+from featcache.errors import ConfigError, FeatcacheError, listing
+from featcache.extractors.fingerprint import SELECTING_KEYS, revision_of
+from featcache.format.differences import differing_keys
 from featcache.format.documents import AT_MOST_NAME
 from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section
@@ -277,7 +280,7 @@ def packaged_configs() -> dict[str, str]:
 def packaged_hint(name: str) -> str:
     """Which packaged config may be meant by a name that none has; of one that is like no other, all names."""
     packaged = packaged_configs()
-    if alike := get_close_matches(name, packaged, 1):
+    if alike := difflib.get_close_matches(name, packaged, 1):
         return f"did you mean the packaged config {alike[0]}?"
     return f"the packaged configs are {', '.join(packaged)}"
 
@@ -293,3 +296,145 @@ def _faults_of_copies(augment: AugmentPolicy, audio: AudioPolicy) -> Iterator[st
         if rates:
             there = listing(f"{rate} Hz" for rate in sorted(rates))
             yield f"augment.noise.manifest: holds noise at {there}, and audio.resample forbids resampling"
+
+
+# Faults, in terms of YAML
+
+_SHOULD_BE = "Input should be "
+_KINDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping"),
+    "string_type": "text",
+    "none_required": "left out",
+}
+"""What a value should be, by pydantic's name of the fault, where pydantic's message is about Python and not YAML."""
+
+_LONGEST = 40
+"""The characters of a value that a message shows."""
+
+
+def faults_of(
+    error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str] = ()
+) -> Iterator[str]:
+    """Describe each fault of a document, which its model has found, in one line; `above` is the path of the document in
+    the config, part by part.
+    """
+    wanted: dict[str, list[str]] = {}  # by path, since a union has a fault for each of its alternatives
+    values: dict[str, Any] = {}
+    for fault in error.errors():
+        parts = _parts(fault["loc"], document)
+        path = ".".join([*above, *parts])
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            yield f"{path}: {_no_such_key(parts, model)}"
+        elif fault["type"] in _KINDS or message.startswith(_SHOULD_BE):
+            wanted.setdefault(path, []).append(_KINDS.get(fault["type"], message.removeprefix(_SHOULD_BE)))
+            values[path] = fault["input"]
+        else:
+            yield f"{path}: {message[0].lower()}{message[1:]}"
+    for path, kinds in wanted.items():
+        yield f"{path}: should be {', or '.join(dict.fromkeys(kinds))}, not {_shown(values[path])}"
+
+
+def _parts(location: Sequence[str | int], document: Any) -> list[str]:
+    """The part of pydantic's location that is in the document: it also names the alternatives of unions."""
+    parts, here = [], document
+    for number, part in enumerate(location):
+        inner = {str(key): value for key, value in here.items()} if isinstance(here, dict) else here
+        if isinstance(inner, dict) and (str(part) in inner or number == len(location) - 1):
+            here = inner.get(str(part))
+        elif isinstance(inner, list) and isinstance(part, int):
+            here = inner[part]
+        else:
+            continue
+        parts.append(str(part))
+    return parts
+
+
+def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
+    models = [model]
+    for part in parts[:-1]:
+        fields = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        models = [inner for annotation in fields for inner in _models(annotation)] or models
+    keys = list(dict.fromkeys(key for model in models for key in model.model_fields))
+    if alike := difflib.get_close_matches(parts[-1], keys, 1):
+        return f"there is no such key (did you mean {alike[0]}?)"
+    return "there is no such key" + (f" (there are {', '.join(keys)})" if keys else ", nor any other")
+
+
+def keys_of(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The dotted paths of all keys of a model, and of the models in it."""
+    for name, info in model.model_fields.items():
+        yield f"{above}{name}"
+        for inner in _models(info.annotation):
+            yield from keys_of(inner, f"{above}{name}.")
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models in a type annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML writes it, or the beginning of a long one."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    text = json.dumps(value, ensure_ascii=False) if value is None or isinstance(value, (str, bool)) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+
+
+# How configs differ
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How a config differs from that of a version."""
+
+    deciding: list[str]
+    """What decides values, with both values: keys, as `params.low_freq: 20.0 -> 0.0`; the extractor's revision, or its
+    weights. Empty if the fingerprint is the same."""
+    others: list[str]
+    """Keys that decide no values: the name, where something is, which utterances are refused."""
+
+
+def find_differences(
+    recorded: Mapping[str, Any], recorded_fingerprint: str, config: Mapping[str, Any], fingerprint: str
+) -> Differences:
+    """How a resolved config differs from the recorded config of a version; both with their fingerprints."""
+    keys = differing_keys(dict(recorded), dict(config))
+    if recorded_fingerprint == fingerprint:
+        return Differences([], keys)
+    if recorded.get("extractor") != config["extractor"]:
+        return Differences(keys, [])
+    locations = extractors.find(config["extractor"]).Params.locations
+    others = {"name", "augment.noise.manifest", *(f"audio.{key}" for key in SELECTING_KEYS)}
+    others |= {f"params.{name}" for name in locations}
+    decides = [not any(line.startswith((f"{key}:", f"{key}.")) for key in others) for line in keys]
+    deciding = [*compress(keys, decides), *_hidden(recorded, recorded_fingerprint, config)]
+    return Differences(
+        deciding or ["the extractor's revision, or the content of its weights"],
+        [line for line, does in zip(keys, decides, strict=True) if not does],
+    )
+
+
+def _hidden(recorded: Mapping[str, Any], fingerprint: str, config: Mapping[str, Any]) -> list[str]:
+    """What differs besides keys, if the recorded config does not give its fingerprint any more, with these weights."""
+    extractor = extractors.find(config["extractor"])
+    locations = extractor.Params.locations
+    weights = {name: config["params"][name] for name in locations & config["params"].keys()}
+    try:
+        with without_downloads():  # of what only the record names
+            revision = revision_of({**recorded, "params": {**recorded["params"], **weights}}, fingerprint)
+    except (FeatcacheError, ValidationError, KeyError, TypeError, AttributeError):  # odd keys
+        return []
+    if revision is None:
+        return ["the content of the weights" if locations else "the extractor itself"]
+    return [] if revision == extractor.revision else [f"the extractor's revision: {revision} -> {extractor.revision}"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
-from featcache.config.differences import find_differences
+from featcache.config.config import find_differences
 from featcache.errors import ArgumentError, ConfigError, DamagedError, StoreError, counted, listing
 from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.failures import stat_of

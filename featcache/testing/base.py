@@ -113,7 +113,24 @@ class Checks:
     def _assert_near(
         self, found: list[NDArray[Any]], wanted: list[NDArray[Any]], clips: Sequence[Clip], whose: str
     ) -> None:
-        assert_near(found, wanted, clips, whose, tolerance=self.tolerance, ties=self.ties)
+        """Assert that features of clips are the same up to rounding and ties. `whose` says what `wanted` is."""
+        num_wrong, frames, first = 0, 0, ""
+        for ours, theirs, clip in zip(found, wanted, clips, strict=True):
+            assert ours.shape == theirs.shape, f"{label(clip)} has shape {ours.shape}, and not {theirs.shape}, {whose}"
+            frames += len(ours)
+            wrong = differing_frames(ours, theirs, self.tolerance)
+            if not wrong.any():
+                continue
+            assert theirs.dtype.kind in "iu", (
+                f"{label(clip)}: frames {_listed(wrong)} of {len(ours)} differ from {whose}, by "
+                f"{largest_error(ours, theirs):.2g} of the largest value; tolerance: {self.tolerance:.2g}"
+            )
+            num_wrong += int(wrong.sum())
+            first = first or f"{label(clip)}, frames {_listed(wrong)} of {len(ours)}"
+        assert num_wrong <= math.ceil(self.ties * frames), (
+            f"codes of {num_wrong} of {frames} frames differ from {whose}; ties: {self.ties:.2g}; "
+            f"the first are in {first}"
+        )
 
 
 def extract(extractor: Extractor[Params], clips: Sequence[Clip]) -> list[NDArray[Any]]:
@@ -209,34 +226,6 @@ def assert_same(found: Sequence[NDArray[Any]], wanted: Sequence[NDArray[Any]], c
             f"{label(clip)} has different values {how}: frames {_listed(wrong)} of {len(ours)}, by "
             f"{largest_error(ours, theirs):.2g} of the largest; no bit may depend on that"
         )
-
-
-def assert_near(
-    found: Sequence[NDArray[Any]],
-    wanted: Sequence[NDArray[Any]],
-    clips: Sequence[Clip],
-    whose: str,
-    *,
-    tolerance: float,
-    ties: float,
-) -> None:
-    """Assert that features of clips are the same up to rounding and ties. `whose` says what `wanted` is."""
-    num_wrong, frames, first = 0, 0, ""
-    for ours, theirs, clip in zip(found, wanted, clips, strict=True):
-        assert ours.shape == theirs.shape, f"{label(clip)} has shape {ours.shape}, and not {theirs.shape}, {whose}"
-        frames += len(ours)
-        wrong = differing_frames(ours, theirs, tolerance)
-        if not wrong.any():
-            continue
-        assert theirs.dtype.kind in "iu", (
-            f"{label(clip)}: frames {_listed(wrong)} of {len(ours)} differ from {whose}, by "
-            f"{largest_error(ours, theirs):.2g} of the largest value; tolerance: {tolerance:.2g}"
-        )
-        num_wrong += int(wrong.sum())
-        first = first or f"{label(clip)}, frames {_listed(wrong)} of {len(ours)}"
-    assert num_wrong <= math.ceil(ties * frames), (
-        f"codes of {num_wrong} of {frames} frames differ from {whose}; ties: {ties:.2g}; the first are in {first}"
-    )
 
 
 def _listed(wrong: NDArray[np.bool_]) -> str:

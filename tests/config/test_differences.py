@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from featcache.config import parse_config
-from featcache.config.differences import find_differences
+from featcache.config.config import find_differences
 from featcache.extractors import find
 
 FBANK = parse_config("name: mine\nextractor: fbank\n")
