@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from featcache.audio.waveform import WaveformMaker
+from featcache.care.clips import SampledClip, read_clip, utterances_by_length
 from featcache.care.compare import compare_all
-from featcache.care.sampling import SampledClip, read_clip, utterances_by_length
 from featcache.care.trials import Alone, Measured, compute_alone, try_batchings, whole_clips
 from featcache.config import Config
 from featcache.device import Device

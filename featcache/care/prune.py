@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.care.rewriting import rewrite
 from featcache.errors import ArgumentError, DamagedError, ManifestError, StoreError, counted, listing
+from featcache.format.shard import Shard
+from featcache.format.writing import ShardBuilder
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.storage.base import in_parallel
@@ -37,6 +38,7 @@ __all__ = [
     "prune",
     "refuse_with_what_is_kept",
     "remove_version",
+    "rewrite",
     "what_is_kept",
 ]
 
@@ -267,6 +269,36 @@ def _take_away(
         report()
     stays = sorted({*contents.goes} - {*goes})
     return Pruned(str(version.path), removed, rewritten, tuple(stays), stop.is_set())
+
+
+def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
+    """Publish some items of a shard, whose numbers rise, with all that is known of them; returns the name of the shard
+    that has them. If it is the same one, its files are written again.
+
+    Raises:
+        DamagedError: One of these items, or the table, is not what was written.
+        StoreError: It cannot be written. Nothing has been removed.
+    """
+    shard.check_table()
+    builder = ShardBuilder(shard.spec)
+    sides = {side.name: shard.side(side.name) for side in shard.spec.side}
+    sound = shard.sound_items(numbers)
+    for number, item in zip(numbers, shard.items(numbers), strict=True):
+        found, features = next(sound, (None, None))
+        if found != number or features is None:
+            raise DamagedError(f"{shard}: damaged: the features of {item.id}", version.path)
+        entries = {name: side.item(number) for name, side in sides.items()}
+        builder.append([item], features, [len(features)], {name: (own, [len(own)]) for name, own in entries.items()})
+    info = shard.info
+    name, files = builder.files(
+        fingerprint=info.fingerprint, row=info.row, manifest=info.manifest, made_by=info.made_by, where=version.path
+    )
+    if name == shard.name:
+        for path, data in files.items():
+            version.store.put(f"{shard.key}/{path}", data)
+    else:
+        version.store.publish(files, f"shards/{name}")
+    return name
 
 
 def _forget_failures(version: Version, index: Index, run: str) -> None:

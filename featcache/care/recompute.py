@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from featcache.audio.waveform import WaveformMaker
 from featcache.care.check import Problem
+from featcache.care.clips import SampledClip, decode_waveform, extract_results
 from featcache.care.compare import largest_difference, tied_frames
-from featcache.care.results import extract_results
-from featcache.care.sampling import SampledClip, decode_waveform
 from featcache.care.sources import root_of
 from featcache.config import recorded_config
 from featcache.device import Device

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from featcache.audio.remote import each_at_once
-from featcache.care.check import Problem
-from featcache.care.rewriting import rewrite
-from featcache.care.verify import verify
+from featcache.care.prune import rewrite
+from featcache.care.verify import Report, verify
 from featcache.config import Config, recorded_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
@@ -118,74 +117,64 @@ def repair(
     with version.at_work("repair"):
         version.store.sweep()
         verified = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
-        if stop.is_set():
-            return Repaired(str(path), [], restored, None, interrupted=True)
-        missing = {problem.id for problem in verified.problems if problem.kind == "missing"}
         repaired = Repaired(str(path), [], restored, None)
-        if verified.damaged_shards:
-            repaired = _replace_damaged_shards(
-                version, verified.problems, verified.damaged_shards, repaired, manifest, options, report, stop
-            )
-        else:
+        if stop.is_set():
+            return replace(repaired, interrupted=True)
+        plans = _plan_shards(version, verified)
+        parts = [plan.again for plan in plans if plan.again is not None]
+        again = Strings.concatenate(parts) if len(parts) == len(plans) else None
+        config = None if again is not None and not len(again) else _config_for(version, options)
+        if config is not None and again is not None:
+            _refuse_loss(again, expand(manifest, config.copies), verified.damaged_shards)
+        copies: dict[str, str] = {}
+        for plan in plans:
+            if plan.kept and not stop.is_set():
+                copies[plan.name] = rewrite(version, version.shard(plan.name), plan.kept)
+        if stop.is_set():
+            return replace(repaired, interrupted=True)
+        aside: dict[str, str] = {}
+        for plan in plans:
+            if copies.get(plan.name) != plan.name:
+                aside |= _take_away(version, plan.name)
+        repaired = replace(
+            repaired,
+            removed=verified.damaged_shards,
+            kept=sum(len(plan.kept) for plan in plans),
+            missing=0 if again is None else _count_missing(version, verified, again, copies.values()),
+            aside=aside,
+        )
+        if config is None:
             open_index(version)  # builds it if it is damaged
-            repaired = replace(repaired, missing=len(missing))
+        else:
+            options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
+            planned = plan_extraction(manifest, [config], version.path.parent, options, again, version.path.name)
+            summary = run_extraction(planned, run_locally, report, stop)
+            repaired = replace(
+                repaired, summary=summary, extracted=sum(filled.extracted for filled in summary.versions)
+            )
         if stop.is_set():
             return repaired
         broken = [name for name, _ in check_tags(version, version.shard_names())]
         return replace(repaired, broken_tags=broken, records=_mend_records(version))
 
 
-def _replace_damaged_shards(
-    version: Version,
-    problems: Sequence[Problem],
-    damaged: Sequence[str],
-    repaired: Repaired,
-    manifest: Manifest,
-    options: Options,
-    report: Callable[[Progress], None],
-    stop: threading.Event,
-) -> Repaired:
-    faulty = {problem.id for problem in problems if problem.shard}
-    index = load_index(version, version.shard_names())
+def _plan_shards(version: Version, verified: Report) -> list[_Plan]:
+    """What is to be done with each damaged shard."""
+    damaged = verified.damaged_shards
+    faulty = {problem.id for problem in verified.problems if problem.shard}
+    index = load_index(version, version.shard_names()) if damaged else None
     plans = []
     for name in damaged:
         known = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
         plans.append(_plan(version, name, faulty, known))
-    parts = [plan.again for plan in plans if plan.again is not None]
-    again = Strings.concatenate(parts) if len(parts) == len(plans) else None
-    config = None if again is not None and not len(again) else _config_for(version, options)
-    if config is not None and again is not None:
-        _refuse_loss(again, expand(manifest, config.copies), damaged)
-    copies = {}
-    for plan in plans:
-        if plan.kept and not stop.is_set():
-            copies[plan.name] = rewrite(version, version.shard(plan.name), plan.kept)
-    if stop.is_set():
-        return replace(repaired, interrupted=True)
-    aside: dict[str, str] = {}
-    for name in damaged:
-        if copies.get(name) != name:
-            aside |= _take_away(version, name)
-    found_missing = {problem.id for problem in problems if problem.kind == "missing"}
-    in_shards = {id_ for plan in plans for id_ in plan.again or ()} | faulty
-    repaired = replace(
-        repaired,
-        removed=list(damaged),
-        kept=sum(len(plan.kept) for plan in plans),
-        missing=0 if again is None else len(found_missing - in_shards - _ids_of(version, copies.values())),
-        aside=aside,
-    )
-    if config is None:
-        open_index(version)
-        return repaired
-    options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
-    planned = plan_extraction(manifest, [config], version.path.parent, options, again, version.path.name)
-    summary = run_extraction(planned, run_locally, report, stop)
-    return replace(repaired, summary=summary, extracted=sum(filled.extracted for filled in summary.versions))
+    return plans
 
 
-def _ids_of(version: Version, shards: Iterable[str]) -> set[str]:
-    return {id_ for name in shards for id_ in version.shard(name).table.ids}
+def _count_missing(version: Version, verified: Report, again: Strings, copies: Iterable[str]) -> int:
+    """How many utterances of the manifest no shard held, sound or damaged; `again` are to be extracted again."""
+    in_shards = {*again, *(problem.id for problem in verified.problems if problem.shard)}
+    in_shards.update(id_ for name in copies for id_ in version.shard(name).table.ids)
+    return len({problem.id for problem in verified.problems if problem.kind == "missing"} - in_shards)
 
 
 def _plan(version: Version, name: str, faulty: set[str | None], known: Strings | None) -> _Plan:
@@ -271,7 +260,14 @@ def _config_for(version: Version, options: Options) -> Config:
     # The stored utterances were within the first run's limit, so no limit is needed.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
     device = Device(options.device, options.threads)
-    _refuse_another_version(version, version_info(config, config.build(device.torch_device).spec))
+    info = version_info(config, config.build(device.torch_device).spec)
+    if info.fingerprint != version.info.fingerprint:
+        raise StoreError(
+            f"{version.path}: was made with another revision of the extractor, or with other weights: damaged "
+            "utterances cannot be extracted again with the same values. Nothing has been removed: repair it with the "
+            "featcache that made "
+            f"it ({version.info.made_by.get('featcache', 'unknown')}), or extract a new version"
+        )
     return config
 
 
@@ -315,16 +311,6 @@ def _state_one(path: Location, info: VersionInfo) -> bool:
     """Whether all shards of the version at `path`, which may have been renamed, say that they belong to it."""
     version = Version(open_store(path), info)
     return {_stated_version(version, name) for name in version.shard_names()} == {info.fingerprint}
-
-
-def _refuse_another_version(version: Version, info: VersionInfo) -> None:
-    if info.fingerprint != version.info.fingerprint:
-        raise StoreError(
-            f"{version.path}: was made with another revision of the extractor, or with other weights: damaged "
-            "utterances cannot be extracted again with the same values. Nothing has been removed: repair it with the "
-            "featcache that made "
-            f"it ({version.info.made_by.get('featcache', 'unknown')}), or extract a new version"
-        )
 
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:

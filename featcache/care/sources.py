@@ -146,49 +146,43 @@ def _files_of(
 
 
 def _fault(file: _File, hashes: ContentHashes) -> str | None:
-    """What is wrong with a file; None if it is what it was, as far as can be told."""
-    if isinstance(file.location, Command):
-        return None  # what it prints is not kept, and it is not run for this
-    if not isinstance(file.location, Path):
-        return _fault_elsewhere(file.location, file)
+    """What is wrong with a file; None if it is what it was, as far as can be told.
+
+    One at a URL or inside a container is asked for, or to compare its content, copied. What a command prints is not
+    kept, and none is run for this.
+    """
+    location, by_content, copy = file.location, file.content_hash != UNKNOWN_HASH, None
+    if isinstance(location, Command):
+        return None
+    size: int | None
     try:
-        status = os.stat(file.location)
-        if not stat.S_ISREG(status.st_mode):
-            return "is not a file any more"
-        if status.st_size != file.size:
-            return f"has changed since: {file.size:,} → {status.st_size:,} bytes"
-        if file.content_hash == UNKNOWN_HASH:
-            return None if status.st_mtime_ns == file.mtime_ns else "has changed since: its mtime is another"
-        with file.location.open("rb", buffering=0) as opened:
-            content_hash = hashes.of(opened.fileno())
+        if isinstance(location, Path):
+            status = os.stat(location)
+            if not stat.S_ISREG(status.st_mode):
+                return "is not a file any more"
+            size, mtime_ns = status.st_size, status.st_mtime_ns
+        elif by_content:
+            copy = copy_of(location)
+            size, mtime_ns = copy.stamp
+        else:
+            size, mtime_ns = stamp_now(location)
+        if size not in (file.size, None):
+            return f"has changed since: {file.size:,} → {size:,} bytes"
+        if not by_content:
+            whose = "its container's" if isinstance(location, Member) else "its"
+            what = f"{whose} ETag or date" if url_of(location) else f"{whose} mtime"
+            return None if mtime_ns == file.mtime_ns else f"has changed since: {what} is another"
+        with copy.open() if copy is not None else open(str(location), "rb", buffering=0) as opened:
+            # A copy is hashed each time: once it is gone, another may have its inode.
+            content_hash = (hashes.of if copy is None else hash_of_content)(opened.fileno())
+    except AudioError as error:
+        return str(error)
     except FileNotFoundError:
         return "there is no such file"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:  # a zero byte, say
         return f"not a valid path: {error}"
-    return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
-
-
-def _fault_elsewhere(location: Url | Member, file: _File) -> str | None:
-    """The same for a file at a URL or inside a container: it is asked for, or to compare its content, copied."""
-    try:
-        if file.content_hash == UNKNOWN_HASH:
-            (size, mtime_ns), content_hash = stamp_now(location), UNKNOWN_HASH
-        else:
-            fetched = copy_of(location)
-            with fetched.open() as opened:
-                (size, mtime_ns), content_hash = fetched.stamp, hash_of_content(opened.fileno())
-    except AudioError as error:
-        return str(error)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if size not in (file.size, None):
-        return f"has changed since: {file.size:,} → {size:,} bytes"
-    if file.content_hash == UNKNOWN_HASH:
-        whose = "its container's" if isinstance(location, Member) else "its"
-        what = f"{whose} ETag or date" if url_of(location) else f"{whose} mtime"
-        return None if mtime_ns == file.mtime_ns else f"has changed since: {what} is another"
     return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
 
 

@@ -15,9 +15,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from featcache.care.clips import SampledClip, extract_results
 from featcache.care.compare import ROUNDING, ClipResult, compare_all
-from featcache.care.results import extract_results
-from featcache.care.sampling import SampledClip
 from featcache.device import Device
 from featcache.errors import ExtractorError, FeatcacheError
 from featcache.extraction.batching import BATCHINGS, declared_batchings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from featcache.format.shard import Shard
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.storage.base import MARK, in_parallel
-from featcache.version.index import Index, build_index, index_name, load_index
+from featcache.version.index import Index, build_index, index_name, index_of, load_index
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import check_tags
@@ -126,13 +126,13 @@ def verify(
             checked |= _check_shards(
                 version, [name for name in names if name not in checked], data, threads, report, stop
             )
+            problems = [problem for one in checked.values() for problem in one.problems]
+            if not Version.has_group(version.store):  # which Zarr libraries look for
+                what = f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"
+                problems.insert(0, Problem("metadata", what))
             if stop.is_set():
-                problems = [
-                    *_check_version(version),
-                    *(problem for one in checked.values() for problem in one.problems),
-                ]
                 return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
-            result, index = _report(version, there, [checked[name] for name in names], data, manifest, subset)
+            result, index = _report(version, there, checked, problems, data, manifest, subset)
         except ShardGoneError:  # a repair has taken it away, and what was sound in it is in another one
             if {*there} <= {*version.shard_names()}:
                 raise
@@ -157,7 +157,6 @@ def verify(
 class _CheckedShard(NamedTuple):
     """A shard, if its document can be read, and what is wrong with it."""
 
-    name: str
     shard: Shard | None
     problems: list[Problem]
 
@@ -165,7 +164,8 @@ class _CheckedShard(NamedTuple):
 def _report(
     version: Version,
     there: list[str],
-    checked: list[_CheckedShard],
+    checked: Mapping[str, _CheckedShard],
+    problems: list[Problem],
     data: bool,
     manifest: Manifest | None,
     subset: Subset | None,
@@ -173,34 +173,43 @@ def _report(
     """What checked shards come to: the shards of the subset, of all that are there. And the index of the items that
     count; None if it cannot be built.
     """
-    problems = [*_check_version(version), *(problem for one in checked for problem in one.problems)]
-    sound = [one.shard for one in checked if one.shard is not None and not one.problems]
-    notes = [*_notes(version)]
-    index: Index | None = None
-    if subset is None:
-        index = build_index(version, [shard.name for shard in sound])
-    else:
-        notes += _notes_on_subset(subset, len(checked), len(there))
+    problems, notes = [*problems], [*_notes(version)]
+    sound = [one.shard for one in checked.values() if one.shard is not None and not one.problems]
+    kept_at = f"index/{index_name(version, there)}"
+    is_kept = version.store.exists(kept_at)
+    index = load_index(version, there)
+    if is_kept and index is None:
+        notes.append(f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next")
+    if subset is not None:
+        notes.append(
+            f"subset {subset.number}/{subset.of}: {len(checked):,} of {counted(len(there), 'shard')}; utterances that "
+            "are in two shards were not looked for"
+        )
         try:
-            index = load_index(version, there) or build_index(version, there)
+            index = build_index(version, there) if index is None else index
         except DamagedError as error:
             problems.append(Problem("metadata", error.what))
             notes.append("without that shard, it was not looked at what is missing, changed or failed")
-    failures: dict[str, Failure] = {}
+    elif index is None or len(sound) < len(there):
+        index = index_of(sound)  # their tables have just been checked, and are not read again
+    utterances, repeated = sum(shard.info.items for shard in sound), 0
+    failed = surplus = 0
     if index is not None:
-        damaged = len(sound) < len(checked)
         for finding in find_lacking(version, index):
             is_record = isinstance(finding, DamagedRecord)
-            if is_record or not damaged:  # of what is missing, the damaged shards may have some
+            if is_record or len(sound) == len(checked):  # of what is missing, the damaged shards may have some
                 problems.append(Problem("record" if is_record else "unfinished", f"{version.path}: {finding}"))
         problems += [Problem("tag", what) for _, what in check_tags(version, [shard.name for shard in sound])]
         failures = standing_failures(version, index)
-    failed, surplus = len(failures), 0
-    if manifest is not None and index is not None:
-        lacking, failed, surplus = _against(expand(manifest, copies_of(version.info.config)), index, failures)
-        problems += lacking
-    inside = {shard.name for shard in sound}
-    utterances = sum(shard.info.items for shard in sound) if index is None else _count_inside(index, inside)
+        failed = len(failures)
+        if manifest is not None:
+            lacking, failed, surplus = _against(expand(manifest, copies_of(version.info.config)), index, failures)
+            problems += lacking
+        inside = {shard.name for shard in sound}
+        numbers = [number for number, name in enumerate(index.shards) if name in inside]
+        utterances = int(np.isin(index.shard, np.array(numbers, np.int64)).sum())
+        repeated = _count_newest(index, sound) - utterances if subset is None else 0
+    damaged = [one.shard for one in checked.values() if one.problems]
     result = Report(
         path=str(version.path),
         shards=len(checked),
@@ -211,9 +220,9 @@ def _report(
         problems=problems,
         failed=failed,
         surplus=surplus,
-        repeated=_count_newest(index, sound) - utterances if subset is None and index is not None else 0,
-        notes=[*notes, *_notes_on_index(version, there), *_notes_on_records(version)],
-        damaged_utterances=_count_items([one.shard for one in checked if one.problems]),
+        repeated=repeated,
+        notes=[*notes, *_notes_on_records(version)],
+        damaged_utterances=None if None in damaged else sum(shard.info.items for shard in damaged if shard),
         shards_left_out=len(there) - len(checked),
     )
     return result, index
@@ -236,26 +245,20 @@ def _check_shards(
 
     def check(name: str) -> _CheckedShard:
         try:
-            return _CheckedShard(name, *examine_shard(version, name, data, stopped))
+            return _CheckedShard(*examine_shard(version, name, data, stopped))
         except StoppedError:
-            return _CheckedShard(name, None, [])
+            return _CheckedShard(None, [])
 
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for one in pool.map(check, names):
+            for name, one in zip(names, pool.map(check, names), strict=True):
                 if stop.is_set():
                     break
-                checked[one.name] = one
+                checked[name] = one
                 report()
         finally:
             ended.set()  # after an error or an interrupt, the pool waits for threads that are still checking
     return checked
-
-
-def _count_inside(index: Index, shards: Collection[str]) -> int:
-    """The number of an index's items that are in some shards."""
-    numbers = [number for number, name in enumerate(index.shards) if name in shards]
-    return int(np.isin(index.shard, np.array(numbers, np.int64)).sum())
 
 
 def _count_newest(index: Index, shards: Iterable[Shard]) -> int:
@@ -268,24 +271,6 @@ def _count_newest(index: Index, shards: Iterable[Shard]) -> int:
         there = positions >= 0
         count += int((table["generation"][there] == index.generation[positions[there]]).sum())
     return count
-
-
-def _notes_on_subset(subset: Subset, looked_at: int, shards: int) -> Iterator[str]:
-    yield (
-        f"subset {subset.number}/{subset.of}: {looked_at:,} of {counted(shards, 'shard')}; utterances that are in two "
-        "shards were not looked for"
-    )
-
-
-def _count_items(shards: Collection[Shard | None]) -> int | None:
-    """The number of utterances in some shards; None if a shard does not say it."""
-    return None if None in shards else sum(shard.info.items for shard in shards if shard is not None)
-
-
-def _check_version(version: Version) -> Iterator[Problem]:
-    """Whether the group of all shards is there, for Zarr libraries."""
-    if not Version.has_group(version.store):
-        yield Problem("metadata", f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group")
 
 
 def _notes(version: Version) -> Iterator[str]:
@@ -308,13 +293,6 @@ def _notes(version: Version) -> Iterator[str]:
         )
 
 
-def _notes_on_index(version: Version, names: list[str]) -> Iterator[str]:
-    """What is wrong with the index. Opening the version repairs it, which only takes time."""
-    key = f"index/{index_name(version, names)}"
-    if version.store.exists(key) and load_index(version, names) is None:
-        yield f"{version.path}/{key}: damaged: this index is built anew when the version is opened next"
-
-
 def _notes_on_records(version: Version) -> Iterator[str]:
     """That records of what was done or measured cannot be read, on which nothing depends."""
     store, runs = version.store, run_names(version.store)
@@ -330,22 +308,18 @@ def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) 
     """What a version lacks of a manifest, how many of its utterances have failed, and how many are not in it."""
     todo = compare(manifest, index, failures)
     is_older = todo.replaces >= 0
+
+    def of_rows(kind: str, rows: NDArray[np.bool_], what: Callable[[str], str]) -> Iterator[Problem]:
+        for id_ in manifest.ids.take(np.flatnonzero(rows)):
+            yield Problem(kind, f"{id_}: {what(id_)}", id=id_)
+
+    def failed(id_: str) -> str:
+        failure = failures[id_]
+        return f"what is there of it is older: extracting {failure.path} failed: {failure.reason}: {failure.message}"
+
     problems = [
-        *_lacking(manifest, todo.missing & ~is_older, "missing", "is in no shard"),
-        *_lacking(manifest, is_older & ~todo.failed, "changed", "its row is not the one that was extracted"),
-        *_failed(manifest, is_older & todo.failed, failures),
+        *of_rows("missing", todo.missing & ~is_older, lambda _: "is in no shard"),
+        *of_rows("changed", is_older & ~todo.failed, lambda _: "its row is not the one that was extracted"),
+        *of_rows("changed", is_older & todo.failed, failed),
     ]
     return problems, int(todo.failed.sum()), len(index) - int((todo.present | is_older).sum())
-
-
-def _lacking(manifest: Manifest, rows: NDArray[np.bool_], kind: str, what: str) -> Iterator[Problem]:
-    for row in np.flatnonzero(rows).tolist():
-        yield Problem(kind, f"{manifest.ids[row]}: {what}", id=manifest.ids[row])
-
-
-def _failed(manifest: Manifest, rows: NDArray[np.bool_], failures: Mapping[str, Failure]) -> Iterator[Problem]:
-    """Problems of rows that have failed, of which there is only an older item."""
-    for row in np.flatnonzero(rows).tolist():
-        failure = failures[manifest.ids[row]]
-        message = f"{failure.id}: what is there of it is older: extracting {failure.path} failed: {failure.reason}: "
-        yield Problem("changed", message + failure.message, id=failure.id)

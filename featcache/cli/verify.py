@@ -137,8 +137,8 @@ def _recompute(
     version: Version, root: AudioLocation | None, count: int, device: str | None, threads: int, urls: CallersUrls
 ) -> Recomputed:
     try:
+        from featcache.care.clips import items_at_random
         from featcache.care.recompute import recompute
-        from featcache.care.sampling import items_at_random
         from featcache.device import Device
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error

@@ -110,6 +110,7 @@ class Shard(Group[ShardInfo]):
         super().__init__(store, f"shards/{name}", fingerprint, ShardInfo, columns_of(spec))
         self.name = name
         self.spec = spec
+        self._faults: list[str] | None = None
         if self.info.digest[:NAME_DIGITS] != name:
             raise self._damaged(MARK, f"holds the shard {self.info.digest[:NAME_DIGITS]}")
 
@@ -187,10 +188,15 @@ class Shard(Group[ShardInfo]):
         for fault in self.faults():
             raise self._damaged("items/c/0/0", fault)
 
-    def faults(self) -> Iterator[str]:
+    def faults(self) -> list[str]:
         """What is wrong with the table, whatever its checksums say: so that nothing it says leads out of the shard, and
-        nobody takes an item for that of another row.
+        nobody takes an item for that of another row. It is looked for once: whoever maps the table compares its bytes.
         """
+        if self._faults is None:
+            self._faults = [*self._find_faults()]
+        return self._faults
+
+    def _find_faults(self) -> Iterator[str]:
         table, frames, ids_end = self.table, self.info.frames, 0
         if not len(table):
             yield "there are no items"
