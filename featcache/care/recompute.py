@@ -30,7 +30,7 @@ from featcache.extractors import Extractor, Params
 from featcache.format.dequantize import dequantize_array
 from featcache.format.shard import Shard
 from featcache.manifest import CallersUrls
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, locate, url_of
+from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.version.index import Index
@@ -92,7 +92,8 @@ def recompute(
         kind, faults = "recompute", []
         try:
             folder = root or root_of(shard, version)
-            _refuse_foreign_url(locate(folder, item.path), urls)
+            if (url := url_of(locate(folder, item.path))) and (urls is None or url not in urls):
+                raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
             clip = SampledClip(item.id, decode_waveform(item, folder, waveform_maker))
             again = _extract_again(clip, version.info.spec, extractor, shard, device)
         except DoesNotFitError:
@@ -138,11 +139,6 @@ def _unlike_side_arrays(again: _Features, shard: Shard, number: int) -> list[str
         for name, array in again.side.items()
         if array.shape != there[name].shape or not largest_difference(array, there[name]) <= _tolerance(there[name])
     ]
-
-
-def _refuse_foreign_url(location: AudioSource, urls: CallersUrls | None) -> None:
-    if (url := url_of(location)) and (urls is None or url not in urls):
-        raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
 
 
 @dataclass(frozen=True)

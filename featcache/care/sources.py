@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,18 +48,6 @@ class SourceCheck:
     """Files at URLs that are asked for; others are not looked at."""
 
 
-@dataclass(frozen=True)
-class SourceFindings:
-    """What became of the audio files."""
-
-    problems: list[Problem]
-    """Files that are missing, changed or unreadable, each once. They are in no shard, so none is damaged."""
-    unknown: int
-    """Utterances whose file was to be compared by its content, and had not been hashed."""
-    not_asked: int = 0
-    """Utterances whose file is at a URL that was not to be asked for."""
-
-
 class _File(NamedTuple):
     """An audio file as it was when it was decoded."""
 
@@ -77,11 +65,15 @@ def check_sources(
     threads: int,
     report: Callable[[], object],
     stopped: Callable[[], bool],
-) -> SourceFindings:
+) -> tuple[list[Problem], list[str]]:
     """Compare the audio files of the items that count in some sound shards with what they were, as `wanted`.
 
     So many threads hash files. `report` is called after each shard. Once `stopped`, which is called now and then,
     returns True, the rest is not looked at.
+
+    Returns:
+        Files that are missing, changed or unreadable, each once: they are in no shard, so none is damaged. And notes on
+        utterances whose files could not be compared so.
     """
     hashes, unknown, not_asked = ContentHashes(), 0, 0
     faulty: dict[tuple[AudioSource, str], list[str]] = {}
@@ -103,20 +95,14 @@ def check_sources(
                 if fault is not None:
                     faulty.setdefault((file.location, fault), []).extend(ids)
             report()
-    problems = [_problem(location, fault, ids) for (location, fault), ids in faulty.items()]
-    return SourceFindings(problems, unknown, not_asked)
-
-
-def notes_on_sources(findings: SourceFindings) -> Iterator[str]:
-    """What is worth knowing and no problem."""
-    if findings.unknown:
-        yield (
-            f"no hash of the audio is known of {counted(findings.unknown, 'utterance')}, whose files were compared by "
-            "size and mtime"
-        )
-    if findings.not_asked:
-        utterances = counted(findings.not_asked, "utterance")
-        yield f"extracted from URLs, which are asked for only if --manifest names them: {utterances}"
+    notes = []
+    if unknown:
+        what = "whose files were compared by size and mtime"
+        notes.append(f"no hash of the audio is known of {counted(unknown, 'utterance')}, {what}")
+    if not_asked:
+        utterances = counted(not_asked, "utterance")
+        notes.append(f"extracted from URLs, which are asked for only if --manifest names them: {utterances}")
+    return [_problem(location, fault, ids) for (location, fault), ids in faulty.items()], notes
 
 
 def root_of(shard: Shard, version: Version) -> AudioLocation:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.care.check import Problem, StoppedError, examine_shard
-from featcache.care.sources import SourceCheck, check_sources, notes_on_sources
+from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted
 from featcache.extraction.tasks import compare
 from featcache.format.shard import Shard
@@ -145,11 +145,11 @@ def verify(
     if sources is None or index is None:
         return result
     sound = [name for name in names if not checked[name].problems]
-    of_sources = check_sources(version, index, sound, sources, threads, report, stop.is_set)
+    of_sources, source_notes = check_sources(version, index, sound, sources, threads, report, stop.is_set)
     return replace(
         result,
-        problems=[*result.problems, *of_sources.problems],
-        notes=[*result.notes, *notes_on_sources(of_sources)],
+        problems=[*result.problems, *of_sources],
+        notes=[*result.notes, *source_notes],
         interrupted=stop.is_set(),
     )
 
