@@ -22,6 +22,11 @@ _MOST_FILES = 1024
 """Files whose hashes are kept: more than a run's threads decode at once."""
 
 
+def hash_of_bytes(data: bytes) -> int:
+    """XXH3-64 of bytes."""
+    return int(xxhash.xxh3_64_intdigest(data))
+
+
 def hash_of_content(descriptor: int) -> int:
     """XXH3-64 of all bytes of an open file; its position stays."""
     hashed = xxhash.xxh3_64()

@@ -86,6 +86,18 @@ def cut_in_header(fd: int, size: int) -> str | None:
     return None
 
 
+def flac_header(fd: int) -> tuple[int, int, int, int] | None:
+    """The sample rate in Hz, the channels, the number of samples and the bits of each by the header of a FLAC file (RFC
+    9639, section 8.2); None if it has no such header, or one that libsndfile should look at."""
+    head = os.pread(fd, 42, 0)
+    if len(head) < 42 or not _FLAC.startswith(head[:4] + head[5:8]) or head[4] & 0x7F:
+        return None
+    packed = int.from_bytes(head[18:26])
+    rate, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
+    num_samples = packed & (1 << 36) - 1
+    return (rate, channels, num_samples, bits) if rate and num_samples and bits in (8, 16, 24) else None
+
+
 def is_shorten(fd: int) -> bool:
     """Whether a file is NIST SPHERE whose samples are compressed by shorten."""
     return _SHORTEN.match(os.pread(fd, 1024, 0)) is not None

@@ -80,11 +80,11 @@ class Kept(Generic[_Result]):
         with _lock:
             self._weights[key], self._ends[key] = weight, time.monotonic() + seconds
             self._total += weight
-            for oldest in [*self._results]:
-                if self._total <= self._limit:
+            while self._total > self._limit:
+                oldest = next((made for made in self._results if made != key and made in self._weights), None)
+                if oldest is None:
                     break
-                if oldest != key and oldest in self._weights:
-                    self._drop(oldest)
+                self._drop(oldest)
 
     def after_fork(self) -> None:
         """Forget, in a child, what threads of its parent were making: here nobody goes on with it."""

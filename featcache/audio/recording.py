@@ -7,7 +7,8 @@ met damage cannot be used again. The length of an MP3 without a header frame is 
 Whole FLAC files are decoded by dr_flac, which the package miniaudio brings: it gives the same samples in two thirds of
 the time. libsndfile spends over a third of its time on a FLAC in copying decoded samples, one at a time, into the
 caller's buffer (`flac_buffer_copy`, seen in a profile); dr_flac writes them where they belong. But it says little about
-what is wrong with a file, so libsndfile decodes again whatever dr_flac does not decode to the last sample.
+what is wrong with a file, so libsndfile decodes again whatever dr_flac does not decode to the last sample. Until then a
+FLAC is not opened with libsndfile, which takes as long as decoding a tenth of a second: its first 42 bytes say enough.
 
 What libsndfile does not know, FFmpeg decodes: see `formats.py`.
 """
@@ -24,9 +25,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
+from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
 from featcache.audio.formats import BEGINNING, FFmpegDecoder, format_of
-from featcache.audio.headers import EndlessFile, cut_in_header, is_shorten, mp3_end, shortfall
+from featcache.audio.headers import EndlessFile, cut_in_header, flac_header, is_shorten, mp3_end, shortfall
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched, FileStamp
 from featcache.errors import AudioError, MissingDependencyError, Reason
@@ -52,6 +53,7 @@ _SEEKABLE = frozenset({"PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT"
 _BLOCK = 65536  # samples
 _SAMPLES_PER_BYTE = 64  # more than speech is ever compressed to
 _FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC file that is read into memory whole
+_SMALL_BYTES = 1 << 20  # of a file that is read once, and hashed and decoded in memory
 _SYSTEM_ERROR = 2  # libsndfile's code for an error of the operating system
 
 Span = tuple[int, int]
@@ -91,35 +93,49 @@ class Recording:
         self._file, stamp = _open_copy(fetched(location)) if isinstance(location, CopiedSource) else _open(location)
         self.size, self.mtime_ns = stamp
         self._opened_as = None if is_copied else stamp
+        self._bytes: bytes | None = None  # all of a small file, once they were read
+        self._decoder: _Decoder | FFmpegDecoder | None = None  # of a FLAC, made when dr_flac does not do
+        self.position, self.damage, self.shortfall = 0, None, None
         try:
-            self._decoder, states_length = _start(self._file)
-            self.shortfall = shortfall(self._decoder, self._file.fileno(), self.size)
+            flac = flac_header(self._file.fileno()) if self.size <= _FLAC_AT_ONCE else None
+            if flac is None:
+                self._open_decoder()
+                return
         except (OSError, soundfile.LibsndfileError) as error:
             self._file.close()
             raise _refusal(error) from error
         except AudioError:
             self._file.close()
             raise
+        self.sample_rate, self.num_channels, self.num_samples, bits = flac
+        self.is_float, self.has_16_bits, self.by_ffmpeg = False, bits == 16, False
+        self._can_seek, self._is_flac = True, True
+
+    def _open_decoder(self) -> None:
+        """Open the file with libsndfile or FFmpeg, and take from there what the recording says of it."""
+        self._decoder, states_length = _start(self._file)
+        self.shortfall = shortfall(self._decoder, self._file.fileno(), self.size)
         self.sample_rate = self._decoder.samplerate
         self.num_channels = self._decoder.channels
         self.num_samples = self._decoder.frames if states_length else UNKNOWN
         subtype = self._decoder.subtype
         self.is_float = subtype in ("FLOAT", "DOUBLE")
         self.has_16_bits = subtype == "PCM_16"
-        self.position, self.damage = 0, None
         self.by_ffmpeg = isinstance(self._decoder, FFmpegDecoder)
-        self._can_seek = states_length and subtype in _SEEKABLE
-        self._is_flac = self._decoder.format == "FLAC" and states_length and self.size <= _FLAC_AT_ONCE
+        self._can_seek, self._is_flac = states_length and subtype in _SEEKABLE, False
 
     def close(self) -> None:
         """Close the file."""
-        self._decoder.close()
+        if self._decoder is not None:
+            self._decoder.close()
         self._file.close()
 
     def content_hash(self, hashes: ContentHashes) -> int:
         """The hash of the file's bytes, which are those that are decoded unless it `has_changed`; `UNKNOWN_HASH` if it
         cannot be read to its end."""
         try:
+            if self.size <= _SMALL_BYTES:
+                return hash_of_bytes(self._all_bytes())
             if self._opened_as is None:  # a copy of this recording alone
                 return hash_of_content(self._file.fileno())
             return hashes.of(self._file.fileno())
@@ -153,12 +169,10 @@ class Recording:
 
     def _cut_seeking(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
         for first, stop in spans:
-            if self._is_flac and (first, stop) == (0, self.num_samples):
-                whole = _decode_flac(os.pread(self._file.fileno(), self.size, 0))
-                if whole is not None and whole.shape == (stop, self.num_channels):
-                    yield whole
-                    continue
-            if self.damage:
+            if self._is_flac and (first, stop) == (0, self.num_samples) and (whole := self._all_samples()) is not None:
+                yield whole
+                continue
+            if self._decoder is None or self.damage:
                 self._restart()
             if first != self.position:
                 self._seek(first)
@@ -185,12 +199,38 @@ class Recording:
 
     def _restart(self) -> None:
         try:
-            self._decoder.close()
+            if self._decoder is not None:
+                self._decoder.close()
             self._decoder, _ = _start(self._file)
-        except (OSError, soundfile.LibsndfileError) as error:  # the file has changed
+        except (OSError, soundfile.LibsndfileError) as error:
             self.damage = _refusal(error)
+        except AudioError as fault:
+            self.damage = fault
         else:
             self.position, self.damage = 0, None
+
+    def _all_bytes(self) -> bytes:
+        """The bytes of the file, of which a small one keeps them: it is read once."""
+        if self._bytes is not None:
+            return self._bytes
+        data = os.pread(self._file.fileno(), self.size, 0)
+        if self.size <= _SMALL_BYTES:
+            self._bytes = data
+        return data
+
+    def _all_samples(self) -> NDArray[np.float32] | None:
+        """All samples of a FLAC, by dr_flac; None if it does not decode each of them."""
+        if not self._is_believable(self.num_samples):
+            return None
+        samples = np.empty((self.num_samples, self.num_channels), np.float32)
+        try:
+            return samples if _decode_flac(self._all_bytes(), samples) else None
+        except OSError:  # libsndfile meets it too, and says where
+            return None
+
+    def _is_believable(self, num_samples: int) -> bool:
+        """Whether the file may hold so many samples, whatever its header says."""
+        return num_samples <= _SAMPLES_PER_BYTE * self.size
 
     def _seek(self, position: int) -> None:
         assert isinstance(self._decoder, _Decoder)
@@ -202,11 +242,12 @@ class Recording:
 
     def _read(self, num_samples: int) -> NDArray[np.float32]:
         """The next samples, `[num_samples, channels]`; fewer if the recording ends before, or is damaged."""
-        believable = num_samples <= _SAMPLES_PER_BYTE * self.size  # else the array grows with what is found
-        samples = np.empty((num_samples if believable else _BLOCK, self.num_channels), np.float32)
+        room_for = num_samples if self._is_believable(num_samples) else _BLOCK  # which grows with what is found
+        samples = np.empty((room_for, self.num_channels), np.float32)
         at_once = num_samples if self._can_seek else _BLOCK  # at most this is lost if a stream breaks off
         filled = 0
         while filled < num_samples and not self.damage:
+            assert self._decoder is not None
             if filled == len(samples):
                 samples = np.concatenate((samples, np.empty_like(samples)))
             room = samples[filled : min(filled + at_once, num_samples)]
@@ -282,14 +323,20 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, bool]:
     return _Decoder(EndlessFile(file.fileno(), closefd=False)), False
 
 
-def _decode_flac(data: bytes) -> NDArray[np.float32] | None:
-    """The samples of a FLAC file, float32 `[num_samples, channels]` in [-1, 1), or None if that is not possible; fewer
-    than it states if some of its frames are damaged."""
+def _decode_flac(data: bytes, samples: NDArray[np.float32]) -> bool:
+    """Decode a FLAC file, whose header states the shape of `samples`, `[num_samples, channels]`, into [-1, 1). Whether
+    all of them were decoded: not if some of its frames are damaged."""
+    lib, ffi = miniaudio.lib, miniaudio.ffi
+    decoder = lib.ma_dr_flac_open_memory(data, len(data), ffi.NULL)
+    if not decoder:
+        return False
     try:
-        decoded = miniaudio.flac_read_f32(data)
-    except miniaudio.MiniaudioError:
-        return None
-    return np.frombuffer(decoded.samples, np.float32).reshape(-1, decoded.nchannels)
+        if decoder.channels != samples.shape[1] or decoder.totalPCMFrameCount != len(samples):
+            return False
+        room = ffi.from_buffer("float[]", samples)
+        return bool(lib.ma_dr_flac_read_pcm_frames_f32(decoder, len(samples), room) == len(samples))
+    finally:
+        lib.ma_dr_flac_close(decoder)
 
 
 def _refusal(error: OSError | soundfile.LibsndfileError) -> AudioError:

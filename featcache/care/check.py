@@ -81,9 +81,11 @@ def _metadata_faults(shard: Shard) -> Iterator[str]:
         expected[f"side_{side.name}"] = (last, *side.item_shape), side.dtype
     for name, (shape, dtype) in expected.items():
         path = f"{name}/zarr.json"
-        data = shard.store.read(f"{shard.key}/{path}", AT_MOST_BYTES)
         try:
-            array = decoder_of(_ArrayMetadata).decode(data)
+            array = decoder_of(_ArrayMetadata).decode(shard.store.read(f"{shard.key}/{path}", AT_MOST_BYTES))
+        except FileNotFoundError:  # since its bytes were read: a repair takes the shard away
+            yield f"{shard}/{path}: damaged: the file is missing"
+            continue
         except ValueError as error:
             yield f"{shard}/{path}: damaged: {error}"
             continue

@@ -17,6 +17,7 @@ from extractions import extract_here
 from featcache.audio import content_hash
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.decode import Cut, decode
+from featcache.audio.recording import Recording
 from featcache.config import load_config
 from featcache.errors import AudioError
 from featcache.extraction.plan import Options
@@ -106,15 +107,17 @@ def test_no_more_hashes_are_kept_than_a_run_needs(scratch, monkeypatch, counted)
     assert len(counted) == 4
 
 
-def test_a_file_that_cannot_be_read_to_its_end_has_no_hash_and_is_decoded(scratch, monkeypatch):
+@pytest.mark.parametrize("name", ["small.wav", "small.flac", "large.wav", "large.flac"])
+def test_a_file_that_cannot_be_read_to_its_end_has_no_hash_and_is_decoded(scratch, monkeypatch, name):
     """A bad sector need not be in the segment that is wanted."""
-    soundfile.write(scratch / "a.wav", speech(1), 16000)
+    soundfile.write(scratch / name, speech(1 if name.startswith("small") else 40), 16000)
 
-    def fail(descriptor: int) -> int:
+    def fail(*_):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(content_hash, "hash_of_content", fail)
-    (found,) = decode(scratch / "a.wav", [Cut()], hashes=ContentHashes())
+    monkeypatch.setattr(Recording, "_all_bytes", fail)
+    (found,) = decode(scratch / name, [Cut()], hashes=ContentHashes())
     assert not isinstance(found, AudioError)
     assert found[1].content_hash == UNKNOWN_HASH
 

@@ -121,6 +121,23 @@ def test_a_shard_that_is_really_lost_is_reported(cache):
         opened[ids[0]]
 
 
+def test_a_shard_that_is_taken_away_while_it_is_checked_is_looked_for_again(cache, monkeypatch):
+    """Between two looks at its files: nothing of it is damage, and what it held is in no shard."""
+    lost = victim(cache)
+    faults = Shard.faults
+
+    def take_away(shard: Shard) -> list[str]:
+        found = list(faults(shard))
+        if shard.name == lost.name:
+            shutil.rmtree(lost.folder)
+        return found
+
+    monkeypatch.setattr(Shard, "faults", take_away)
+    report = check(cache)
+    assert {problem.kind for problem in report.problems} == {"unfinished"}
+    assert lost.name not in {problem.shard for problem in report.problems}
+
+
 def read(cache: Cache, id_: str) -> bytes | str:
     """The bytes of an item, or what is wrong with it."""
     try:
