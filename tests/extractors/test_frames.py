@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from featcache.config import load_config
 from featcache.extractors import Clip
-from featcache.extractors.frames import BLOCK_ROWS
+from featcache.extractors.frames import BLOCK_ROWS, SHORT_BLOCK_ROWS
 from featcache.extractors.kaldi import Fbank, FbankParams, Mfcc, MfccParams
 from featcache.extractors.log_mel import LogMel, LogMelParams
 
@@ -73,6 +73,31 @@ def test_every_row_of_a_block(extractor):
             assert torch.equal(found, alone)
     found = extractor.extract([short] * BLOCK_ROWS["cpu"])  # each starts at another row
     assert all(torch.equal(item, alone) for item in found)
+
+
+@every_extractor
+def test_short_blocks_are_taken_only_where_they_give_the_same_bits(extractor, monkeypatch):
+    clips = [clip(seed, extractor.spec.frame_length + 1000 * seed) for seed in range(10)]
+    compute, sizes = extractor.compute, set()
+
+    def watched(block):
+        sizes.add(len(block))
+        return compute(block)
+
+    def rounding_by_shape(block):
+        sizes.add(len(block))
+        return compute(block) + len(block) * 1e-3
+
+    for function, has_short in ((watched, True), (rounding_by_shape, False)):
+        monkeypatch.setattr(extractor, "compute", function)
+        monkeypatch.delitem(vars(extractor), "_short_blocks_are_exact", raising=False)
+        alone = [extractor.extract([clip])[0] for clip in clips]  # and tries short blocks
+        sizes.clear()
+        assert_same([extractor.extract([clip])[0] for clip in clips], alone)
+        assert sizes == {SHORT_BLOCK_ROWS if has_short else BLOCK_ROWS["cpu"]}
+        monkeypatch.setitem(vars(extractor), "_short_blocks_are_exact", False)
+        assert_same([extractor.extract([clip])[0] for clip in clips], alone)
+        assert sizes >= {BLOCK_ROWS["cpu"]}
 
 
 @settings(max_examples=60, deadline=None)
