@@ -174,7 +174,7 @@ class Recording:
                 continue
             if self._decoder is None or self.damage:
                 self._restart()
-            if first != self.position:
+            if first != self.position and not self.damage:
                 self._seek(first)
             yield self._read(stop - first)
 
