@@ -26,6 +26,8 @@ from featcache.version.tags import check_tags
 from featcache.version.version import ShardGoneError, Version
 from featcache.version.wanted import DamagedRecord, find_lacking
 
+_MOST_MAPPED = 8192
+"""How many checked shards keep their tables mapped: a process may map some 65,000 files. Others are mapped anew."""
 _LACKING = frozenset({"unfinished", "record", "missing"})
 """The kinds of problems that may be over as soon as a run that is going on has added another shard."""
 
@@ -243,15 +245,18 @@ def _check_shards(
     def stopped() -> bool:
         return stop.is_set() or ended.is_set()
 
-    def check(name: str) -> _CheckedShard:
+    def check(name: str, number: int) -> _CheckedShard:
         try:
-            return _CheckedShard(*examine_shard(version, name, data, stopped))
+            one = _CheckedShard(*examine_shard(version, name, data, stopped))
         except StoppedError:
             return _CheckedShard(None, [])
+        if one.shard is not None and number >= _MOST_MAPPED:
+            one.shard.unmap_table()
+        return one
 
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for name, one in zip(names, pool.map(check, names), strict=True):
+            for name, one in zip(names, pool.map(check, names, range(len(names))), strict=True):
                 if stop.is_set():
                     break
                 checked[name] = one

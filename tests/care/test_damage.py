@@ -7,11 +7,13 @@ import random
 import shutil
 import threading
 from itertools import product
+from pathlib import Path
 
 import pytest
 from cache_contents import check, chunk_files, items, only_version
 from damage import CHUNKS, FILES, SPOIL, assert_repaired, flip, victim
 
+import featcache.care.verify
 from featcache.care.check import examine_shard
 from featcache.care.verify import verify
 from featcache.errors import DamagedError
@@ -183,6 +185,22 @@ def test_a_verification_that_is_stopped_says_so(cache):
     assert found.interrupted
     assert (found.shards, found.damaged_shards, len(looked_at)) == (3, [name], 1)
     assert not verify(version).interrupted
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["index-kept", "no-index"])
+def test_few_tables_stay_mapped(cache, monkeypatch, kept):
+    """A process may map some 65,000 files: a version of more shards is verified all the same."""
+    monkeypatch.setattr(featcache.care.verify, "_MOST_MAPPED", 1)
+    version, mapped = only_version(cache), []
+    if not kept:
+        shutil.rmtree(version.path / "index")
+
+    def count_maps():
+        mapped.append(sum("/shards/" in line for line in Path("/proc/self/maps").read_text().splitlines()))
+
+    assert verify(version, report=count_maps).problems == []
+    assert len(mapped) == 3
+    assert max(mapped) <= 2
 
 
 def test_several_damaged_shards_are_repaired_at_once(cli, plain, sound, cache):
