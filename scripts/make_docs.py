@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 from pydantic import BaseModel
 
-from featcache.audio.sections import AugmentPolicy, NoisePolicy
+from featcache.audio.waveform import AugmentPolicy, NoisePolicy
 from featcache.cli import main as cli
 from featcache.config import AudioPolicy, StorePolicy
 from featcache.config.schema import meanings

@@ -35,7 +35,7 @@ from featcache.manifest import Manifest, Utterance, read_manifest
 from featcache.manifest.utterances import nearest_sample
 
 if TYPE_CHECKING:
-    from featcache.audio.sections import AudioPolicy, NoisePolicy
+    from featcache.audio.waveform import AudioPolicy, NoisePolicy
 
 # Decoders are imported in functions: reading a config needs this file, and most configs have no noise.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from featcache.errors import AudioError, MissingDependencyError, Reason
 
 if TYPE_CHECKING:
-    from featcache.audio.sections import AudioPolicy
+    from featcache.audio.waveform import AudioPolicy
 
 _SILENT = 1e-4
 """Where silence begins: 80 dB below full scale."""

@@ -1,6 +1,6 @@
 """One YAML file, validated: which extractor, its parameters, the audio and the stored dtype."""
 
-from featcache.audio.sections import AudioPolicy, AugmentPolicy
+from featcache.audio.waveform import AudioPolicy, AugmentPolicy
 from featcache.config.config import (
     Config,
     StorePolicy,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from featcache import extractors
 from featcache.audio.noise import read_noise
-from featcache.audio.sections import AudioPolicy, AugmentPolicy
+from featcache.audio.waveform import AudioPolicy, AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
 from featcache.errors import ConfigError, FeatcacheError, listing
 from featcache.extractors.fingerprint import SELECTING_KEYS, revision_of

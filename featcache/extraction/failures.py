@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from featcache.audio.decode import probe_rate, probe_seconds
 from featcache.audio.members import stamp_now
 from featcache.audio.remote import each_at_once
-from featcache.audio.sections import AudioPolicy
+from featcache.audio.waveform import AudioPolicy
 from featcache.errors import ArgumentError, AudioError, Reason
 from featcache.manifest import CallersUrls, Manifest, Utterance
 from featcache.manifest.audio_locations import (

@@ -1,4 +1,5 @@
-"""Downloads a model from a hub into the hub's cache on this machine; every error becomes one line that says what to do.
+"""Finds weights: a folder, a file, or a commit of a model on a hub, which is downloaded into the hub's cache on this
+machine if it is not there. Every error becomes one line that says what to do.
 
 `huggingface_hub` downloads each file, retries, and shows its progress bar on a terminal. The files are downloaded one
 after another in this thread, and not by `snapshot_download`: its threads, even a single one, finish their files before
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,12 +22,30 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from featcache.errors import ConfigError, ExtractorError, FeatcacheError, counted, first_line
+from featcache.errors import (
+    ConfigError,
+    ExtractorError,
+    FeatcacheError,
+    MissingDependencyError,
+    counted,
+    first_line,
+    listing,
+)
 from featcache.trust import may_download
-from featcache.weights.files import PREPROCESSING, folder_with_weights, has_all_weights
+from featcache.weights.files import (
+    PREPROCESSING,
+    SUFFIXES,
+    Located,
+    folder_with_weights,
+    has_all_weights,
+    weights_error,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _NAMES_OF_WEIGHTS = (
     r"model\.safetensors",
@@ -50,6 +70,57 @@ _MISUSE = (TypeError, AttributeError, LookupError)
 """What huggingface_hub raises if a hub's list of files is some other JSON. At other times, these are bugs."""
 
 _TOKEN = "run `hf auth login`, or set HF_TOKEN"
+
+
+def locate(weights: str, revision: str | None) -> Located:
+    """Find weights on this machine, after downloading them from the hub if necessary and allowed.
+
+    `weights` is a folder, a file in such a folder, or a hub's id, `org/name`, with a commit of 40 hex digits as
+    `revision`. Raises ConfigError if there is no such folder, file, model or commit, or it may not be downloaded: then
+    the message says what to download, and to where; ExtractorError if the hub cannot be reached, or its files cannot be
+    kept.
+    """
+    path = Path(os.path.expanduser(weights))  # Path.expanduser would raise for the home of an unknown user
+    if weights and os.path.isdir(path):  # "" would be the current folder
+        folder = folder_with_weights(path)
+        if folder is None and not (path / "config.json").is_file():
+            raise weights_error(path, "the folder holds neither config.json nor weights")
+        return Located(folder or path)
+    if os.path.isfile(path):
+        if path.suffix not in SUFFIXES:
+            raise weights_error(path, f"a file of weights ends in {listing(SUFFIXES)}")
+        return Located(path.parent, path)
+    if not _HUB_ID.fullmatch(weights) or weights.startswith((".", "~")) or path.suffix in SUFFIXES:
+        raise weights_error(weights, "there is no such folder or file")
+    if revision is None or not _COMMIT.fullmatch(revision):
+        if revision is None:
+            given = f"there is no folder {weights}, and a hub's id needs one"
+        else:
+            given = f"{revision!r} is none"
+        raise ConfigError(f"params.revision: {given}: the commit of {weights}, in 40 hex digits")
+    return Located(_folder_of_hub_model(weights, revision))
+
+
+def _folder_of_hub_model(name: str, revision: str) -> Path:
+    """The folder of a hub's model in the hub's cache on this machine, downloaded first if anything is missing."""
+    try:
+        from huggingface_hub import constants
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+    except ImportError as error:
+        raise MissingDependencyError("huggingface_hub", f"params.weights: {name}", extra="models") from error
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(f"params.weights: {name}: neither a folder nor a model id: {first_line(error)}") from error
+    model = HubModel(name, revision, constants.ENDPOINT, Path(constants.HF_HUB_CACHE).expanduser())
+    if complete := model.complete_folder():
+        return complete
+    download(model)
+    downloaded = folder_with_weights(model.snapshot)
+    if downloaded is None:
+        raise ConfigError(f"params.weights: {name} at {revision} holds no weights that torch reads")
+    return downloaded
 
 
 @dataclass(frozen=True)
