@@ -20,6 +20,7 @@ from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.storage.base import MARK, in_parallel
 from featcache.version.index import Index, build_index, index_name, index_of, load_index
+from featcache.version.join import RowKeys
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import check_tags
@@ -311,7 +312,7 @@ def _notes_on_records(version: Version) -> Iterator[str]:
 
 def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) -> tuple[list[Problem], int, int]:
     """What a version lacks of a manifest, how many of its utterances have failed, and how many are not in it."""
-    todo = compare(manifest, index, failures)
+    todo = compare(RowKeys.of(manifest), index, failures)
     is_older = todo.replaces >= 0
 
     def of_rows(kind: str, rows: NDArray[np.bool_], what: Callable[[str], str]) -> Iterator[Problem]:

@@ -114,7 +114,7 @@ def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
 def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> RowStatus:
     """Also extract the rows whose file has another size or mtime than when it was decoded."""
     rows = np.flatnonzero(status.present)
-    positions = index.find(manifest.ids.take(rows))
+    positions = status.positions[rows]
     sources = sources_of(version, index, positions)[:, :2]
 
     def look(some: NDArray[np.int64]) -> list[Stamp]:
@@ -128,10 +128,9 @@ def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, vers
     gone = None, None  # a file that is gone cannot be extracted again
     same = [stat == gone or is_same(stat, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
     changed = ~np.array(same, bool)
-    present, replaces = status.present.copy(), status.replaces.copy()
+    present = status.present.copy()
     present[rows[changed]] = False
-    replaces[rows[changed]] = positions[changed]
-    return replace(status, present=present, replaces=replaces)
+    return replace(status, present=present)
 
 
 def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> None:
@@ -143,7 +142,7 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
         ManifestError: Such files were found.
     """
     present = np.flatnonzero(status.present)
-    positions = index.find(manifest.ids.take(present))
+    positions = status.positions[present]
     other, looked_at = find_other_files(
         manifest, present, positions, version, index, lambda urls: [size for size, _ in each_at_once(stat_of, urls)]
     )

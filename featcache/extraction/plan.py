@@ -44,6 +44,7 @@ from featcache.storage.location import Location, as_location
 from featcache.strings import Strings
 from featcache.version.in_flight import Suspects, find_suspects
 from featcache.version.index import Index, index_of, open_index
+from featcache.version.join import RowKeys
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import read_probes
 from featcache.version.version import Version
@@ -197,7 +198,9 @@ class _Rows:
     """The rows that the run is about: those of its manifest, or of a partition of it, with the config's copies."""
     seconds: NDArray[np.float64]
     """Seconds of audio of each row, `[rows]`; those that the manifest does not say are estimates."""
-    keys: NDArray[np.uint64]
+    keys: RowKeys
+    """Their keys."""
+    hashes: NDArray[np.uint64]
     """The hashes of the ids of the whole manifest's rows, with all copies, and of these rows: uint64 `[2, rows]`."""
     first: int
     """The number of the first row in the whole."""
@@ -213,16 +216,18 @@ def _rows_of_run(
     of the utterances, cut by their durations if all have one, else by their number.
     """
     whole = expand(manifest, copies)
-    keys = np.stack([whole.ids.hashes(), whole.row_hashes()])
+    keys = RowKeys.of(whole)
+    hashes = np.stack([keys.id_hashes, keys.hashes])
     first, end = (0, len(manifest)) if partition is None else partition.span(manifest.duration)
     rows = whole
     if partition is not None:
         rows = whole.take(np.arange(first * len(copies), end * len(copies)))
+        keys = RowKeys.of(rows)
     speed = np.tile(copies.speeds, end - first)
     known = rows.duration / speed  # a faster copy is shorter
     if source is not None:
         known = source.seconds(rows, known)
-    return _Rows(rows, row_seconds(rows, known, speed), keys, first * len(copies))
+    return _Rows(rows, row_seconds(rows, known, speed), keys, hashes, first * len(copies))
 
 
 def _plan_version(
@@ -238,19 +243,21 @@ def _plan_version(
     manifest, info = rows.manifest, version_info(built.config, built.extractor.spec)
     path = cache / (folder or info.folder_name)
     index, failures, suspects = index_of([]), dict[str, Failure](), Suspects()
-    status, before, probes = compare(manifest, index, {}), list[Wanted](), list[dict[str, Any]]()
+    before, probes = list[Wanted](), list[dict[str, Any]]()
     if is_there := open_store(path).exists(MARK):
         version = Version.open(path)
         index = open_index(version, keep=False)
         failures = standing_failures(version, index)
         suspects = find_suspects(version, failures)
-        status = _compare(built, manifest, version, index, failures, options, only)
+        status = _compare(built, rows, version, index, failures, options, only)
         before, probes = [*read_all_wanted(version)], read_probes(version)
+    else:
+        status = compare(rows.keys, index, {})
     source = manifest.source
     if os.path.exists(source):
         source = os.path.realpath(source)  # however it was typed
     again = rows.first + np.flatnonzero(status.missing & (status.replaces >= 0))
-    wanted = want(source, rows.keys, index, before, again)
+    wanted = want(source, rows.hashes, index, before, again)
     status = status.without_older(wanted, index, rows.first)
     reasons = Counter(failures[manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist())
     return VersionPlan(
@@ -272,7 +279,7 @@ def _plan_version(
 
 def _compare(
     built: BuiltConfig,
-    manifest: Manifest,
+    rows: _Rows,
     version: Version,
     index: Index,
     failures: Mapping[str, Failure],
@@ -280,7 +287,7 @@ def _compare(
     only: Strings | None,
 ) -> RowStatus:
     """Compare rows with what a version holds, and refuse the manifest of another corpus."""
-    limit = built.max_seconds
+    manifest, limit = rows.manifest, built.max_seconds
     known = {} if options.retry_failed else stats_of_failed(manifest, failures.values())
 
     def is_unchanged(failure: Failure) -> bool:
@@ -289,19 +296,18 @@ def _compare(
         max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
         return would_fail_again(manifest.root, failure, built.config.audio, max_seconds, known)
 
-    rows = compare(manifest, index, failures, is_unchanged)
+    status = compare(rows.keys, index, failures, is_unchanged)
     if options.check_sources:
-        rows = with_changed_files(manifest, rows, index, version)
+        status = with_changed_files(manifest, status, index, version)
     elif only is None:
-        refuse_another_corpus(manifest, rows, index, version)
+        refuse_another_corpus(manifest, status, index, version)
     if only is None:
         if not options.replace:
-            refuse_other_paths(manifest, rows, index, version, len(built.waveform_maker.copies))
-        return rows
-    wanted = np.isin(manifest.ids.hashes(), only.hashes())
+            refuse_other_paths(manifest, status, index, version, len(built.waveform_maker.copies))
+        return status
+    wanted = np.isin(rows.keys.id_hashes, only.hashes())
     # Items that the version still holds of these ids are those that the lost items had replaced.
-    older = np.where(wanted, index.find(manifest.ids), rows.replaces)
-    return replace(rows, wanted=wanted, present=rows.present & ~wanted, replaces=older)
+    return replace(status, wanted=wanted, present=status.present & ~wanted)
 
 
 def _notes(

@@ -44,9 +44,8 @@ class RowStatus:
     """The version holds the row's features. If the row's file has changed since, and has failed, it does not."""
     failed: NDArray[np.bool_]
     """The row failed in an earlier run and is not tried again."""
-    replaces: NDArray[np.int64]
-    """The position in the index of the item of the same id that was made from another row (another path, start,
-    duration or channel) or another file; -1 if there is none."""
+    positions: NDArray[np.int64]
+    """The position in the index of the item of the row's id, whatever it was made from; -1 if there is none."""
     wanted: NDArray[np.bool_]
     """The row may be extracted by this run."""
 
@@ -55,14 +54,18 @@ class RowStatus:
         """The rows to extract, bool `[rows]`."""
         return self.wanted & ~self.present & ~self.failed
 
+    @property
+    def replaces(self) -> NDArray[np.int64]:
+        """The position in the index of the item of the same id that was made from another row (another path, start,
+        duration or channel) or another file, or is to be made again; -1 if there is none; int64 `[rows]`."""
+        return np.where(self.present, -1, self.positions)
+
     def without_older(self, whole: Wanted, index: Index, first_row: int) -> RowStatus:
         """The same, where an item of an older generation than is wanted, which counts again since the shard of the
         newer one is gone, does not stand for that. `first_row` is the number of these rows' first one in the whole.
         """
         own = slice(first_row, first_row + len(self.present))
-        is_older = self.present & whole.lacks(index)[own]
-        replaces = np.where(is_older, index.find_hashes(whole.rows[0, own]), self.replaces)
-        return replace(self, present=self.present & ~is_older, replaces=replaces)
+        return replace(self, present=self.present & ~whole.lacks(index)[own])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class ShardTask:
 
 
 def compare(
-    manifest: Manifest,
+    rows: RowKeys,
     index: Index,
     failures: Mapping[str, Failure],
     is_unchanged: Callable[[Failure], bool] = lambda _: True,
@@ -93,12 +96,12 @@ def compare(
 
     `is_unchanged` says whether the file of a failed utterance is still the one that failed; else it is tried again.
     """
-    joined = join(index, RowKeys.of(manifest), failures)
+    joined = join(index, rows, failures)
     present = (joined.positions >= 0) & ~joined.is_changed
-    failed = np.zeros(len(manifest), bool)
+    failed = np.zeros(len(present), bool)
     for row, failure in joined.failures.items():
         failed[row] = is_unchanged(failure)
-    return RowStatus(present, failed, np.where(present, -1, joined.positions), np.ones(len(manifest), bool))
+    return RowStatus(present, failed, joined.positions, np.ones(len(present), bool))
 
 
 def want(

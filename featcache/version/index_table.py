@@ -150,9 +150,11 @@ class Index:
         at = np.minimum(np.searchsorted(self.id_hash, hashes), len(self) - 1)
         return np.where(self.id_hash[at] == hashes, self.by_hash[at], -1)
 
-    def find(self, ids: Strings) -> NDArray[np.int64]:
-        """The position of each id, int64 `[n]`; -1 for those that are not there."""
-        positions = self.find_hashes(ids.hashes())
+    def find(self, ids: Strings, hashes: NDArray[np.uint64] | None = None) -> NDArray[np.int64]:
+        """The position of each id, int64 `[n]`; -1 for those that are not there. `hashes` are theirs, if known."""
+        if ids == self.ids:
+            return np.arange(len(self))  # the manifest's rows as they were extracted, without a search
+        positions = self.find_hashes(ids.hashes() if hashes is None else hashes)
         there = np.flatnonzero(positions >= 0)
         same = ids.equal_at(there, self.ids, positions[there])
         positions[there[~same]] = -1

@@ -42,6 +42,8 @@ class RowKeys:
 
     ids: Strings
     """The ids, `[rows]`."""
+    id_hashes: NDArray[np.uint64]
+    """Their hashes, uint64 `[rows]`."""
     hashes: NDArray[np.uint64]
     """The hashes of the rows' segments, uint64 `[rows]`; see `SegmentColumns.hashes`."""
     has_path: NDArray[np.bool_]
@@ -53,15 +55,15 @@ class RowKeys:
         has_path = manifest.paths.byte_lengths() > 0
         hashes = manifest.row_hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
         if ids is None:
-            return cls(manifest.ids, hashes, has_path)
+            return cls(manifest.ids, manifest.ids.hashes(), hashes, has_path)
         copies = len(ids) // max(1, len(manifest))
-        return cls(ids, np.repeat(hashes, copies), np.repeat(has_path, copies))
+        return cls(ids, ids.hashes(), np.repeat(hashes, copies), np.repeat(has_path, copies))
 
     @classmethod
     def of_utterances(cls, utterances: Sequence[Utterance]) -> RowKeys:
         """The keys of some utterances, all of which have a path."""
         ids = Strings.of(utterance.id for utterance in utterances)
-        return cls(ids, SegmentColumns.of(utterances).hashes(), np.ones(len(ids), bool))
+        return cls(ids, ids.hashes(), SegmentColumns.of(utterances).hashes(), np.ones(len(ids), bool))
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,14 @@ class Joined:
 
 def join(index: Index, rows: RowKeys, failures: Mapping[str, Failure]) -> Joined:
     """Join rows with the items of the same ids; `failures` are those that stand, by id."""
-    positions = index.find(rows.ids)
+    positions = index.find(rows.ids, rows.id_hashes)
     found = np.flatnonzero((positions >= 0) & rows.has_path)
     is_another = np.zeros(len(positions), bool)
     is_another[found] = index.row_hash[positions[found]] != rows.hashes[found]
     failed = {}
     if failures:
         failed_row = dict(zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True))
-        may_have_failed = np.isin(rows.ids.hashes(), Strings.of(failures).hashes()) & rows.has_path
+        may_have_failed = np.isin(rows.id_hashes, Strings.of(failures).hashes()) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
             if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
                 failed[row] = failures[id_]

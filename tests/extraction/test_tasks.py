@@ -15,6 +15,7 @@ from featcache.format.table import Table
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 from featcache.version.index import COLUMNS, Index, ShardSummary
+from featcache.version.join import RowKeys
 from featcache.version.ledger import Failure
 
 SECONDS = st.one_of(st.floats(0.01, 40), st.sampled_from([1e-9, 3600.0, 1e12, 1e300]))
@@ -63,7 +64,7 @@ def holding(manifest: Manifest, rows) -> Index:
 
 
 def plan(manifest: Manifest, index: Index, seconds_per_shard: float = 30.0, failures=None):
-    status = compare(manifest, index, failures or {})
+    status = compare(RowKeys.of(manifest), index, failures or {})
     wanted = want("made up", keys_of(manifest), index, [])
     return list(shard_tasks(manifest, status, wanted, manifest.duration, seconds_per_shard))
 
@@ -160,7 +161,7 @@ def test_a_row_that_changed_is_missing_and_replaces_what_was_there(column):
     else:
         getattr(after, column)[2] += 1
     index = holding(before, range(4))
-    status = compare(after, index, {})
+    status = compare(RowKeys.of(after), index, {})
     assert status.missing.tolist() == [False, False, True, False]
     assert status.replaces.tolist() == [-1, -1, 2, -1]
     (task,) = plan(after, index)
@@ -173,9 +174,9 @@ def test_a_failure_of_another_row_or_file_is_tried_again():
     failures = {id_: failure(manifest, row) for row, id_ in enumerate(manifest.ids)}
     changed = table([1.0, 2.0, 1.0])
     index = holding(manifest, [])
-    status = compare(changed, index, failures, lambda failure: failure.id != "id-2")
+    status = compare(RowKeys.of(changed), index, failures, lambda failure: failure.id != "id-2")
     assert status.failed.tolist() == [True, False, False]
-    assert compare(changed, index, {}).failed.tolist() == [False, False, False]
+    assert compare(RowKeys.of(changed), index, {}).failed.tolist() == [False, False, False]
 
 
 @given(ROWS)
