@@ -2,8 +2,7 @@
 family of extractors.
 """
 
-from featcache.extractors.base import Clip, Extractor, Params, find, registered, require_registered
-from featcache.extractors.fingerprint import fingerprint
+from featcache.extractors.base import Clip, Extractor, Params, find, fingerprint, registered, require_registered
 from featcache.spec import FeatureSpec
 
 __all__ = ["Clip", "Extractor", "FeatureSpec", "Params", "find", "fingerprint", "registered", "require_registered"]

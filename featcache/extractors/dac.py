@@ -40,7 +40,8 @@ class Dac(CodecExtractor[DacParams]):
         self._encoder = model.encoder
         self._codebooks = model.quantizer.quantizers[:count]
         self.granularity = config.hop_length
-        self._set_spec("DAC", count, config.codebook_size, frame_length=receptive_field(model.encoder))
+        field, _ = ragged.receptive_field(convolutions(model.encoder))
+        self._set_spec("DAC", count, config.codebook_size, frame_length=field)
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         """The input of the quantizer, float `[R, F, D]`."""
@@ -75,15 +76,6 @@ def encode_rows(encoder: Any, waveforms_RP: torch.Tensor, lengths: torch.Tensor)
             x_RCT = y_RCT.add_(x_RCT)
         x_RCT, lengths = ragged.zero_padded_conv1d(block.conv1, _snake(block.snake1, x_RCT), lengths)
     return ragged.zero_padded_conv1d(encoder.conv2, _snake(encoder.snake1, x_RCT), lengths)[0]
-
-
-def receptive_field(encoder: Any) -> int:
-    """The number of samples that one frame of a `DacEncoder` depends on."""
-    samples, hop = 1, 1
-    for conv in convolutions(encoder):
-        samples += (ragged.span(conv) - 1) * hop
-        hop *= conv.stride[0]
-    return samples
 
 
 def convolutions(encoder: Any) -> Iterator[nn.Conv1d]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from featcache.extractors import seanet
+from featcache.extractors import ragged, seanet
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
 
@@ -48,9 +48,9 @@ class Mimi(CodecExtractor[MimiParams]):
         self._quantizer = model.quantizer
         for module in self._quantizer.modules():
             getattr(module, "embed", None)  # computed and kept by a codebook on first access, which threads would share
-        field, hop = seanet.receptive_field(self._encoder)
+        field, hop = ragged.receptive_field(seanet.convolutions(self._encoder))
         field += config.num_hidden_layers * (config.sliding_window - 1) * hop
-        last, stride = seanet.receptive_field(self._downsample)
+        last, stride = ragged.receptive_field(seanet.convolutions(self._downsample))
         self.granularity = hop * stride
         self._set_spec("Mimi", self._num_codebooks, config.codebook_size, frame_length=field + (last - 1) * hop)
 

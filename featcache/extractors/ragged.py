@@ -74,6 +74,15 @@ def steps_after(lengths: Length, convs: Iterable[nn.Conv1d]) -> Length:
     return lengths
 
 
+def receptive_field(convs: Iterable[nn.Conv1d]) -> tuple[int, int]:
+    """The samples that one step depends on after convolutions, one after another; and the samples between two steps."""
+    field, hop = 1, 1
+    for conv in convs:
+        field += (span(conv) - 1) * hop
+        hop *= conv.stride[0]
+    return field, hop
+
+
 def conv1d(
     conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor, padding: Padding, activation: Activation | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ a list of a few kinds of layers, through which `run` passes rows together with t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,16 +105,13 @@ def run(layers: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> 
     return x_RCT, lengths
 
 
-def receptive_field(layers: Sequence[Layer]) -> tuple[int, int]:
-    """The samples that one step of the result depends on, if there is no LSTM; and the samples between two steps."""
-    field, hop = 1, 1
+def convolutions(layers: Sequence[Layer]) -> Iterator[nn.Conv1d]:
+    """The convolutions on the longest way through layers."""
     for layer in layers:
         if isinstance(layer, Convolution):
-            field += (ragged.span(layer.conv) - 1) * hop
-            hop *= layer.conv.stride[0]
+            yield layer.conv
         elif isinstance(layer, Residual):
-            field += (receptive_field(layer.block)[0] - 1) * hop
-    return field, hop
+            yield from convolutions(layer.block)
 
 
 def _elu(alpha: float) -> Activation:

@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from featcache.errors import AudioError, ConfigError, MissingDependencyError, Reason, listing
 from featcache.extractors.base import (
+    SELECTING_KEYS,
     Batching,
     Clip,
     Extractor,
@@ -28,9 +29,9 @@ from featcache.extractors.base import (
     Params,
     absolute_path,
     find,
+    fingerprint,
     require_registered,
 )
-from featcache.extractors.fingerprint import SELECTING_KEYS, fingerprint
 from featcache.extractors.frames import BLOCK_ROWS, with_whole_columns
 from featcache.extractors.model import computing
 from featcache.extractors.rows import Piece, RowExtractor, Rows

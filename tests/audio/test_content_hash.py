@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import numpy as np
 import pytest
@@ -67,44 +66,6 @@ def test_a_file_is_hashed_once_until_it_changes(scratch, counted):
     os.utime(path, ns=(0, status.st_mtime_ns + 1))
     assert hash_now() == xxhash.xxh3_64_intdigest(b"six")
     assert len(counted) == 3
-
-
-def test_threads_that_ask_for_the_same_file_wait_for_one_of_them(scratch, monkeypatch):
-    path, hashes = scratch / "file", ContentHashes()
-    path.write_bytes(b"content")
-    begun, go = threading.Event(), threading.Event()
-    calls = []
-
-    def slow(descriptor: int) -> int:
-        calls.append(descriptor)
-        begun.set()
-        assert go.wait(60)
-        return 7
-
-    monkeypatch.setattr(content_hash, "hash_of_content", slow)
-    found = []
-    with path.open("rb") as file:
-        threads = [threading.Thread(target=lambda: found.append(hashes.of(file.fileno()))) for _ in range(4)]
-        threads[0].start()
-        assert begun.wait(60)
-        for thread in threads[1:]:
-            thread.start()
-        go.set()
-        for thread in threads:
-            thread.join()
-    assert (found, len(calls)) == ([7] * 4, 1)
-
-
-def test_no_more_hashes_are_kept_than_a_run_needs(scratch, monkeypatch, counted):
-    monkeypatch.setattr(content_hash, "_MOST_FILES", 2)
-    hashes = ContentHashes()
-    for name in ("a", "b", "c", "c", "a"):
-        path = scratch / name
-        if not path.exists():
-            path.write_bytes(name.encode())
-        with path.open("rb") as file:
-            assert hashes.of(file.fileno()) == xxhash.xxh3_64_intdigest(name.encode())
-    assert len(counted) == 4
 
 
 @pytest.mark.parametrize("name", ["small.wav", "small.flac", "large.wav", "large.flac"])

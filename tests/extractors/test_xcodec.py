@@ -8,7 +8,6 @@ import pytest
 import small_models
 import torch
 from codec_checks import CodecChecks, cut
-from pydantic import ValidationError
 from transformers import DacFeatureExtractor, XcodecConfig, XcodecModel
 
 from featcache.errors import ConfigError
@@ -106,23 +105,6 @@ def test_other_semantic_models(tmp_path, semantic):
     clips = cut([6000, 1, 7 * HOP, 3001], RATE)
     for (latents, _), clip in zip(codes.encode(build(tmp_path), clips, 20 * HOP), clips, strict=True):
         codes.assert_close(latents, alone(model, clip).latents)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bandwidth": 3}, "params.bandwidth: 3; .* has 0.5, 1, 1.5, 2, 4 kbps"),
-        ({"bandwidth": 2, "codebooks": 3}, "params.codebooks: 3, but a bandwidth of 2 kbps means 4"),
-    ],
-)
-def test_a_bandwidth_that_the_model_has_not_is_refused(folder, options, message):
-    with pytest.raises(ConfigError, match=message):
-        build(folder, **options)
-
-
-def test_no_bandwidth_is_no_number():
-    with pytest.raises(ValidationError, match="bandwidth"):
-        XcodecParams(weights="here", bandwidth=0)
 
 
 def test_encoders_that_disagree_are_refused(folder, tmp_path):
