@@ -19,7 +19,7 @@ from featcache.extraction.from_audio import extract_alone
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.dequantize import dequantize_array
 from featcache.manifest import Utterance
-from featcache.manifest.columns import MOST_SECONDS
+from featcache.manifest.utterances import MOST_SECONDS
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.location import parse_location
 from featcache.version.records import read_probes

@@ -13,7 +13,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from featcache.manifest.columns import SPELLINGS as SPELLINGS
     from featcache.manifest.formats import FORMATS as FORMATS
     from featcache.manifest.read import Table as Table
     from featcache.manifest.read import manifest_of as manifest_of
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
     from featcache.manifest.segments import Segment as Segment
     from featcache.manifest.segments import SegmentColumns as SegmentColumns
     from featcache.manifest.segments import Utterance as Utterance
+    from featcache.manifest.utterances import SPELLINGS as SPELLINGS
     from featcache.manifest.utterances import CallersUrls as CallersUrls
     from featcache.manifest.utterances import Manifest as Manifest
     from featcache.manifest.utterances import rows_at_even_steps as rows_at_even_steps
 
 _HOMES = {
     "formats": ("FORMATS",),
-    "columns": ("SPELLINGS",),
-    "utterances": ("CallersUrls", "Manifest", "rows_at_even_steps"),
+    "utterances": ("SPELLINGS", "CallersUrls", "Manifest", "rows_at_even_steps"),
     "segments": ("Segment", "SegmentColumns", "Utterance"),
     "read": ("Table", "manifest_of", "read_manifest"),
 }

@@ -1,14 +1,21 @@
-"""A manifest: utterances as flat columns."""
+"""A manifest: utterances as flat columns; how these are spelled, and what their cells mean."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import reprlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, have_urls, locate, url_of
+from featcache.errors import may_have_secret, secret_in
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, have_urls, is_command, locate, url_of
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.strings import Strings
 
@@ -101,3 +108,214 @@ class CallersUrls:
 def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:
     """A sample of the rows 0 to `count` - 1 from the first to the last, rising; int64, all rows if they are few."""
     return np.unique(np.linspace(0, count - 1, min(count, at_most)).astype(np.int64))
+
+
+_LONGEST = 4000
+"""The most bytes of an id or a path, less than Linux opens (4,095) and than a shard has place for (4,096)."""
+
+MOST_SECONDS = 1e9
+"""The latest second of a recording that a cell may name: a later one is a slip, such as a number of samples."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def shown(cell: Any) -> str:
+    """A cell for a message: short, and none that may give access."""
+    return "a URL" if isinstance(cell, str) and secret_in(cell) else reprlib.repr(cell)
+
+
+def refused_command(path: str) -> str:
+    """What is wrong with a path that is a command. Of its arguments, which may give access, nothing is said."""
+    return f"is a command, which runs only with --allow-commands: {shown(path.split()[0])}"
+
+
+def refuse_secrets(cell: Any, allow_queries: bool) -> None:
+    """Raise a ValueError, which does not quote it, if a cell has a URL that gives access to something, whatever its
+    column."""
+    if isinstance(cell, str) and (fault := secret_in(cell, allow_query=allow_queries)):
+        raise ValueError(
+            f"{fault}, and would be stored in the cache: give the URL without it, and credentials by the environment "
+            "(s3://, gs://, az://); a query that only says which file it is needs --allow-queries"
+        )
+
+
+def _text(cell: Any) -> str:
+    if not isinstance(cell, str):
+        raise ValueError(f"is not text: {shown(cell)}")
+    return cell
+
+
+def _id(cell: Any) -> str:
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    if not _text(cell).isprintable() and _CONTROL.search(cell):
+        raise ValueError(f"has a control character: {shown(cell)}")
+    return _storable(cell)
+
+
+def _path(cell: Any) -> str:
+    if is_command(_text(cell)):
+        raise ValueError(refused_command(cell))
+    return path_or_command(cell)
+
+
+def path_or_command(cell: Any) -> str:
+    """A cell of the column `path` where commands are allowed; a ValueError says what is wrong with it."""
+    if "\0" in _text(cell):
+        raise ValueError(f"has a NUL character: {shown(cell)}")
+    return _storable(cell)
+
+
+def _storable(cell: str) -> str:
+    try:
+        num_bytes = len(cell.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"is not UTF-8: {shown(cell)}") from None
+    if num_bytes > _LONGEST:
+        raise ValueError(f"has {num_bytes:,} bytes, and may have {_LONGEST:,}: {shown(cell)}")
+    return cell
+
+
+def _number(cell: Any) -> float:
+    try:
+        if isinstance(cell, bool):
+            raise TypeError
+        value = float(cell)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"is not a number: {shown(cell)}") from None
+    if not math.isfinite(value):
+        raise ValueError(f"is not finite: {value}")
+    return value
+
+
+def seconds_of(cell: Any) -> float:
+    """A cell of the column `start`, or of an end; a ValueError says what is wrong with it."""
+    seconds = _number(cell)
+    if seconds < 0:
+        raise ValueError(f"is negative: {seconds}")
+    if seconds > MOST_SECONDS:
+        raise ValueError(f"is more seconds than a recording has: {shown(cell)}")
+    return seconds
+
+
+def _duration(cell: Any) -> float:
+    seconds = seconds_of(cell)
+    if seconds == 0:
+        raise ValueError("is zero: leave it empty to read to the end of the file")
+    return seconds
+
+
+def _channel(cell: Any) -> int:
+    value = _number(cell)
+    if not (value.is_integer() and 0 <= value < 2**31):
+        raise ValueError(f"is not a whole number from 0 up: {shown(cell)}")
+    return int(value)
+
+
+def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
+    """Cells that are ids or paths as they are, whatever is allowed; None if one of them needs a look by itself."""
+    if set(map(type, cells)) != {str} or not all(cells) or max(map(len, cells)) * 4 > _LONGEST:
+        return None
+    text = "".join(cells)
+    return cells if text.isprintable() and "|" not in text and not may_have_secret(text) else None
+
+
+def _plain_seconds(least: float, cells: Sequence[Any]) -> Sequence[Any] | None:
+    """The seconds of cells that are all given, from `least` to `MOST_SECONDS`; None if one needs a look by itself."""
+    if not set(map(type, cells)) <= {float, str}:
+        return None
+    try:
+        values = [*map(float, cells)]
+    except ValueError:
+        return None
+    seconds = np.array(values)
+    return values if ((seconds >= least) & (seconds <= MOST_SECONDS)).all() else None
+
+
+class Column(NamedTuple):
+    """A column that an `Utterance` has."""
+
+    name: str
+    """The name of the column, and of the utterance's attribute."""
+    spellings: tuple[str, ...]
+    """How manifests may spell the name, in any case."""
+    parse: Callable[[Any], Any]
+    """Gives the value of a cell that is not empty. Raises a ValueError that says what is wrong with it."""
+    not_given: Any
+    """The value of an empty cell."""
+    pack: Callable[[Sequence[Any]], Any]
+    """Makes one flat array of values."""
+    plain: Callable[[Sequence[Any]], Sequence[Any] | None] = lambda _: None
+    """Gives the values of some cells at once; None if `parse` has to look at each."""
+
+
+# Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
+COLUMNS = (
+    Column(
+        "id",
+        ("id", "utt_id", "uttid", "utt", "utterance_id", "utterance", "audio_id", "segment_id", "key"),
+        *(_id, "", Strings.of, _plain_texts),
+    ),
+    Column(
+        "path",
+        (
+            *("path", "wav", "wav_path", "audio", "audio_path", "audio_file", "audio_filepath"),
+            *("file", "file_path", "filepath", "file_name", "filename"),
+        ),
+        *(_path, "", Strings.of, _plain_texts),
+    ),
+    Column(
+        "start",
+        ("start", "start_time", "begin", "begin_time", "offset"),
+        *(seconds_of, math.nan, partial(np.array, dtype=np.float64), partial(_plain_seconds, 0.0)),
+    ),
+    Column(
+        "duration",
+        ("duration", "dur"),
+        *(_duration, math.nan, partial(np.array, dtype=np.float64), partial(_plain_seconds, math.ulp(0.0))),
+    ),
+    Column("channel", ("channel",), _channel, -1, partial(np.array, dtype=np.int32)),
+)
+
+ENDS = {"end", "end_time"}
+"""Columns of seconds that stand for a duration where there is none: the duration is what is left after the start."""
+
+SPELLINGS = {column.name: column.spellings for column in COLUMNS}
+"""How each column may be spelled, in any case. A table with two spellings of one column is refused, unless one of them
+is exactly the column's own name, the key here: then the others are carried.
+"""
+
+_COLUMN_OF = {spelling: column.name for column in COLUMNS for spelling in column.spellings}
+
+
+def meaning_of(name: str) -> str:
+    """The column that a name means; the name itself if it means none."""
+    return _COLUMN_OF.get(name.strip().lower(), name)
+
+
+def names_of_whole_files(path: str, names: Sequence[str]) -> list[str]:
+    """The names by which columns are carried where rows are whole files, named by the column `path`: what a start, a
+    duration or a channel tells is where a clip came from, and what it says of the file."""
+    of_clips = [name for name in names if meaning_of(name) in ("start", "duration", "channel") or name == "path"]
+    return ["path" if name == path else f"original_{name}" if name in of_clips else name for name in names]
+
+
+def default_id(path: str, start: float, duration: float, channel: int) -> str:
+    """The id of a row that has none: its path, and what it cuts of the file in hundredths of seconds, as NeMo names the
+    cuts that it makes of rows. NaN and -1 stand for what is not given. A ValueError says why a path is no id."""
+    name = path if math.isnan(start) else f"{path}-{round(start * 100):06d}"
+    if not (math.isnan(start) or math.isnan(duration)):
+        name += f"-{round(duration * 100):06d}"
+    return _id(name if channel < 0 else f"{name}-c{channel}")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
+
+
+def carried(cell: Any) -> str:
+    """A cell of any other column as text: text as it is, dates in ISO 8601, other values as JSON, `null` as nothing."""
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    if type(cell) is float and math.isfinite(cell):
+        return repr(cell)  # as JSON, sooner
+    return _encode(cell) if isinstance(cell, (bool, int, float, list, tuple, dict)) else str(cell)

@@ -15,10 +15,9 @@ import numpy as np
 
 from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest.audio_locations import Command, Member, Url
-from featcache.manifest.columns import COLUMNS, meaning_of
 from featcache.manifest.formats.source import suffix_of
 from featcache.manifest.formats.tables import pyarrow
-from featcache.manifest.utterances import Manifest, nearest_sample
+from featcache.manifest.utterances import COLUMNS, Manifest, meaning_of, nearest_sample
 
 AudioFile = tuple[int, int, int]
 """A file's sample rate in Hz, its samples per channel, and its channels."""

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from featcache.errors import ManifestError, listing
-from featcache.manifest.columns import names_of_whole_files
 from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched, opened
 from featcache.manifest.formats.tables import (
     ArrowTable,
@@ -27,6 +26,7 @@ from featcache.manifest.formats.tables import (
     parquet_batches,
     table_batches,
 )
+from featcache.manifest.utterances import names_of_whole_files
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 

@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from featcache.manifest.audio_locations import is_command
-from featcache.manifest.columns import refused_command
 from featcache.manifest.formats.source import (
     ROWS_PER_BATCH,
     Batch,
@@ -26,6 +25,7 @@ from featcache.manifest.formats.source import (
     texts_of,
     without_faults,
 )
+from featcache.manifest.utterances import refused_command
 
 _COLUMNS = {
     "text": "text",

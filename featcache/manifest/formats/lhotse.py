@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from featcache.errors import ManifestError, listing
-from featcache.manifest.columns import meaning_of
 from featcache.manifest.formats.source import Batch, Faults, Source, batched, opened, without_faults
 from featcache.manifest.formats.tables import Rows, json_rows
+from featcache.manifest.utterances import meaning_of
 
 _SAID = ("text", "speaker", "language", "gender")
 """What supervisions say that becomes a column."""

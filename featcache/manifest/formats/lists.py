@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from featcache.errors import counted
-from featcache.manifest.columns import SPELLINGS, meaning_of, shown
 from featcache.manifest.formats.source import Batch, Source, batched, lines_of, names_audio
 from featcache.manifest.formats.tables import split_rows, table_batches
+from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
 
 BARS = {
     "ljspeech": (("id", "text", "normalised"), ("id", "text")),

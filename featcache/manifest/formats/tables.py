@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from featcache.errors import ManifestError, MissingDependencyError, counted, first_line, listing
-from featcache.manifest.columns import ENDS, SPELLINGS, meaning_of, shown
 from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source, lines_of, names_audio
+from featcache.manifest.utterances import ENDS, SPELLINGS, meaning_of, shown
 
 _OTHER_ENDS = {"stop", "stop_time"}  # names of columns that are as often numbers of samples as seconds
 

@@ -20,9 +20,9 @@ from typing import Any, cast
 
 from featcache.errors import ManifestError, counted
 from featcache.manifest.audio_locations import is_audio_url, names_container
-from featcache.manifest.columns import meaning_of, shown
 from featcache.manifest.formats.source import Batch, Source
 from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, json_rows, table_batches
+from featcache.manifest.utterances import meaning_of, shown
 
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?")
 
