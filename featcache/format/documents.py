@@ -18,21 +18,6 @@ from crc32c import crc32c
 from featcache.errors import DamagedError, StoreError
 from featcache.storage.location import Location
 
-__all__ = [
-    "AT_MOST_BYTES",
-    "AT_MOST_NAME",
-    "UNSEALED",
-    "Count",
-    "Hash",
-    "Hex",
-    "Positive",
-    "decoder_of",
-    "encode_line",
-    "parse",
-    "parse_line",
-    "seal",
-]
-
 AT_MOST_BYTES = 32 << 20
 """The largest document that is read."""
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError
 from featcache.storage.base import Opened
 
-__all__ = ["Frames", "dequantize_array"]
-
 _BLOCK_BYTES = 4 << 20
 
 _REPEATED = 4096

@@ -24,8 +24,6 @@ from featcache.format.table import Table
 from featcache.storage.base import MARK, Opened, Store, as_bytes
 from featcache.storage.location import Location
 
-__all__ = ["NAME_DIGITS", "Group", "GroupInfo"]
-
 NAME_DIGITS = 16
 """So many digits of a digest name a group."""
 
@@ -71,6 +69,7 @@ def _is_chunk(path: str) -> bool:
 
 
 def checksum_of(path: str, data: Any) -> int:
+    """The CRC-32C of a file, as the document of its group has it: of a chunk, that which it ends with."""
     return int.from_bytes(data[-CHECKSUM_BYTES:], "little") if _is_chunk(path) else crc32c(data)
 
 

@@ -23,8 +23,6 @@ from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.storage.base import MARK, Opened, Store, open_store
 from featcache.strings import are_distinct
 
-__all__ = ["COLUMNS", "Item", "Shard", "ShardInfo", "SideArray", "columns_of"]
-
 COLUMNS = {
     "frame_offset": "uint64",
     "id_offset": "uint64",

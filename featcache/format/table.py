@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from featcache.strings import Strings
 
-__all__ = ["Table", "rise"]
-
 
 class Table:
     """The columns of some items; `table["row_hash"]` is one of them, `[items]`.

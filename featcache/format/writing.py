@@ -21,8 +21,6 @@ from featcache.spec import FeatureSpec
 from featcache.storage.base import MARK, Buffer
 from featcache.strings import Strings
 
-__all__ = ["Array", "ShardBuilder", "SideData", "group_files", "seal_group"]
-
 SideData: TypeAlias = Mapping[str, tuple[NDArray[Any], Sequence[int]]]
 """Side arrays of some items, by name: their entries, one item after another, and how many each item has."""
 

@@ -20,20 +20,6 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError
 from featcache.storage.location import Location
 
-__all__ = [
-    "MARK",
-    "Buffer",
-    "Opened",
-    "Store",
-    "as_bytes",
-    "checked_key",
-    "in_parallel",
-    "open_store",
-    "require_at_most",
-    "require_size",
-    "require_within",
-]
-
 Buffer = bytes | bytearray | memoryview
 """Bytes to be written."""
 

@@ -37,8 +37,6 @@ from featcache.storage.clients import asked
 from featcache.storage.location import ObjectPath, desk_of, make_desk
 from featcache.storage.maps import map_file
 
-__all__ = ["Bucket"]
-
 _DAY_SECONDS = 86400.0
 _PART_BYTES = 32 << 20
 _PARTS = 4

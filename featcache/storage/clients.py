@@ -34,8 +34,6 @@ from typing import Any, TypeVar
 from featcache.errors import ArgumentError, DamagedError, FeatcacheError, MissingDependencyError, StoreError
 from featcache.storage.location import ObjectPath
 
-__all__ = ["asked", "client", "has_no_credentials", "in_words", "library", "seconds_to_wait", "status_of"]
-
 _TIMEOUTS = {  # by whether obstore repeats requests; `timeout` is for the whole of a file, and 30 s by default
     True: {"connect_timeout": "10s", "timeout": "10m"},  # a `read_timeout` would end what is sent for longer
     False: {"connect_timeout": "10s", "read_timeout": "30s", "timeout": "1d"},

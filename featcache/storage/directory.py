@@ -30,8 +30,6 @@ from featcache.storage.locks import Lock
 from featcache.storage.maps import map_file
 from featcache.storage.work import flush, in_work, make_folder, remove_folder, sweep_work, taken
 
-__all__ = ["Directory", "write_file"]
-
 _BLOCK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
 _SAID_BYTES = 1000

@@ -14,18 +14,6 @@ from pathlib import Path
 
 from featcache.errors import ArgumentError, StoreError, listing, refuse_almost_url, refuse_secrets
 
-__all__ = [
-    "SCHEMES",
-    "Location",
-    "ObjectPath",
-    "absolute",
-    "as_location",
-    "desk_of",
-    "is_url",
-    "make_desk",
-    "parse_location",
-]
-
 SCHEMES = ("s3", "gs", "az", "memory")
 """The object stores that there are; `memory` is one of this process, for tests."""
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Lock", "is_held", "locked"]
-
 _own: weakref.WeakSet[Lock] = weakref.WeakSet()
 _opening = threading.RLock()
 

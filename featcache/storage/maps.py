@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Readahead", "map_file", "release", "will_need"]
-
 _WARM_BATCHES = 16
 """After so many batches in a row that read nothing from disk, the kernel is not asked to read ahead any more."""
 

@@ -21,8 +21,6 @@ from pathlib import Path
 
 from featcache.storage.locks import Lock, is_held
 
-__all__ = ["flush", "in_work", "make_folder", "remove_folder", "sweep_work", "taken"]
-
 _DAY_SECONDS = 86400.0
 _WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")
 _REMOVED = re.compile(r"removed-[0-9a-f]{16}")

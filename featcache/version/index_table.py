@@ -25,8 +25,6 @@ from featcache.format.table import Table, rise
 from featcache.strings import Strings, hash_of
 from featcache.version.version import Version
 
-__all__ = ["COLUMNS", "Index", "Maker", "Place", "ShardSummary", "index_name", "load_index", "read_index"]
-
 COLUMNS = {
     "id_offset": "uint64",
     "row_hash": "uint64",

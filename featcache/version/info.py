@@ -19,8 +19,6 @@ from featcache.format.group import read_attributes
 from featcache.spec import DTYPES, QUANTIZATION, SIDE_NAME, FeatureSpec, SideSpec
 from featcache.storage.location import Location
 
-__all__ = ["FORMAT", "VersionInfo", "library_versions", "read_info"]
-
 FORMAT: Literal[2] = 2
 
 _FRAME_VALUES = 1 << 22

@@ -22,8 +22,6 @@ from featcache.strings import Strings
 from featcache.version.index_table import Index
 from featcache.version.version import Version
 
-__all__ = ["Failure", "put_failures", "read_failures", "rewrite_failures", "standing_failures"]
-
 _AT_MOST_BYTES = 1 << 30
 _MESSAGE = 10_000
 """The longest message that is kept of a failure, in characters."""

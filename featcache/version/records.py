@@ -24,20 +24,6 @@ from featcache.version.index import open_index
 from featcache.version.ledger import Failure, put_failures, standing_failures
 from featcache.version.version import Version
 
-__all__ = [
-    "Run",
-    "RunRecord",
-    "began",
-    "failures_as_manifest",
-    "manifest_roots",
-    "new_name",
-    "probe_names",
-    "read_probes",
-    "read_run",
-    "run_names",
-    "write_probe",
-]
-
 _TIME = "%Y%m%dT%H%M%S.%f"
 
 

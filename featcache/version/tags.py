@@ -18,18 +18,6 @@ from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, 
 from featcache.version.index_table import Index
 from featcache.version.version import Version
 
-__all__ = [
-    "Tag",
-    "check_tags",
-    "make_tag",
-    "read_tag",
-    "read_tags",
-    "remove_tag",
-    "tag_names",
-    "tagged_shards",
-    "tags_to_show",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

@@ -32,8 +32,6 @@ from featcache.storage.base import MARK, Store, open_store
 from featcache.storage.location import Location
 from featcache.version.info import VersionInfo, read_info
 
-__all__ = ["PLAIN_GROUP", "ShardGoneError", "Version"]
-
 _T = TypeVar("_T")
 
 _SHARD_NAME = re.compile("[0-9a-f]{16}")

@@ -28,19 +28,6 @@ from featcache.version.index_table import Index
 from featcache.version.ledger import Failure, read_failures
 from featcache.version.version import Version
 
-__all__ = [
-    "DamagedRecord",
-    "Finding",
-    "Missing",
-    "Unfinished",
-    "Wanted",
-    "find_lacking",
-    "find_missing",
-    "forget_rows",
-    "read_all_wanted",
-    "read_wanted",
-]
-
 _FIRST_LINE_BYTES = 4096
 """As many bytes have the first line of most files."""
 
