@@ -101,8 +101,9 @@ def test_every_rate_is_kaldis(sample_rate, params):
             "num_mel_bins": st.integers(4, 40),  # torchaudio refuses 3, which Kaldi allows
             "low_freq": st.floats(0, 300),
             "high_freq": st.sampled_from([0.0, -400.0, 3800.0]),
-            "frame_length": st.floats(15, 50),
-            "frame_shift": st.floats(4, 60),
+            # Kaldi's milliseconds are float32: a length that is 1e-8 short of so many samples has that many there.
+            "frame_length": st.integers(15_000, 50_000).map(lambda microseconds: microseconds / 1000),
+            "frame_shift": st.integers(4_000, 60_000).map(lambda microseconds: microseconds / 1000),
             "snip_edges": st.booleans(),
             "window_type": st.sampled_from(["povey", "hanning", "hamming", "rectangular", "blackman"]),
             "preemphasis_coefficient": st.floats(0, 1),
