@@ -10,7 +10,7 @@ from featcache.cli import options
 from featcache.cli.common import note, print_json, read_manifest, refuse_unused, say
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.runs import not_tried_again
-from featcache.cli.show import describe_in_each, describe_origin, origin_lines, say_lines
+from featcache.cli.show import describe_in_each, origin_lines, say_lines
 from featcache.errors import counted
 from featcache.storage.location import Location
 
@@ -131,6 +131,8 @@ def _describe_utterance(
     utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]
 ) -> dict[str, Any]:
     """Its row in the plan's manifest, and where each version that has it has it from."""
+    from featcache.version.origin import describe_origin
+
     row = None if plan is None else plan.find(utterance)
     found, missing = describe_in_each(versions, utterance, describe_origin)
     if missing is not None and row is None and not found:
