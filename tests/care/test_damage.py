@@ -196,7 +196,8 @@ def test_few_tables_stay_mapped(cache, monkeypatch, kept):
         shutil.rmtree(version.path / "index")
 
     def count_maps():
-        mapped.append(sum("/shards/" in line for line in Path("/proc/self/maps").read_text().splitlines()))
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        mapped.append(sum(f"{version.path}/shards/" in line for line in maps))
 
     assert verify(version, report=count_maps).problems == []
     assert len(mapped) == 3
