@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from featcache.errors import ArgumentError
-from featcache.format.differences import differing_keys
+from featcache.format.documents import differing_keys
 from featcache.loader.cache import Cache
 from featcache.strings import Strings
 

@@ -20,8 +20,7 @@ from featcache.audio.waveform import AudioPolicy, AugmentPolicy
 from featcache.config.strict_yaml import load_yaml
 from featcache.errors import ConfigError, FeatcacheError, listing
 from featcache.extractors.base import SELECTING_KEYS, revision_of
-from featcache.format.differences import differing_keys
-from featcache.format.documents import AT_MOST_NAME
+from featcache.format.documents import AT_MOST_NAME, differing_keys
 from featcache.manifest.copies import Copies, copies_of
 from featcache.sections import Section
 from featcache.trust import without_downloads

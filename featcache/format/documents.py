@@ -7,6 +7,7 @@ not too many lists and objects, and then must be what a msgspec Struct declares.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -121,3 +122,21 @@ def _place_of_seal(data: bytes) -> int:
     if seal_found is None:
         raise ValueError("it has no checksum")
     return seal_found.start(1)
+
+
+def differing_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """The dotted paths at which two resolved configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
+
+    def shown(config: dict[str, Any]) -> str:
+        return json.dumps(config[key]) if key in config else "not given"
+
+    if not prefix and old.get("extractor") != new.get("extractor"):  # two extractors' parameters cannot be compared
+        return [f"extractor: {json.dumps(old.get('extractor'))} -> {json.dumps(new.get('extractor'))}"]
+    lines = []
+    for key in sorted({*old, *new}):
+        path, was, now = f"{prefix}{key}", old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            lines += differing_keys(was, now, f"{path}.")
+        elif was != now:
+            lines.append(f"{path}: {shown(old)} -> {shown(new)}")
+    return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,9 +122,11 @@ class Shard(Group[ShardInfo]):
 
     def open_features(self) -> Frames:
         """The same, to be read from where they lie."""
+        return self._frames_in(self.open(*self._features))
+
+    def _frames_in(self, file: Opened) -> Frames:
         name, shape, dtype = self._features
-        path = self._chunk(name, shape, dtype)[0]
-        return Frames(self.open(name, shape, dtype), shape, dtype, f"{self}/{path}", self.store.location)
+        return Frames(file, shape, dtype, f"{self}/{self._chunk(name, shape, dtype)[0]}", self.store.location)
 
     def feature_blocks(self, copy: Path | None = None) -> Iterator[memoryview]:
         """The file of the same, or a copy of it, in blocks that are valid until the next one. After the last one,
@@ -223,30 +224,26 @@ class Shard(Group[ShardInfo]):
         """Those of some items whose features are what was written, once the table has been checked: their numbers, and
         features `[frames, *item_shape]`. Items beyond the end of the file, or on a bad sector, are not among them.
         """
-        dtype = np.dtype(self.spec.stored_dtype).newbyteorder("<")
-        frame_bytes = math.prod(self.spec.item_shape) * dtype.itemsize
-        table = self.table
-        starts = table.offsets("frame")[:-1] * frame_bytes
-        sizes = np.diff(table.offsets("frame")) * frame_bytes
-        path = self._chunk(*self._features)[0]
+        checksums, offsets = self.table["item_crc32c"], self.table.offsets("frame")
+        counts = np.diff(offsets)
         try:
-            chunk = self.store.open(f"{self.key}/{path}", None)
+            frames = self._frames_in(self.store.open(f"{self.key}/{self._chunk(*self._features)[0]}", None))
         except (FileNotFoundError, DamagedError):
             return
         for first in range(0, len(numbers), _READ_AT_ONCE):
             some = numbers[first : first + _READ_AT_ONCE]
-            for number, data in zip(some, _read(chunk, starts[some].tolist(), sizes[some].tolist()), strict=True):
-                if data is not None and crc32c(data) == table["item_crc32c"][number]:
-                    features = np.frombuffer(data, dtype).reshape(-1, *self.spec.item_shape)
-                    if all_finite(features):
-                        yield number, features
+            for number, features in zip(
+                some, _read(frames, offsets[some].tolist(), counts[some].tolist()), strict=True
+            ):
+                if features is not None and crc32c(features) == checksums[number] and all_finite(features):
+                    yield number, features
 
 
-def _read(chunk: Opened, starts: list[int], sizes: list[int]) -> list[memoryview | None]:
-    """Ranges of a file's bytes; None for those that cannot be read."""
+def _read(frames: Frames, firsts: list[int], counts: list[int]) -> list[NDArray[Any] | None]:
+    """Stretches of frames; None for those that cannot be read."""
     try:
-        return [*chunk.read_ranges(starts, sizes)]
+        return [*frames.read_ranges(firsts, counts)]
     except DamagedError:
-        if len(starts) == 1:
+        if len(firsts) == 1:
             return [None]
-        return [data for start, size in zip(starts, sizes, strict=True) for data in _read(chunk, [start], [size])]
+        return [some for first, count in zip(firsts, counts, strict=True) for some in _read(frames, [first], [count])]

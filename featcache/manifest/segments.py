@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.strings import Strings, extend_hashes
+
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+"""What a document may say of them, as the other types of fields that documents hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +27,11 @@ class Segment:
 
     path: str
     """The audio file, as the manifest has it; `Manifest.resolve` gives its place."""
-    start: float | None = None
+    start: Seconds | None = None
     """Seconds from the beginning of the file; None if the row does not give it."""
-    duration: float | None = None
+    duration: Seconds | None = None
     """Seconds; None if the row does not give it."""
-    channel: int | None = None
+    channel: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] | None = None
     """The number of the file's channel, from 0; None if the row does not give it."""
 
 

@@ -80,11 +80,9 @@ class Bucket:
         self.location = location
 
     def below(self, folder: str) -> Bucket:
-        """The store of a folder of this one."""
         return Bucket(self._place(folder))
 
     def read(self, key: str, at_most: int) -> bytes:
-        """All bytes of a file, which has at most so many."""
 
         def fetch(connection: Any, path: str) -> bytes:
             response = connection.get(path)
@@ -94,7 +92,6 @@ class Bucket:
         return self._asked(key, fetch)
 
     def open(self, key: str, num_bytes: int | None) -> _ObjectFile:
-        """A file of exactly this size, or with None of any, to be read piece by piece."""
         return _ObjectFile(self._place(key), num_bytes)
 
     def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
@@ -141,7 +138,6 @@ class Bucket:
             return map_file(file.fileno(), num_bytes)
 
     def exists(self, key: str) -> bool:
-        """Whether there is a file, or a folder with something in it; without a key, whether the store's own is."""
         try:
             if self._place(key).key:
                 self._asked(key, lambda connection, path: connection.head(path))
@@ -151,9 +147,6 @@ class Bucket:
         return bool(self._listed(key, at_most=1))
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted: of files, and of folders that have been published; none if there is no folder.
-        Names that begin with a dot are left out.
-        """
         start = len(folder) + 1 if folder else 0
         first = self._listed(folder, at_most=_PAGE)
         heads = [self._key(entry)[start:].partition("/") for entry in first]
@@ -177,11 +170,9 @@ class Bucket:
         return published + [entry["path"].rpartition("/")[2] for entry in listing["objects"]]
 
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
-        """The keys of all files below a folder, and their sizes."""
         return self._files(folder, self._listed(folder, at_most=_PAGE))
 
     def put(self, key: str, data: Buffer) -> None:
-        """Write a file, which appears whole, in place of the one that is there."""
 
         def send(connection: Any, path: str) -> None:
             in_parts = len(data) > _PART_BYTES
@@ -190,7 +181,6 @@ class Bucket:
         self._asked(checked_key(key), send, is_long=len(data) > _STREAMED_BYTES)
 
     def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
-        """Write a folder, which appears whole, of files by their paths in it. One of this name that is there stays."""
         if not (lacking := self._lacking(files, folder)):
             return
         note = f"work/{checked_key(folder)}/{secrets.token_hex(8)}"
@@ -214,7 +204,6 @@ class Bucket:
         ]
 
     def remove(self, key: str) -> None:
-        """Remove a file or a folder, which disappears as a whole; nothing happens if it is not there."""
         mark = f"{checked_key(key)}/{MARK}"
         self._delete([key])
         for _ in range(2):  # once more for what a writer has added meanwhile, who then begins again
@@ -236,11 +225,9 @@ class Bucket:
             self._delete(keys)
 
     def lock(self, who: str, wait: Callable[[str], object] | None = None) -> AbstractContextManager[None]:
-        """Nothing: everybody has it."""
         return nullcontext()
 
     def sweep(self, *, remove: bool = True) -> list[str]:
-        """What writers have left that are dead, by keys; it is removed unless told otherwise."""
         written: dict[str, list[tuple[str, float]]] = defaultdict(list)
         for entry in self._listed("work"):
             if note := _NOTE.fullmatch(self._key(entry)):
@@ -270,12 +257,10 @@ class Bucket:
 
     @property
     def real_name(self) -> str:
-        """The name of the folder."""
         return self.location.name
 
     @property
     def desk(self) -> Path:
-        """A folder of this machine, for what others need not see. It is made if missing."""
         desk = desk_of(self.location)
         make_desk(desk)
         return desk
@@ -359,7 +344,6 @@ class _ObjectFile:
         require_size(self.num_bytes, num_bytes, place)
 
     def read_into(self, out: memoryview, start: int) -> None:
-        """Fill `out` with the file's bytes from `start` on."""
         out[:] = self.read_ranges([start], [len(out)])[0]
 
     def fetched(self) -> Iterator[memoryview]:

@@ -54,11 +54,9 @@ class Directory:
         self.location = location
 
     def below(self, folder: str) -> Directory:
-        """The store of a folder of this one."""
         return Directory(self._path(folder))
 
     def read(self, key: str, at_most: int) -> bytes:
-        """All bytes of a file, which has at most so many."""
         file = _File(self._path(key))
         base.require_at_most(file.num_bytes, at_most, file.path)
         data = np.empty(file.num_bytes, np.uint8)
@@ -66,11 +64,9 @@ class Directory:
         return data.tobytes()
 
     def open(self, key: str, num_bytes: int | None) -> _File:
-        """A file of exactly this size, or with None of any, to be read piece by piece."""
         return _File(self._path(key), num_bytes)
 
     def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
-        """The bytes of a file of exactly this size, in blocks that are valid until the next one."""
         return _File(self._path(key), num_bytes).blocks()
 
     def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
@@ -83,7 +79,6 @@ class Directory:
             return map_file(file.descriptor, num_bytes) if num_bytes else np.empty(0, np.uint8)
 
     def exists(self, key: str) -> bool:
-        """Whether there is a file, or a folder with something in it; without a key, whether the store's own is."""
         path = self._path(key)
         try:
             with os.scandir(path) as entries:
@@ -96,7 +91,6 @@ class Directory:
             raise _reading_error(error, path) from error
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted, without those that begin with a dot; none if there is no folder."""
         path = self._path(folder)
         try:
             return sorted(name for name in os.listdir(path) if not name.startswith("."))
@@ -108,7 +102,6 @@ class Directory:
             raise _reading_error(error, path) from error
 
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
-        """The keys of all files below a folder, and their sizes."""
 
         def fail(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):  # which has been taken away in the meantime
@@ -121,7 +114,6 @@ class Directory:
                     yield os.path.normpath(f"{below}/{name}"), os.lstat(f"{parent}/{name}").st_size
 
     def put(self, key: str, data: Buffer) -> None:
-        """Write a file, which appears whole, in place of the one that is there."""
         with self._writing(key) as (target, beside):
             _write(beside, data)
             try:
@@ -132,7 +124,6 @@ class Directory:
             flush(target.parent)
 
     def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
-        """Write a folder, which appears whole, of files by their paths in it. One of this name that is there stays."""
         with self._writing(folder) as (target, beside):
             if not (target / MARK).is_file():
                 _write_folder(beside, files)
@@ -158,7 +149,6 @@ class Directory:
             os.rename(folder, target)
 
     def remove(self, key: str) -> None:
-        """Remove a file or a folder, which disappears as a whole; nothing happens if it is not there."""
         path = self._path(checked_key(key))
         with _writing_to(path, "removed"), suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(path)
@@ -209,7 +199,6 @@ class Directory:
             lock.release()
 
     def sweep(self, *, remove: bool = True) -> list[str]:
-        """What writers have left that are dead, by keys; it is removed unless told otherwise."""
         work = self.location / "work"
         with _writing_to(work), suppress(FileNotFoundError):
             _refuse_link(work)
@@ -218,12 +207,10 @@ class Directory:
 
     @property
     def real_name(self) -> str:
-        """The name of the folder, behind links."""
         return self.location.resolve().name
 
     @property
     def desk(self) -> Path:
-        """A folder of the store, for what its readers need not see. It is made if missing."""
         with _writing_to(self.location / "work" / "desk"):
             return self._folder("work/desk")
 
@@ -271,7 +258,6 @@ class _File:
             close(self.descriptor)
 
     def read_into(self, out: memoryview, start: int) -> None:
-        """Fill `out` with the file's bytes from `start` on."""
         while len(out):
             try:
                 count = os.preadv(self.descriptor, [out], start)
@@ -282,7 +268,6 @@ class _File:
             out, start = out[count:], start + count
 
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
-        """Some ranges of the file's bytes."""
         base.require_within(starts, sizes, self.num_bytes, self.path)
         ranges = [np.empty(size, np.uint8).data for size in sizes]
         for start, part in zip(starts, ranges, strict=True):

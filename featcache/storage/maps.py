@@ -53,7 +53,10 @@ def will_need(array: NDArray[Any]) -> None:
     are asked for beforehand, they are read side by side. Arrays that are not mapped, or in memory already, are left
     alone.
     """
-    _advise(array, mmap.MADV_WILLNEED)
+    if array.nbytes:
+        address = array.__array_interface__["data"][0]
+        start = address // mmap.PAGESIZE * mmap.PAGESIZE
+        _libc.madvise(start, address + array.nbytes - start, mmap.MADV_WILLNEED)
 
 
 class Readahead:
@@ -83,25 +86,6 @@ def _disk_reads() -> int:
     """A count that grows with what this thread reads from disks; some file systems count blocks, all count faults."""
     usage = resource.getrusage(resource.RUSAGE_THREAD)
     return usage.ru_inblock + usage.ru_majflt
-
-
-def release(array: NDArray[Any]) -> None:
-    """Have the kernel no longer count an array's part of a mapped file as memory of this process.
-
-    What is read again is mapped again, mostly from the page cache. Arrays that are not mapped are left alone.
-    """
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, _Map):  # of other memory, this would be the end
-        _advise(array, mmap.MADV_DONTNEED)
-
-
-def _advise(array: NDArray[Any], advice: int) -> None:
-    if array.nbytes:
-        address = array.__array_interface__["data"][0]
-        start = address // mmap.PAGESIZE * mmap.PAGESIZE
-        _libc.madvise(start, address + array.nbytes - start, advice)
 
 
 class _Map:

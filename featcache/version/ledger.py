@@ -26,8 +26,6 @@ _AT_MOST_BYTES = 1 << 30
 _MESSAGE = 10_000
 """The longest message that is kept of a failure, in characters."""
 
-_Seconds = Annotated[float, msgspec.Meta(ge=0)] | None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(Utterance):
@@ -35,29 +33,14 @@ class Failure(Utterance):
 
     reason: str
     """Why: one of `featcache.errors.Reason`."""
-    message: str
-    """What was seen, for a person."""
-    size: int | None = None
-    """The size of the audio file in bytes when it was tried; None if there was no file."""
-    mtime_ns: int | None = None
-    """When the audio file was last modified, in nanoseconds since 1970; None if there was no file."""
-    generation: int = 1
-    """The generation that the item would have had: it stands until there is an item of this one, or a later one."""
-
-
-class _Line(msgspec.Struct, kw_only=True):
-    """What a line of the ledger must be."""
-
-    id: str
-    path: str
-    reason: str
     message: Annotated[str, msgspec.Meta(max_length=1 << 20)]
-    start: _Seconds = None
-    duration: _Seconds = None
-    channel: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] | None = None
+    """What was seen, for a person."""
     size: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    """The size of the audio file in bytes when it was tried; None if there was no file."""
     mtime_ns: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    """When the audio file was last modified, in nanoseconds since 1970; None if there was no file."""
     generation: Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)] = 1
+    """The generation that the item would have had: it stands until there is an item of this one, or a later one."""
 
 
 def put_failures(version: Version, name: str, failures: Iterable[Failure]) -> None:
@@ -85,11 +68,9 @@ def read_failures(version: Version, damaged: list[str] | None = None, run: str =
             continue
         for number, line in enumerate(data.splitlines(), 1):
             try:
-                parsed = parse(line, _Line, f"{where}, line {number}")
+                failures.append(parse(line, Failure, f"{where}, line {number}"))
             except DamagedError as error:
                 (damaged if damaged is not None else []).append(str(error))
-            else:
-                failures.append(Failure(**msgspec.structs.asdict(parsed)))
     return failures
 
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from featcache.errors import DamagedError, StoreError, listing
+from featcache.format.documents import differing_keys
 from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location
 from featcache.version.version import Version
@@ -53,7 +54,7 @@ def _all_folders(path: Location) -> list[Location]:
         return [path]
     folders = _folders_in(path)
     if not folders:
-        if not _exists(path):
+        if not open_store(path).exists(""):
             return _named(path.parent, path.name)
         _refuse_corpus(path)
         raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
@@ -63,7 +64,7 @@ def _all_folders(path: Location) -> list[Location]:
 def split_tag(path: Location) -> tuple[Location, str | None]:
     """The path of a version, and the name of the tag of `features/fbank80@paper`; None if it names no tag."""
     name, at, tag = path.name.rpartition("@")
-    if not at or _exists(path):
+    if not at or open_store(path).exists(""):
         return path, None
     return path.parent / name, tag
 
@@ -71,10 +72,6 @@ def split_tag(path: Location) -> tuple[Location, str | None]:
 def version_names(path: Location) -> list[str]:
     """The names of the folders of all versions in the cache at `path`; none if there is no such folder."""
     return [folder.name for folder in _folders_in(path)]
-
-
-def _exists(path: Location) -> bool:
-    return open_store(path).exists("")
 
 
 def _is_version(path: Location) -> bool:
@@ -118,8 +115,6 @@ def _name_of(folder: Location) -> str:
 
 def _several(cache: Location, folders: Sequence[Location], tag: str | None = None) -> StoreError:
     """The error to raise if there are several versions (that have a tag) and a single one is wanted."""
-    from featcache.format.differences import differing_keys
-
     hint = ""
     with suppress(StoreError):  # some metadata may be damaged
         first, second = (Version.open(folder).info.config for folder in folders[:2])
@@ -224,8 +219,6 @@ def select_configured(
     if not namesakes and len(versions) != 1:
         there = listing(version.path.name for version in select_versions(path))
         raise StoreError(f"{path}: holds no version of this config, which would be {wanted}; it holds {there}")
-    from featcache.format.differences import differing_keys
-
     other = (namesakes or versions)[0]
     keys = listing(differing_keys(other.info.config, resolved)) or "their weights or revision"
     raise StoreError(f"{other.path}: made with another config; the given config makes {wanted}; they differ in {keys}")

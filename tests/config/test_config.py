@@ -20,7 +20,7 @@ from featcache.errors import ConfigError
 from featcache.extractors import Extractor, Params
 from featcache.extractors.kaldi import Fbank
 from featcache.extractors.model import ModelParams
-from featcache.format.differences import differing_keys
+from featcache.format.documents import differing_keys
 
 PLAIN = "name: mine\nextractor: fbank\n"
 

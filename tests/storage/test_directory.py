@@ -21,7 +21,6 @@ from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.storage import directory, locks, work
 from featcache.storage.base import MARK
 from featcache.storage.directory import Directory
-from featcache.storage.maps import release
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 
@@ -344,14 +343,6 @@ def test_a_file_takes_the_place_of_a_folder_where_a_file_belongs(store):
     store.put("folder", b"file")
     assert store.read("folder", 4) == b"file"
     assert store.names("work") == []
-
-
-def test_only_what_is_mapped_is_released():
-    import numpy as np
-
-    array = np.arange(100_000)
-    release(array)
-    assert array.sum() == 4_999_950_000
 
 
 def test_a_lock_is_closed_in_a_forked_child(scratch):

@@ -15,7 +15,7 @@ from msgspec import structs, to_builtins
 from small_shards import INFO, SIDED, SPEC, create
 
 from featcache.errors import DamagedError, StoreError
-from featcache.format.differences import differing_keys
+from featcache.format.documents import differing_keys
 from featcache.format.writing import seal_group
 from featcache.version.selection import select_version, select_versions, version_folders
 from featcache.version.version import Version
