@@ -61,7 +61,6 @@ class Item(Utterance):
     content_hash: int = 0
     """XXH3-64 of the audio file's bytes, when it was decoded; 0 if unknown."""
     by_ffmpeg: bool = False
-    """Whether FFmpeg decoded the audio file."""
     generation: int = 1
     """Of the items of an id, that of the highest generation counts."""
 
@@ -70,9 +69,7 @@ class ShardInfo(GroupInfo, kw_only=True, frozen=True):
     """What the document of a shard says, besides what every group's does."""
 
     frames: Positive
-    """The frames of all items."""
     seconds: Annotated[float, msgspec.Meta(ge=0)]
-    """The seconds of audio of all items."""
     row: Count
     """The manifest row of its first item: shards are in the order of these, then of their names."""
     manifest: Hash

@@ -201,20 +201,22 @@ def library() -> Any:
     """
     global _package, _used_by_parent
     with _lock:
-        if _package is not None and not _used_by_parent:
-            return sys.modules["obstore"]
-        if _package is not None:
+        if _package is None:
+            try:
+                _package = _imported()
+            except ImportError as error:
+                raise MissingDependencyError("obstore", "what is at a URL", "cloud") from error
+        elif _used_by_parent:
             _load_copy(_package)
             _used_by_parent = False
-            return sys.modules["obstore"]
-        try:
-            obstore = importlib.import_module("obstore")
-            importlib.import_module("obstore.store")
-            importlib.import_module("obstore.exceptions")
-        except ImportError as error:
-            raise MissingDependencyError("obstore", "what is at a URL", "cloud") from error
-        _package = Path(str(obstore.__file__)).parent
-        return obstore
+        return sys.modules["obstore"]
+
+
+def _imported() -> Path:
+    """Import obstore; returns where it lies."""
+    for name in ("obstore.store", "obstore.exceptions"):
+        importlib.import_module(name)
+    return Path(str(sys.modules["obstore"].__file__)).parent
 
 
 def _load_copy(package: Path) -> None:
@@ -226,9 +228,7 @@ def _load_copy(package: Path) -> None:
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
         try:
-            importlib.import_module("obstore")
-            importlib.import_module("obstore.store")
-            importlib.import_module("obstore.exceptions")
+            _imported()
         finally:
             sys.path.remove(folder)
 

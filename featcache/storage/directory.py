@@ -250,7 +250,6 @@ class _File:
         if not stat.S_ISREG(status.st_mode):
             raise DamagedError(f"{path}: damaged: not a regular file")
         self.num_bytes = status.st_size
-        """The size of the file."""
         base.require_size(self.num_bytes, num_bytes, path)
 
     def __del__(self, close: Any = os.close) -> None:
@@ -341,10 +340,7 @@ def write_file(path: Path, data: bytes) -> None:
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(beside, data)
         beside.replace(path)
         flush(path.parent)
     except OSError as error:

@@ -37,15 +37,12 @@ class PartVersion(msgspec.Struct, frozen=True):
     manifest: _FileHash
     """The hash of the manifest's file then, and of how it was read; empty if it is not known."""
     utterances: Count
-    """How many utterances it held."""
     failed: Count
     """How many were in the failure ledger instead."""
     frames: Count
-    """The frames of all its utterances."""
     longest: Count
     """The frames of the longest one."""
     shards: Count
-    """How many shards there were."""
     index: Hash
     """The name of the index of its shards: it has changed since if its shards have another one."""
 
@@ -72,7 +69,6 @@ class Part(msgspec.Struct, frozen=True):
     rows: Count = 0
     """The rows of the manifest when it was extracted last, as are the next three; 0 if it never was."""
     size: Count = 0
-    """The bytes of the manifest's file."""
     mtime_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """When the manifest's file was changed last, in ns since 1970."""
     hash: _FileHash = ""

@@ -44,7 +44,6 @@ class Place:
     """Where an item is, and what it was extracted from."""
 
     shard: str
-    """The shard's name."""
     item: int
     """The number of the item in the shard."""
     row_hash: int
@@ -55,13 +54,11 @@ class ShardSummary(msgspec.Struct, frozen=True, array_like=True):
     """What an index says of a shard, so that nobody has to ask it."""
 
     name: Hash
-    """Its name."""
     row: Count
     """The manifest row of its first item."""
     items: Count
     """All of its items, also those that do not count."""
     frames: Count
-    """Their frames."""
     seconds: Annotated[float, msgspec.Meta(ge=0)]
     """Seconds of audio of all of them."""
     manifest: Hash
@@ -74,7 +71,6 @@ class Maker(msgspec.Struct, frozen=True):
     """What shards say of how they were made, as far as an index knows it."""
 
     run: str = ""
-    """The run."""
     batching: str | None = None
     """How padded rows were put together."""
     mismatch: float | None = None
@@ -87,7 +83,6 @@ class IndexInfo(GroupInfo, kw_only=True, frozen=True):
     shards: Annotated[list[ShardSummary], msgspec.Meta(max_length=1 << 18)]
     """The shards, in the order of the version: of their rows, then of their names."""
     makers: Annotated[list[Maker], msgspec.Meta(max_length=1 << 18)]
-    """What has made them."""
     complete: Annotated[dict[Hash, Count], msgspec.Meta(max_length=1 << 16)] = msgspec.field(default_factory=dict)
     """The wanted sets that lacked nothing when it was written: their names, and the checksums of their rows."""
 
@@ -106,16 +101,13 @@ class Index:
         complete: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.summaries = shards
-        """What is known of the shards."""
         self.makers = makers
-        """What has made them."""
         self.shards = [shard.name for shard in shards]
         """The names of the shards; `shard` are places in this list."""
         self.complete = complete
         """The wanted sets that it is known to lack nothing of: their names, and the checksums of their rows."""
         self.table = table
         self.ids = table.ids
-        """The ids, `[items]`."""
         self.shard = table["shard"].view(np.int64)
         self.item = table["item"].view(np.int64)
         self.first_frame = table["first_frame"].view(np.int64)

@@ -63,7 +63,6 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
     format: Literal[2] = 2
     """The format of everything below the version's folder."""
     name: Name
-    """The config's name."""
     fingerprint: Hex
     """The config's fingerprint; see `featcache.config`."""
     config: dict[str, Any]

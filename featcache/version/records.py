@@ -39,7 +39,6 @@ class RunRecord(msgspec.Struct, kw_only=True):
     finished: str | None = None
     """When it ended; None if it has not."""
     outcome: dict[str, Any] = {}
-    """What came of it."""
 
 
 class Run:
@@ -52,7 +51,6 @@ class Run:
     def __init__(self, version: Version, asked: dict[str, Any]) -> None:
         started = datetime.now(UTC)
         self.id = new_name(started)
-        """Its name."""
         self._version = version
         self._record = RunRecord(name=self.id, started=started.isoformat(), asked=asked)
         self._ledgers = 0

@@ -31,7 +31,6 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True):
     shards: Annotated[list[Hash], msgspec.Meta(max_length=1 << 20)]
     """The names of the shards that were there."""
     name: str = ""
-    """Its name, by which it is kept."""
 
 
 def make_tag(version: Version, name: str, index: Index) -> Tag:

@@ -218,7 +218,6 @@ class Unfinished:
     manifest: str
     """The manifest, as the run was given it."""
     utterances: int
-    """The number of utterances in the manifest."""
     missing: int
     """The number of them that are neither in the version nor in the failure ledger."""
     failed: int
