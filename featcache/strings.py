@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
-_BLOCK = 1 << 16
-"""The number of strings that are handled at once."""
+_BLOCK = 1 << 16  # the number of strings that are handled at once
 
 
 class Strings(Sequence[str]):

@@ -28,14 +28,10 @@ _FOR_A_SHELL = re.compile(r"[|&;<>()$`*?\[\]{}#~\n]|^\s*\w+=")
 _MOST_SECONDS = 3600
 _MOST_BYTES = 8 << 30
 _SHOWN = 200
-
-_FINISHED_SECONDS = 2.0
-"""A command that takes no longer is finished also by a run that is being stopped."""
-
+_FINISHED_SECONDS = 2.0  # a command that takes no longer is finished also by a run that is being stopped
 _POLL_SECONDS = 0.2
 
-_running: set[int] = set()
-"""The process groups of the commands that run."""
+_running: set[int] = set()  # the process groups of the commands that run
 
 
 def run_command(command: Command, wait: Callable[[float], object] = time.sleep) -> Fetched:
@@ -50,7 +46,7 @@ def run_command(command: Command, wait: Callable[[float], object] = time.sleep) 
     printed = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (Fetched closes it)
     try:
         with tempfile.TemporaryFile() as errors:
-            _run(_arguments(command), printed, errors, wait)
+            _run(command, printed, errors, wait)
         size = os.fstat(printed.fileno()).st_size
         if size == 0:
             raise AudioError(Reason.EMPTY, "the command prints nothing")
@@ -79,7 +75,8 @@ def _arguments(command: Command) -> list[str]:
     return ["sh", "-c", text]
 
 
-def _run(arguments: list[str], printed: IO[bytes], errors: IO[bytes], wait: Callable[[float], object]) -> None:
+def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Callable[[float], object]) -> None:
+    arguments = _arguments(command)
     try:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, start_new_session=True
@@ -88,32 +85,27 @@ def _run(arguments: list[str], printed: IO[bytes], errors: IO[bytes], wait: Call
         what = getattr(error, "strerror", None) or str(error)
         raise AudioError(Reason.FILE_UNREADABLE, f"the command does not run: {arguments[0]}: {what}") from error
     _running.add(process.pid)
+    started = time.monotonic()
     try:
         with suppress(ProcessLookupError):  # it has ended
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_MOST_BYTES, _MOST_BYTES))
-        code = _wait_for(process, wait)
+        while process.poll() is None:
+            seconds = time.monotonic() - started
+            if seconds > _MOST_SECONDS:
+                raise AudioError(Reason.FILE_UNREADABLE, f"the command has not ended after {_MOST_SECONDS:,} s")
+            if seconds > _FINISHED_SECONDS:
+                wait(0.0)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_SECONDS)
     finally:
         if process.poll() is None:
             _kill(process.pid)
             process.wait()
         _running.discard(process.pid)
-    if code:
-        raise AudioError(Reason.FILE_UNREADABLE, f"the command ends with {ending(code)}{_last_line(errors)}")
-
-
-def _wait_for(process: subprocess.Popen[bytes], wait: Callable[[float], object]) -> int:
-    started = time.monotonic()
-    while (seconds := time.monotonic() - started) < _MOST_SECONDS:
-        if seconds > _FINISHED_SECONDS:
-            wait(0.0)
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_SECONDS)
-    raise AudioError(Reason.FILE_UNREADABLE, f"the command has not ended after {_MOST_SECONDS:,} s")
-
-
-def _last_line(errors: IO[bytes]) -> str:
-    """The last line that a command wrote to stderr, as the end of a message."""
-    errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, errors.tell() - 4 * _SHOWN))
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return f": {lines[-1][:_SHOWN]}" if lines else ""
+    if process.returncode:
+        errors.seek(0, os.SEEK_END)
+        errors.seek(max(0, errors.tell() - 4 * _SHOWN))
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+        last_line = f": {lines[-1][:_SHOWN]}" if lines else ""
+        message = f"the command ends with {ending(process.returncode)}{last_line}"
+        raise AudioError(Reason.FILE_UNREADABLE, message)

@@ -20,7 +20,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,59 +32,61 @@ from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import Url, is_compressed, suffix_of
 
-_UNPACKED_PIECE = 64 << 10
-"""What is unpacked at a time; with .tar.zst, up to so much before a cut is lost."""
+_UNPACKED_PIECE = 64 << 10  # is unpacked at a time; with .tar.zst, up to so much before a cut is lost
 
 _COPIES_BYTES, _MOST_COPIES = 16 << 30, 128
 """Copies that are kept, unless a single one takes more; each is an open file."""
 
-_LARGEST_AHEAD = _COPIES_BYTES // 4
-"""The most bytes of a container that is fetched ahead, so that it takes no place of those in use."""
-
-_LEFT_FREE = 1 << 30
-"""The bytes of a disk that copies leave free for others."""
+_LARGEST_AHEAD = _COPIES_BYTES // 4  # of a container that is fetched ahead, so that it takes no place of those in use
+_LEFT_FREE = 1 << 30  # bytes of a disk that copies leave for others
 
 _MOST_TIMES, _ALWAYS_ALLOWED = 100, 1 << 30
 """A tar may unpack to so many times its size, or to so many bytes: audio is never compressed so far."""
 
-_ASKED_SECONDS = 60.0
-"""How long it is believed that a container at a URL is what the server said."""
+_ASKED_SECONDS = 60.0  # for so long it is believed that a container at a URL is what the server said
 
 _COPIES: Kept[Fetched] = Kept(_COPIES_BYTES, lambda copy: max(copy.stamp.size, _COPIES_BYTES // _MOST_COPIES))
 _STAMPS: Kept[FileStamp] = Kept(4096, seconds=_ASKED_SECONDS)
 
 
 @contextmanager
-def opened_copy(
-    container: Path | Url, wait: Callable[[float], object]
+def opened(
+    container: Path | Url, wait: Callable[[float], object] = time.sleep
 ) -> Iterator[tuple[io.FileIO, tuple[Hashable, ...], int]]:
-    """A copy of a container, open, and unpacked; what tells whether the container has changed; the mtime of members.
-    Raises AudioError if there is none, or no copy can be made.
+    """A container, open: itself, or a copy if it is compressed or at a URL; what tells whether the container has
+    changed; the mtime of members. Raises AudioError if there is none, or no copy can be made; also within the block, if
+    it cannot be read.
 
     `wait` is called with seconds to wait, also with none while it is unpacked, and may raise to give up.
     """
-    if not isinstance(container, Url):
-        with opened_file(container) as file:
-            status = os.fstat(file.fileno())
-            state: tuple[Hashable, ...] = state_of(status)
-            unpacked = _COPIES.get(state, lambda: _unpacked(file, container.suffix, wait))
-        with _reading(), unpacked.open() as file:
-            yield file, state, status.st_mtime_ns
-        return
-    stamp = _asked(container, wait)
-    state = (container, *stamp)
+    state: tuple[Hashable, ...]
+    try:
+        with ExitStack() as stack:
+            if isinstance(container, Url):
+                stamp = _asked(container, wait)
+                state, mtime_ns = (container, *stamp), _mtime(stamp)
 
-    def fetch() -> Fetched:
-        return _COPIES.get(state, lambda: _fetched(container, stamp, wait))
+                def fetch() -> Fetched:
+                    return _COPIES.get(state, lambda: _fetched(container, stamp, wait))
 
-    def unpack() -> Fetched:
-        with fetch().open() as file:
-            return _unpacked(file, suffix_of(container), wait)
+                def unpack() -> Fetched:
+                    with fetch().open() as file:
+                        return _unpacked(file, suffix_of(container), wait)
 
-    # What was fetched is needed no more when it is unpacked, so it is not asked for again, and makes room first.
-    copy = _COPIES.get((*state, "unpacked"), unpack) if is_compressed(container) else fetch()
-    with _reading(), copy.open() as file:
-        yield file, state, _mtime(stamp)
+                # What was fetched is needed no more when it is unpacked: it makes room first, and is not fetched again.
+                copy = _COPIES.get((*state, "unpacked"), unpack) if is_compressed(container) else fetch()
+                file = stack.enter_context(copy.open())
+            else:
+                file = stack.enter_context(open_file(container, "container")[0])
+                status = os.fstat(file.fileno())
+                state, mtime_ns = state_of(status), status.st_mtime_ns
+                if is_compressed(container):
+                    packed = file
+                    copy = _COPIES.get(state, lambda: _unpacked(packed, container.suffix, wait))
+                    file = stack.enter_context(copy.open())
+            yield file, state, mtime_ns
+    except OSError as error:
+        raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
 
 
 def fetch_ahead(container: Url, wait: Callable[[float], object]) -> None:
@@ -100,41 +102,28 @@ def member_mtime(container: Url) -> int:
     return _mtime(_asked(container))
 
 
-@contextmanager
-def opened_file(path: Path) -> Iterator[io.FileIO]:
-    """A container of this machine, open, as it is. Raises AudioError if there is none, or it cannot be read, also
-    within the block."""
+def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, os.stat_result]:
+    """An audio file or a container of this machine, open, and what it was before it was opened. Raises AudioError if
+    there is none, or it is empty or cannot be read."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
-            raise AudioError(Reason.FILE_MISSING, "the container is not a regular file")
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise AudioError(Reason.FILE_MISSING, f"the path is {kind}")
         if status.st_size == 0:
-            raise AudioError(Reason.TRUNCATED, _EMPTY)
-        file = io.FileIO(path)
+            raise AudioError(Reason.EMPTY if what == "file" else Reason.TRUNCATED, f"the {what} holds 0 bytes")
+        return io.FileIO(path), status
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise AudioError(Reason.FILE_MISSING, "there is no such container") from error
+        raise AudioError(Reason.FILE_MISSING, f"there is no such {what}") from error
     except OSError as error:
-        raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
+        raise AudioError(Reason.FILE_UNREADABLE, f"the {what} cannot be read: {error.strerror}") from error
     except ValueError as error:  # a zero byte, say
         raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
-    with _reading(), file:
-        yield file
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:
     """What tells whether a container of this machine has changed."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-_EMPTY = "the container holds 0 bytes"
 
 
 def _asked(container: Url, wait: Callable[[float], object] = time.sleep) -> FileStamp:
@@ -156,7 +145,7 @@ def _mtime(stamp: FileStamp) -> int:
 def _fetched(container: Url, stamp: FileStamp, wait: Callable[[float], object]) -> Fetched:
     """A copy of a container at a URL, as it is."""
     if stamp.size == 0:
-        raise AudioError(Reason.TRUNCATED, _EMPTY)
+        raise AudioError(Reason.TRUNCATED, "the container holds 0 bytes")
     _make_room(stamp.size, f"it has {stamp.size / 1e9:,.1f} GB")
     return fetch_to_disk(container, stamp, wait)
 

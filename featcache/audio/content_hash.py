@@ -14,12 +14,10 @@ import xxhash
 
 from featcache.audio.kept import Kept
 
-UNKNOWN_HASH = 0
-"""Stands for the hash of a file that was not hashed."""
+UNKNOWN_HASH = 0  # stands for the hash of a file that was not hashed
 
 _PIECE_BYTES = 256 << 10
-_MOST_FILES = 1024
-"""Files whose hashes are kept: more than a run's threads decode at once."""
+_MOST_FILES = 1024  # files whose hashes are kept: more than a run's threads decode at once
 
 
 def hash_of_bytes(data: bytes) -> int:

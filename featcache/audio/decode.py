@@ -94,8 +94,9 @@ def decode(
             num_bytes = longest * recording.num_channels * np.dtype(np.float32).itemsize
             reserve(num_bytes, longest / recording.sample_rate)
         content_hash = recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
-        stamp = recording.size, recording.mtime_ns
-        identity = FileIdentity(*stamp, recording.sample_rate, content_hash, recording.by_ffmpeg)
+        identity = FileIdentity(
+            recording.size, recording.mtime_ns, recording.sample_rate, content_hash, recording.by_ffmpeg
+        )
         cuts = recording.cut(good)
         for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
@@ -104,8 +105,9 @@ def decode(
             try:
                 samples = next(cuts)
             except MemoryError:
-                message = f"decoding it takes more memory than there is{_length_for_message(recording, span)}"
-                yield AudioError(Reason.OUT_OF_MEMORY, message)
+                seconds, rate = (span[1] - span[0]) / recording.sample_rate, recording.sample_rate
+                length = "" if span[1] == UNKNOWN else f": {seconds:,.0f} s at {rate} Hz"
+                yield AudioError(Reason.OUT_OF_MEMORY, f"decoding it takes more memory than there is{length}")
                 rest = segments[number + 1 :]
                 yield from decode(
                     location, rest, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched
@@ -122,7 +124,7 @@ def probe_seconds(location: AudioSource | str) -> float | None:
         return None
     try:
         with closing(Recording(location, beginning_of)) as recording:
-            known = recording.num_samples != UNKNOWN and (recording.states_length or not isinstance(location, Url))
+            known = recording.num_samples != UNKNOWN and (recording.can_seek or not isinstance(location, Url))
             return recording.num_samples / recording.sample_rate if known else None
     except AudioError:
         return None
@@ -158,13 +160,6 @@ def _span(recording: Recording, num_samples: int, segment: Cut, max_seconds: flo
     return error_if_too_long(stop - first, rate, max_seconds) or (first, stop)
 
 
-def _length_for_message(recording: Recording, span: Span) -> str:
-    first, stop = span
-    if stop == UNKNOWN:
-        return ""
-    return f": {(stop - first) / recording.sample_rate:,.0f} s at {recording.sample_rate} Hz"
-
-
 def _fault(
     recording: Recording, samples: NDArray[np.float32], span: Span, segment: Cut, max_seconds: float | None
 ) -> AudioError | None:
@@ -176,11 +171,11 @@ def _fault(
     if len(samples) < stop - first:
         if recording.damage:
             return recording.damage
-        num_decoded = recording.position
         if recording.num_samples != UNKNOWN:
-            promised = f"its header promises {recording.num_samples / rate:.3f} s"
-            return AudioError(Reason.TRUNCATED, f"{promised}, but the file holds {num_decoded / rate:.3f} s")
-        refitted = _span(recording, num_decoded, segment, max_seconds)  # now that the length is known
+            promised, held = recording.num_samples / rate, recording.position / rate
+            message = f"its header promises {promised:.3f} s, but the file holds {held:.3f} s"
+            return AudioError(Reason.TRUNCATED, message)
+        refitted = _span(recording, recording.position, segment, max_seconds)  # now that the length is known
         if isinstance(refitted, AudioError):
             return refitted
     if recording.is_float and not all_finite(samples):

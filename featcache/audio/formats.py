@@ -33,11 +33,8 @@ _FORMATS = {
 _ESTIMATED = ("amr", "aac", "ac3", "eac3", "mpegts")
 """Formats whose header does not say how long they are: FFmpeg estimates it."""
 
-BEGINNING = 377
-"""The bytes of a file that tell its format: two packets of MPEG-TS, and one byte."""
-
-_TOLERANCE_SECONDS = 0.1
-"""Headers round the length, and encoders add or drop a little."""
+BEGINNING = 377  # the bytes of a file that tell its format: two packets of MPEG-TS, and one byte
+_TOLERANCE_SECONDS = 0.1  # headers round the length, and encoders add or drop a little
 
 
 def format_of(beginning: bytes) -> str | None:

@@ -16,11 +16,8 @@ from featcache.errors import AudioError
 
 _Result = TypeVar("_Result")
 
-_FAULT_SECONDS = 60.0
-"""How long an AudioError is kept: a disk may have room again, and a server may answer."""
-
-_lock = threading.Lock()
-"""Guards all of them: a process may fork only while it is free."""
+_FAULT_SECONDS = 60.0  # for so long an AudioError is kept: a disk may have room again, and a server may answer
+_lock = threading.Lock()  # guards all of them: a process may fork only while it is free
 
 
 class Kept(Generic[_Result]):
@@ -31,9 +28,8 @@ class Kept(Generic[_Result]):
         self._limit = limit
         self._weigh = weigh
         self._seconds = seconds
-        self._ends: dict[Hashable, float] = {}  # of those that are made, by `time.monotonic`
         self._results: OrderedDict[Hashable, Future[_Result]] = OrderedDict()
-        self._weights: dict[Hashable, int] = {}  # of those that are made
+        self._made: dict[Hashable, tuple[int, float]] = {}  # of each, its weight, and its end by `time.monotonic`
         self._total = 0
         _all_kept.add(self)
 
@@ -41,7 +37,7 @@ class Kept(Generic[_Result]):
         """The result for a key, which `make` makes if it is not kept. An AudioError that `make` raises is kept for a
         minute, and anything else it raises is not."""
         with _lock:
-            if time.monotonic() > self._ends.get(key, math.inf):
+            if key in self._made and time.monotonic() > self._made[key][1]:
                 self._drop(key)
             known = self._results.get(key)
             future = known or self._results.setdefault(key, Future())
@@ -55,12 +51,12 @@ class Kept(Generic[_Result]):
     def forget(self) -> None:
         """Keep nothing of what is made."""
         with _lock:
-            for key in [*self._weights]:
+            for key in [*self._made]:
                 self._drop(key)
 
     def _drop(self, key: Hashable) -> None:
-        del self._results[key], self._ends[key]
-        self._total -= self._weights.pop(key)
+        del self._results[key]
+        self._total -= self._made.pop(key)[0]
 
     def _make(self, key: Hashable, make: Callable[[], _Result], future: Future[_Result]) -> None:
         weight, seconds = 1, self._seconds
@@ -78,10 +74,10 @@ class Kept(Generic[_Result]):
             weight = self._weigh(result)
             future.set_result(result)
         with _lock:
-            self._weights[key], self._ends[key] = weight, time.monotonic() + seconds
+            self._made[key] = weight, time.monotonic() + seconds
             self._total += weight
             while self._total > self._limit:
-                oldest = next((made for made in self._results if made != key and made in self._weights), None)
+                oldest = next((made for made in self._results if made != key and made in self._made), None)
                 if oldest is None:
                     break
                 self._drop(oldest)

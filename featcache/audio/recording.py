@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.container_copies import open_file
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
 from featcache.audio.formats import BEGINNING, FFmpegDecoder, format_of
 from featcache.audio.headers import EndlessFile, cut_in_header, flac_header, is_shorten, mp3_end, shortfall
@@ -42,8 +41,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError("miniaudio", "decoding FLAC") from error
 
-UNKNOWN = 2**63 - 1
-"""The number of samples of a file whose header does not say it; libsndfile uses the same number."""
+UNKNOWN = 2**63 - 1  # the number of samples of a file whose header does not say it; libsndfile uses the same number
 
 END_TOLERANCE_SECONDS = 0.1
 """A segment may end this much after the end of its file, and is cut off there: manifests round durations, and encoders
@@ -87,12 +85,16 @@ class Recording:
     """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
     by_ffmpeg: bool
     """Whether FFmpeg decodes it."""
+    can_seek: bool
+    """Whether any sample can be reached by itself, so that the header alone tells how many there are."""
 
     def __init__(self, location: AudioSource | str, fetched: Callable[[CopiedSource], Fetched] = copy_of) -> None:
-        is_copied = isinstance(location, CopiedSource)
-        self._file, stamp = _open_copy(fetched(location)) if isinstance(location, CopiedSource) else _open(location)
-        self.size, self.mtime_ns = stamp
-        self._opened_as = None if is_copied else stamp
+        self._is_copy = isinstance(location, CopiedSource)
+        if isinstance(location, CopiedSource):
+            self._file, (self.size, self.mtime_ns) = _open_copy(fetched(location))
+        else:
+            self._file, status = open_file(location)
+            self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
         self._bytes: bytes | None = None  # all of a small file, once they were read
         self._decoder: _Decoder | FFmpegDecoder | None = None  # of a FLAC, made when dr_flac does not do
         self.position, self.damage, self.shortfall = 0, None, None
@@ -101,15 +103,12 @@ class Recording:
             if flac is None:
                 self._open_decoder()
                 return
-        except (OSError, soundfile.LibsndfileError) as error:
+        except _FAULTS as error:
             self._file.close()
-            raise _refusal(error) from error
-        except AudioError:
-            self._file.close()
-            raise
+            raise _fault(error) from None
         self.sample_rate, self.num_channels, self.num_samples, bits = flac
         self.is_float, self.has_16_bits, self.by_ffmpeg = False, bits == 16, False
-        self._can_seek, self._is_flac = True, True
+        self.can_seek, self._is_flac = True, True
 
     def _open_decoder(self) -> None:
         """Open the file with libsndfile or FFmpeg, and take from there what the recording says of it."""
@@ -122,7 +121,7 @@ class Recording:
         self.is_float = subtype in ("FLOAT", "DOUBLE")
         self.has_16_bits = subtype == "PCM_16"
         self.by_ffmpeg = isinstance(self._decoder, FFmpegDecoder)
-        self._can_seek, self._is_flac = states_length and subtype in _SEEKABLE, False
+        self.can_seek, self._is_flac = states_length and subtype in _SEEKABLE, False
 
     def close(self) -> None:
         """Close the file."""
@@ -136,7 +135,7 @@ class Recording:
         try:
             if self.size <= _SMALL_BYTES:
                 return hash_of_bytes(self._all_bytes())
-            if self._opened_as is None:  # a copy of this recording alone
+            if self._is_copy:  # of this recording alone
                 return hash_of_content(self._file.fileno())
             return hashes.of(self._file.fileno())
         except OSError:  # a bad sector, which need not be in what is decoded
@@ -145,12 +144,7 @@ class Recording:
     def has_changed(self) -> bool:
         """Whether the size or time of the file has changed since it was opened. A copy of it does not change."""
         status = os.fstat(self._file.fileno())
-        return self._opened_as is not None and (status.st_size, status.st_mtime_ns) != self._opened_as
-
-    @property
-    def states_length(self) -> bool:
-        """Whether the header alone tells how many samples there are."""
-        return self._can_seek
+        return not self._is_copy and (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns)
 
     def count_samples(self) -> int:
         """The samples of each channel, by decoding them: where the header does not say it. Raises AudioError if it is
@@ -165,7 +159,7 @@ class Recording:
         """Yield the samples of each span, float32 `[num_samples, channels]`, in the order given: fewer than asked for
         if the recording ends before, or is damaged. A file that cannot be seeked is decoded once, in its own order;
         spans that are due later wait in memory."""
-        return self._cut_seeking(spans) if self._can_seek else self._cut_forwards(spans)
+        return self._cut_seeking(spans) if self.can_seek else self._cut_forwards(spans)
 
     def _cut_seeking(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
         for first, stop in spans:
@@ -202,20 +196,14 @@ class Recording:
             if self._decoder is not None:
                 self._decoder.close()
             self._decoder, _ = _start(self._file)
-        except (OSError, soundfile.LibsndfileError) as error:
-            self.damage = _refusal(error)
-        except AudioError as fault:
-            self.damage = fault
-        else:
             self.position, self.damage = 0, None
+        except _FAULTS as error:
+            self.damage = _fault(error)
 
     def _all_bytes(self) -> bytes:
         """The bytes of the file, of which a small one keeps them: it is read once."""
-        if self._bytes is not None:
-            return self._bytes
-        data = os.pread(self._file.fileno(), self.size, 0)
-        if self.size <= _SMALL_BYTES:
-            self._bytes = data
+        data = os.pread(self._file.fileno(), self.size, 0) if self._bytes is None else self._bytes
+        self._bytes = data if self.size <= _SMALL_BYTES else None
         return data
 
     def _all_samples(self) -> NDArray[np.float32] | None:
@@ -238,13 +226,13 @@ class Recording:
         try:
             self._decoder.seek(position)
         except soundfile.LibsndfileError as error:
-            self.damage = _damage(error, position / self.sample_rate)
+            self.damage = _fault(error, position / self.sample_rate)
 
     def _read(self, num_samples: int) -> NDArray[np.float32]:
         """The next samples, `[num_samples, channels]`; fewer if the recording ends before, or is damaged."""
         room_for = num_samples if self._is_believable(num_samples) else _BLOCK  # which grows with what is found
         samples = np.empty((room_for, self.num_channels), np.float32)
-        at_once = num_samples if self._can_seek else _BLOCK  # at most this is lost if a stream breaks off
+        at_once = num_samples if self.can_seek else _BLOCK  # at most this is lost if a stream breaks off
         filled = 0
         while filled < num_samples and not self.damage:
             assert self._decoder is not None
@@ -253,11 +241,8 @@ class Recording:
             room = samples[filled : min(filled + at_once, num_samples)]
             try:
                 count = len(self._decoder.read(out=room))
-            except soundfile.LibsndfileError as error:
-                self.damage = _damage(error, self.position / self.sample_rate)
-                break
-            except AudioError as fault:
-                self.damage = fault
+            except (soundfile.LibsndfileError, AudioError) as error:
+                self.damage = _fault(error, self.position / self.sample_rate)
                 break
             if count == 0:
                 break
@@ -275,23 +260,6 @@ class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
 
     def seekable(self) -> bool:
         return False
-
-
-def _open(path: Path | str) -> tuple[io.FileIO, FileStamp]:
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
-            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise AudioError(Reason.FILE_MISSING, f"the path is {kind}")
-        if status.st_size == 0:
-            raise AudioError(Reason.EMPTY, "the file holds 0 bytes")
-        return io.FileIO(path), FileStamp(status.st_size, status.st_mtime_ns)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise AudioError(Reason.FILE_MISSING, "there is no such file") from error
-    except OSError as error:
-        raise _refusal(error) from error
-    except ValueError as error:  # a zero byte, say
-        raise AudioError(Reason.FILE_MISSING, f"not a valid path: {error}") from error
 
 
 def _open_copy(fetched: Fetched) -> tuple[io.FileIO, FileStamp]:
@@ -339,25 +307,23 @@ def _decode_flac(data: bytes, samples: NDArray[np.float32]) -> bool:
         lib.ma_dr_flac_close(decoder)
 
 
-def _refusal(error: OSError | soundfile.LibsndfileError) -> AudioError:
-    """Why a file cannot be opened."""
+_FAULTS = (OSError, soundfile.LibsndfileError, AudioError)
+
+
+def _fault(error: Exception, seconds: float | None = None) -> AudioError:
+    """Why a file cannot be opened, or decoded from some position on."""
+    if isinstance(error, AudioError):
+        return error
     if isinstance(error, OSError):
         return AudioError(Reason.FILE_UNREADABLE, f"the file cannot be read: {error.strerror}")
+    assert isinstance(error, soundfile.LibsndfileError)
     if error.code == _SYSTEM_ERROR:
         return AudioError(Reason.FILE_UNREADABLE, "the file cannot be read: an error of the system")
-    return AudioError(Reason.NOT_AUDIO, f"cannot be read as audio: {_words(error)}")
-
-
-def _damage(error: soundfile.LibsndfileError, seconds: float) -> AudioError:
-    """Why a file cannot be decoded from some position on."""
-    if error.code == _SYSTEM_ERROR:
-        return _refusal(error)
-    where = f" somewhere after {seconds:.3f} s" if seconds else ""
-    return AudioError(Reason.TRUNCATED, f"decoding fails{where}: {_words(error)}")
-
-
-def _words(error: soundfile.LibsndfileError) -> str:
     words: str = error.error_string.removeprefix("Error : ").rstrip(".")
     if words.startswith("File does not exist"):  # what libsndfile says of an MP3 that it cannot open
-        return "format not recognised"
-    return words[:1].lower() + words[1:]
+        words = "format not recognised"
+    words = words[:1].lower() + words[1:]
+    if seconds is None:
+        return AudioError(Reason.NOT_AUDIO, f"cannot be read as audio: {words}")
+    where = f" somewhere after {seconds:.3f} s" if seconds else ""
+    return AudioError(Reason.TRUNCATED, f"decoding fails{where}: {words}")

@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
@@ -32,38 +31,24 @@ from featcache.manifest.audio_locations import Url
 from featcache.storage.clients import client, has_no_credentials, in_words, library, status_of
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import GetResult, ObjectMeta
     from obstore.store import ObjectStore
 
-TRIES = 8
-"""Requests for a file before it fails: over about 25 seconds, with the waits between them."""
-
-FEW_TRIES = 3
-"""Requests for what a command can do without, or is told about before it begins: over about a second."""
-
+TRIES = 8  # requests for a file before it fails: over about 25 seconds, with the waits between them
+FEW_TRIES = 3  # for what a command can do without, or is told about before it begins: over about a second
 _FIRST_WAIT = 0.2  # seconds
 _LONGEST_WAIT = 15.0  # seconds
-IN_MEMORY = 32 << 20
-"""The most bytes of a file that is kept in memory."""
 
-_BEGINNING = 64 << 10
-"""The bytes in which headers are."""
-
+IN_MEMORY = 32 << 20  # the most bytes of a file that is kept in memory
+_BEGINNING = 64 << 10  # bytes in which headers are
 _PIECE = 4 << 20
 
-_RANGE = 8 << 20
-"""The bytes of a container that a request asks for."""
+_RANGE = 8 << 20  # bytes of a container that a request asks for
+_RANGES_AT_ONCE = 8  # such requests at a time: a connection to an object store gives 50 to 100 MB a second
 
-_RANGES_AT_ONCE = 8
-"""Such requests for a container at a time: a connection to an object store gives 50 to 100 MB a second."""
+_HEAD_REFUSED = (403, 405, 501)  # what servers answer to HEAD that may answer GET
 
-_HEAD_REFUSED = (403, 405, 501)
-"""What servers answer to HEAD that may answer GET."""
-
-URLS_AT_ONCE = 64
-"""How many files at URLs are asked about at a time."""
-
-_FILES_AT_ONCE = 16
+URLS_AT_ONCE, _FILES_AT_ONCE = 64, 16  # how many files are asked about at a time, at URLs and on this machine
 
 _Result = TypeVar("_Result")
 _Given = TypeVar("_Given")
@@ -100,10 +85,10 @@ class Fetched:
             _write(file, self._data)
             file.truncate(self.stamp.size)
             file.seek(0)
+            return file
         except BaseException:
             file.close()
             raise
-        return file
 
 
 def require(url: Url) -> None:
@@ -122,7 +107,20 @@ def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
 
     `wait` is called with the seconds to wait before the next try, and may raise to give up.
     """
-    return _try(url, TRIES, _get, wait)
+
+    def get(store: ObjectStore, key: str) -> Fetched:
+        result = store.get(key)
+        stamp = _stamp(result.meta)
+        if stamp.size == 0:
+            raise AudioError(Reason.EMPTY, "the file holds 0 bytes")
+        if stamp.size > IN_MEMORY:
+            return Fetched(stamp, file=kept_on_disk(result.stream(_PIECE), stamp.size))
+        data = result.bytes()
+        if len(data) != stamp.size:
+            raise _BrokenOffError
+        return Fetched(stamp, data)
+
+    return _try(url, TRIES, get, wait)
 
 
 def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = time.sleep) -> Fetched:
@@ -130,7 +128,16 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = 
     `wait` is called with no seconds before each, too. Raises AudioError also if it is not what `stamp_of` said, or the
     disk is full."""
 
-    def get(first: int) -> None:
+    def checked(result: GetResult) -> GetResult:
+        if _stamp(result.meta) != stamp:
+            raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was fetched")
+        return result
+
+    def get_whole(store: ObjectStore, key: str) -> Fetched:
+        pieces = (wait(0.0) or piece for piece in checked(store.get(key)).stream(_PIECE))
+        return Fetched(stamp, file=kept_on_disk(pieces, stamp.size))
+
+    def get_range(first: int) -> None:
         wait(0.0)
         stop = min(first + _RANGE, stamp.size)
 
@@ -139,8 +146,7 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = 
                 result = store.get(key, options={"range": (first, stop)})
             except library().exceptions.NotSupportedError:
                 raise _NoRangesError from None
-            _check_same(result.meta, stamp)
-            data = memoryview(result.bytes())
+            data = memoryview(checked(result).bytes())
             if len(data) != stop - first:
                 raise _BrokenOffError
             with _disk_may_fail():
@@ -154,13 +160,13 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = 
         with _disk_may_fail():
             os.posix_fallocate(file.fileno(), 0, stamp.size)
         with ThreadPoolExecutor(_RANGES_AT_ONCE, "featcache-fetch-range") as pool:
-            for _ in pool.map(get, range(0, stamp.size, _RANGE)):
+            for _ in pool.map(get_range, range(0, stamp.size, _RANGE)):
                 pass
     except BaseException as error:
         file.close()
         if not isinstance(error, _NoRangesError):
             raise
-        return _try(url, TRIES, partial(_get_to_disk, stamp=stamp, wait=wait), wait)
+        return _try(url, TRIES, get_whole, wait)
     return Fetched(stamp, file=file)
 
 
@@ -197,31 +203,6 @@ def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) 
         return list(pool.map(ask, locations))
 
 
-def _get(store: ObjectStore, key: str) -> Fetched:
-    result = store.get(key)
-    stamp = _stamp(result.meta)
-    if stamp.size == 0:
-        raise AudioError(Reason.EMPTY, "the file holds 0 bytes")
-    if stamp.size <= IN_MEMORY:
-        data = result.bytes()
-        if len(data) != stamp.size:
-            raise _BrokenOffError
-        return Fetched(stamp, data)
-    return Fetched(stamp, file=kept_on_disk(result.stream(_PIECE), stamp.size))
-
-
-def _get_to_disk(store: ObjectStore, key: str, stamp: FileStamp, wait: Callable[[float], object]) -> Fetched:
-    result = store.get(key)
-    _check_same(result.meta, stamp)
-    pieces = (wait(0.0) or piece for piece in result.stream(_PIECE))
-    return Fetched(stamp, file=kept_on_disk(pieces, stamp.size))
-
-
-def _check_same(meta: ObjectMeta, stamp: FileStamp) -> None:
-    if _stamp(meta) != stamp:
-        raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was fetched")
-
-
 class TriedInVainError(AudioError):
     """A file that cannot be fetched now, after many tries, and may be had later."""
 
@@ -250,10 +231,10 @@ def kept_on_disk(pieces: Iterable[Any], size: int | None = None) -> io.FileIO:
                 held += _write(file, piece)
         if size is not None and held != size:
             raise _BrokenOffError
+        return file
     except BaseException:
         file.close()
         raise
-    return file
 
 
 @contextmanager
@@ -266,11 +247,10 @@ def _disk_may_fail() -> Iterator[None]:
 
 
 def _write(file: io.FileIO, data: Any) -> int:
-    view = memoryview(data)
-    written = 0
-    while written < len(view):
-        written += file.write(view[written:])
-    return written
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+    return len(data)
 
 
 def _try(

@@ -13,11 +13,8 @@ from featcache.errors import AudioError, MissingDependencyError, Reason
 if TYPE_CHECKING:
     from featcache.audio.waveform import AudioPolicy
 
-_SILENT = 1e-4
-"""Where silence begins: 80 dB below full scale."""
-
-_CANCELLED = 0.01
-"""The part of its channels' peak below which a mix has lost what was in them: 40 dB."""
+_SILENT = 1e-4  # where silence begins: 80 dB below full scale
+_CANCELLED = 0.01  # the part of its channels' peak below which a mix has lost what was in them: 40 dB
 
 _FEW = 64
 

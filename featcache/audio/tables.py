@@ -21,14 +21,9 @@ from featcache.audio.tar import ByteRange
 from featcache.errors import AudioError, Reason, first_line
 from featcache.manifest.formats import tables as manifests
 
-_KEPT_BYTES = 512 << 20
-"""Row groups that are kept in memory, unless a single one takes more."""
-
-_LARGEST_GROUP = 1 << 30
-"""The most bytes of audio in a row group."""
-
-_ROWS_AT_ONCE = 16
-"""Rows that are unpacked before it is seen how many bytes they take."""
+_KEPT_BYTES = 512 << 20  # row groups that are kept in memory, unless a single one takes more
+_LARGEST_GROUP = 1 << 30  # the most bytes of audio in a row group
+_ROWS_AT_ONCE = 16  # rows that are unpacked before it is seen how many bytes they take
 
 
 pyarrow = partial(manifests.pyarrow, "audio in Parquet, Arrow or .tar.zst")

@@ -19,8 +19,7 @@ from featcache.errors import AudioError, Reason
 
 _BLOCK = 512
 _EMPTY = bytes(_BLOCK)
-_LONGEST = 1 << 20
-"""The most bytes of a header that holds a long name, or what PAX adds."""
+_LONGEST = 1 << 20  # the most bytes of a header that holds a long name, or what PAX adds
 
 _LARGEST = 1 << 62
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.content_hash import hash_of_content
 from featcache.audio.decode import probe_seconds
-from featcache.audio.members import check_container, read_member
+from featcache.audio.members import check_container, copy_of
 from featcache.audio.remote import each_at_once, require, stamp_of
 from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, ManifestError, Reason, counted
@@ -215,7 +215,7 @@ def can_be_read(root: AudioLocation, path: str) -> bool:
     location = locate(root, path)
     try:
         if isinstance(location, Member) and not isinstance(location.container, Url):
-            read_member(location)
+            copy_of(location)
             return True
         if isinstance(location, Path):
             with open(location, "rb", buffering=0) as file:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import groupby
 
 from featcache.audio.container_copies import fetch_ahead
-from featcache.audio.members import read_member
+from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
 from featcache.errors import AudioError, Reason, counted
 from featcache.extraction.tasks import ShardTask
@@ -136,7 +136,7 @@ class Downloads:
         if isinstance(location, Member):
             if isinstance(location.container, Url):
                 self._is_wanted(location.container)
-            return read_member(location, self._wait_for_container)
+            return copy_of(location, self._wait_for_container)
         url = location
         with self._lock:
             future = self._files.get(url)

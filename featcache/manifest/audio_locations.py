@@ -26,8 +26,7 @@ from urllib.parse import unquote
 from featcache.errors import refuse_secrets
 from featcache.strings import Strings
 
-AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")
-"""How URLs may begin whose files are fetched."""
+AUDIO_SCHEMES = ("s3", "gs", "az", "https", "http")  # how URLs may begin whose files are fetched
 
 _FETCHED = re.compile(rf"(?:{'|'.join(AUDIO_SCHEMES)})://", re.IGNORECASE)
 _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)

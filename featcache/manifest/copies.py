@@ -45,8 +45,7 @@ class Copy(NamedTuple):
         return speed if self.is_clean else f"{speed}_snr{self.snr:g}"
 
 
-PLAIN = Copy()
-"""The utterance itself."""
+PLAIN = Copy()  # the utterance itself
 
 
 class Copies:

@@ -274,8 +274,7 @@ def _find_duplicates(ids: Strings, places: Sequence[int], faults: Faults) -> Non
             faults.add(places[row], f"id {name!r} is already on {faults.where(places[first])}")
 
 
-_NOT_GIVEN = ("NAType", "NaTType")
-"""The types of what pandas has for values that are missing, besides NaN."""
+_NOT_GIVEN = ("NAType", "NaTType")  # the types of what pandas has for values that are missing, besides NaN
 
 
 class Table(Protocol):

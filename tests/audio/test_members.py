@@ -14,7 +14,7 @@ from processes import open_files
 
 from featcache.audio import container_copies, tables
 from featcache.audio.kept import Kept
-from featcache.audio.members import check_container, read_member, stamp_now
+from featcache.audio.members import check_container, copy_of, stamp_now
 from featcache.audio.remote import TriedInVainError
 from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import Member, Url, locate
@@ -23,7 +23,7 @@ VALUES = [b"zero", b"1" * 900, None, b"", b"four" * 99, b"five", b"six"]
 
 
 def content(container, name) -> bytes:
-    fetched = read_member(Member(container, name))
+    fetched = copy_of(Member(container, name))
     assert fetched.stamp == stamp_now(Member(container, name))
     with fetched.open() as file:
         return file.read()
@@ -31,7 +31,7 @@ def content(container, name) -> bytes:
 
 def refused(container, name) -> tuple[Reason, str]:
     with pytest.raises(AudioError) as caught:
-        read_member(Member(container, name))
+        copy_of(Member(container, name))
     return caught.value.reason, str(caught.value)
 
 
@@ -349,7 +349,7 @@ def test_archives_of_kaldi(scratch):
         lines = (scratch / f"{name}.scp").read_text().splitlines()
         places |= {(name, line.split()[0]): locate(scratch, line.split()[1]) for line in lines}
     for (name, id_), member in places.items():
-        with read_member(member).open() as file:
+        with copy_of(member).open() as file:
             assert file.read(4) == {"wav": b"RIFF", "flac": b"fLaC"}[name]
             file.seek(0)
             samples, rate = soundfile.read(file, dtype="int16")

@@ -16,7 +16,7 @@ from object_stores import BUCKET, upload
 
 from featcache.audio import container_copies, remote
 from featcache.audio.kept import Kept
-from featcache.audio.members import read_member
+from featcache.audio.members import copy_of
 from featcache.config import load_config
 from featcache.errors import AudioError
 from featcache.extraction.downloads import Downloads
@@ -190,7 +190,7 @@ def test_what_is_unpacked_is_not_fetched_again(plain, server, scratch, monkeypat
     monkeypatch.setattr(container_copies, "_COPIES", Kept(1))
     container, _, name = inside.rows[0]["path"].partition("/")
     member = Member(Url(server.url(f"/{container}")), name)
-    assert [read_member(member).stamp for _ in range(3)] == [read_member(member).stamp] * 3
+    assert [copy_of(member).stamp for _ in range(3)] == [copy_of(member).stamp] * 3
     assert server.asked("GET") == 1
 
 

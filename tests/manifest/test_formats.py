@@ -13,7 +13,7 @@ from foreign_manifests import CLIPS, RATE, WRITERS, dataset
 from manifests import faults_of, rows_of
 from pages import text_of
 
-from featcache.audio.members import read_member
+from featcache.audio.members import copy_of
 from featcache.errors import ArgumentError, ManifestError
 from featcache.manifest import FORMATS, Utterance, read_manifest
 
@@ -108,7 +108,7 @@ def test_shar_as_lhotse_reads_it(tmp_path, form):
     assert (ours.format, list(ours.ids)) == ("lhotse", ["0", "ann/1", "2", "right"])
     assert ours.notes[-1].endswith("of Lhotse Shar, cuts and recording are read, and nothing else: features")
     for row, cut in zip(rows_of(ours), theirs, strict=True):
-        with read_member(ours.resolve(row.path)).open() as file:
+        with copy_of(ours.resolve(row.path)).open() as file:
             assert file.read() == cut.recording.sources[0].source
         assert row == Utterance(id=cut.id, path=row.path, start=0, duration=cut.duration)
     one = read_manifest(folder / "cuts.000001.jsonl.gz")

@@ -176,8 +176,7 @@ class _Audio:
             yield rows, {_PLACE: places, **cells}
 
 
-_PLACE = "audio.path"
-"""The column with the places of audio, by a name that has no meaning."""
+_PLACE = "audio.path"  # the column with the places of audio, by a name that has no meaning
 
 _renamed_by_place = partial(names_of_whole_files, _PLACE)
 

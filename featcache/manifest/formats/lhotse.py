@@ -21,8 +21,7 @@ from featcache.manifest.formats.source import Batch, Faults, Source, batched, op
 from featcache.manifest.formats.tables import Rows, json_rows
 from featcache.manifest.utterances import meaning_of
 
-_SAID = ("text", "speaker", "language", "gender")
-"""What supervisions say that becomes a column."""
+_SAID = ("text", "speaker", "language", "gender")  # what supervisions say that becomes a column
 
 _CUTS_OF_SHAR = re.compile(r"cuts\.\d+\.jsonl(?:\.gz)?")
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
@@ -30,8 +29,7 @@ _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
 
 _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 
-_COLUMNS = ("id", "path", "start", "duration", "channel", *_SAID, "custom")
-"""The cells of a row."""
+_COLUMNS = ("id", "path", "start", "duration", "channel", *_SAID, "custom")  # the cells of a row
 
 _INSTEAD = {
     "Speed": "augment: {speed: [0.9, 1.0, 1.1]} in the config makes copies",

@@ -31,11 +31,8 @@ AUDIO_SUFFIXES = frozenset(
 ROWS_PER_BATCH = 256
 """So few that they stay in the caches of a core: rows of JSON take a quarter less time than with 1,024."""
 
-HEAD_BYTES = 1 << 20
-"""The most bytes of a file by which its format is recognised."""
-
-_HEAD_LINES = 200
-"""The most lines."""
+HEAD_BYTES = 1 << 20  # the most bytes of a file by which its format is recognised
+_HEAD_LINES = 200  # the most lines
 
 _TAR = (
     "is a tar, not a manifest: `tar tf FILE.tar > members.txt` lists its members, and `--root FILE.tar` says that the "
@@ -54,13 +51,11 @@ _NO_MANIFESTS = {
 """What begins like this is plainly no table or list."""
 
 _FAULTS_SHOWN = 20
-_ALIKE_SHOWN = 3
-"""Of more faults that are the same but for their place, the first is shown, with their number."""
+_ALIKE_SHOWN = 3  # of more faults that are the same but for their place, the first is shown, with their number
 _LINE_BYTES = 4 << 20
 _BLOCK_BYTES = 256 << 10
 _GZIP = b"\x1f\x8b"
-_FILE_SHIFT = 40
-"""The bits of a place that tell the line: more than there are lines in a file."""
+_FILE_SHIFT = 40  # the bits of a place that tell the line: more than there are lines in a file
 
 Batch = tuple[Sequence[int], dict[str, Sequence[Any]]]
 """The place of each of some rows; their cells, by column."""

@@ -23,8 +23,7 @@ from featcache.manifest.utterances import ENDS, SPELLINGS, meaning_of, shown
 
 _OTHER_ENDS = {"stop", "stop_time"}  # names of columns that are as often numbers of samples as seconds
 
-_ROWS_OF_PARQUET = 8192
-"""The rows that pyarrow gives at once."""
+_ROWS_OF_PARQUET = 8192  # the rows that pyarrow gives at once
 
 Names = Sequence[str]
 """The names of a table's columns."""

@@ -83,8 +83,7 @@ def _member(source: Source, row: dict[str, Any]) -> str:
     return name if is_in_root else f"audio_{row['shard_id']}.tar/{name}"
 
 
-_MOST_BYTES = 2 << 30
-"""The largest JSON file that is read: all of it is in memory."""
+_MOST_BYTES = 2 << 30  # the largest JSON file that is read: all of it is in memory
 
 _BLOCK_BYTES = 1 << 20
 
