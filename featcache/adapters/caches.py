@@ -15,8 +15,6 @@ try:
 except ImportError as error:
     raise MissingDependencyError((error.name or "").partition(".")[0], "featcache.adapters", "torch") from error
 
-__all__ = ["cache_of", "dataset_of", "missing_toolkit", "position_of", "remember", "whole_dataset"]
-
 _open_caches: dict[str, Cache] = {}
 
 

@@ -27,8 +27,6 @@ try:
 except ImportError as error:
     raise missing_toolkit(error, "huggingface") from error
 
-__all__ = ["CachedFeatures", "to_hf"]
-
 _CHUNK = 1 << 16
 _ARRAYS = {1: datasets.Array2D, 2: datasets.Array3D, 3: datasets.Array4D, 4: datasets.Array5D}
 

@@ -29,8 +29,6 @@ try:
 except ImportError as error:
     raise missing_toolkit(error, "lhotse") from error
 
-__all__ = ["Reader", "cuts"]
-
 _OF_A_SUPERVISION = ("text", "speaker", "language", "gender")
 
 

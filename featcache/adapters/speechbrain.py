@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from speechbrain.dataio.dataset import DynamicItemDataset
     from speechbrain.utils.data_pipeline import DynamicItem
 
-__all__ = ["Collate", "item", "to_dynamic_item_dataset"]
-
 
 def item(given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None) -> DynamicItem:
     """A dynamic item that reads features by id: `dataset.add_dynamic_item(item(cache))`.

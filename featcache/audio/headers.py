@@ -59,7 +59,11 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
         case "OGG" | "ogg":  # the latter is FFmpeg's
             return _ogg_shortfall(fd, size)
         case "NIST":
-            return _nist_shortfall(fd, file.frames)
+            counted = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
+            promised = int(counted[1]) if counted else 0
+            if promised > file.frames:
+                return f"its header promises {promised:,} samples, and it holds {file.frames:,}"
+            return None
         case _:
             return _logged_shortfall(file.extra_info, file.frames)
 
@@ -73,16 +77,15 @@ def cut_in_header(fd: int, size: int) -> str | None:
     promised = int.from_bytes(head[4:8], "little") + 8
     if (head[:4], head[8:]) == (b"RIFF", b"WAVE") and size < promised < _UNFINISHED_SIZE:
         return f"its header promises {promised:,} bytes, and it holds {size:,}"
-    if not (len(head) > 4 and _FLAC.startswith(head[:4] + head[5:8])):
-        return None
-    block = 4
-    for _ in range(_MOST_BLOCKS):
-        header = os.pread(fd, 4, block).ljust(4, b"\0")
-        block += 4 + int.from_bytes(header[1:])
-        if block >= size:
-            return "it ends within its header"
-        if header[0] & 0x80:  # the last one
-            break
+    if len(head) > 4 and _FLAC.startswith(head[:4] + head[5:8]):
+        block = 4
+        for _ in range(_MOST_BLOCKS):
+            header = os.pread(fd, 4, block).ljust(4, b"\0")
+            block += 4 + int.from_bytes(header[1:])
+            if block >= size:
+                return "it ends within its header"
+            if header[0] & 0x80:  # the last one
+                break
     return None
 
 
@@ -140,13 +143,6 @@ def _ogg_shortfall(fd: int, size: int) -> str | None:
     return None
 
 
-def _nist_shortfall(fd: int, num_samples: int) -> str | None:
-    found = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
-    if found and int(found[1]) > num_samples:
-        return f"its header promises {int(found[1]):,} samples, and it holds {num_samples:,}"
-    return None
-
-
 def _logged_shortfall(log: str, num_samples: int) -> str | None:
     found = _DATA_SIZE.search(log)
     if found is None and len(log) >= _LOG_LIMIT:  # there is so much metadata that the rest was not logged
@@ -154,9 +150,8 @@ def _logged_shortfall(log: str, num_samples: int) -> str | None:
     if found is None:
         return None
     promised, held = int(found[1]), int(found[2])
-    if promised >= _UNFINISHED_SIZE:
-        return None
     width = held // num_samples if num_samples else 0  # bytes of a sample; 0 if samples are compressed
-    if width and promised // width <= num_samples:  # what is missing is a part of a sample, or padding
+    is_whole = width and promised // width <= num_samples  # what is missing is a part of a sample, or padding
+    if promised >= _UNFINISHED_SIZE or is_whole:
         return None
     return f"its header promises {promised:,} bytes, and it holds {held:,}"

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 # Decoders are imported in functions: reading a config needs this file, and most configs have no noise.
 
 _THREADS = 8
-
 _PIECE_BYTES = 1 << 17
 _MOST_PIECES = (1 << 30) // _PIECE_BYTES  # 9 hours at 16 kHz, of 16 bits. MUSAN's noise is 6 hours
 _STEP = np.float32(2**-15)  # of 16-bit samples
@@ -57,12 +56,9 @@ class NoiseClip:
     first: int
     num_samples: int
     sample_rate: int
-    channel: int | None
-    """The channel of the file, from 0; None for the config's."""
-    num_channels: int
-    """Those of the file."""
-    has_16_bits: bool
-    """Whether the file's samples are 16-bit integers."""
+    channel: int | None  # from 0; None for the config's
+    num_channels: int  # of the file
+    has_16_bits: bool  # whether the file's samples are 16-bit integers
 
 
 class Noise:
@@ -82,7 +78,7 @@ class Noise:
             raise ConfigError(f"augment.noise.manifest: {error}") from error
         if self._content != policy.content:
             raise ConfigError(f"augment.noise.manifest: {policy.manifest}: has changed since the config was read")
-        num_pieces = accumulate(-(-clip.num_samples // self._piece_length(clip)) for clip in self._clips)
+        num_pieces = accumulate(-(-clip.num_samples // self._pieces_of(clip)[2]) for clip in self._clips)
         self._kept = {clip for clip, count in zip(self._clips, num_pieces, strict=True) if count <= _MOST_PIECES}
 
     def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
@@ -97,8 +93,7 @@ class Noise:
         if not speech_power or not noise_power:
             return waveform
         gain = math.sqrt(speech_power / noise_power) * 10 ** (-snr / 20)
-        mixed: NDArray[np.float32] = (waveform.astype(np.float64) + gain * noise).astype(np.float32)
-        return mixed
+        return (waveform.astype(np.float64) + gain * noise).astype(np.float32)
 
     def cut(self, num_samples: int, id_: str) -> NDArray[np.float32]:
         """The noise of a copy before it is scaled, float32 `[num_samples]` at the config's rate. If a noise is long
@@ -118,16 +113,14 @@ class Noise:
     def _waveform(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
         """Samples of a noise at the config's rate, resampled by themselves."""
         try:
-            mono = self._mono(clip, first, stop)
-            return to_waveform(mono[:, None], clip.sample_rate, self._audio, 0)
+            return to_waveform(self._mono(clip, first, stop)[:, None], clip.sample_rate, self._audio, 0)
         except AudioError as error:
-            raise ConfigError(
-                f"augment.noise.manifest: {clip.path}: {error}: repair the file, or leave it out"
-            ) from error
+            message = f"augment.noise.manifest: {clip.path}: {error}: repair the file, or leave it out"
+            raise ConfigError(message) from error
 
     def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
         """Samples of a noise, mono, at the file's rate; a new array."""
-        channel, dtype, length = self._channel(clip), self._kept_dtype(clip), self._piece_length(clip)
+        channel, dtype, length = self._pieces_of(clip)
         if clip not in self._kept:
             return _decoded(clip, channel, (first, stop))
         parts = []
@@ -141,16 +134,12 @@ class Noise:
         samples: NDArray[np.float32] = np.concatenate(parts)
         return np.multiply(samples, _STEP, dtype=np.float32) if dtype == "int16" else samples
 
-    def _channel(self, clip: NoiseClip) -> Channel:
-        return self._audio.channel if clip.channel is None else clip.channel
-
-    def _kept_dtype(self, clip: NoiseClip) -> str:
-        """The smaller of int16 and float32 that loses nothing."""
-        return "int16" if clip.has_16_bits and (clip.num_channels == 1 or self._channel(clip) != "mix") else "float32"
-
-    def _piece_length(self, clip: NoiseClip) -> int:
-        """The number of samples in a piece of a noise."""
-        return _PIECE_BYTES // np.dtype(self._kept_dtype(clip)).itemsize
+    def _pieces_of(self, clip: NoiseClip) -> tuple[Channel, str, int]:
+        """The channel that is taken of a noise; int16 if that loses nothing, or else float32; the samples in a
+        piece."""
+        channel = self._audio.channel if clip.channel is None else clip.channel
+        are_levels = clip.has_16_bits and (clip.num_channels == 1 or channel != "mix")
+        return (channel, "int16", _PIECE_BYTES // 2) if are_levels else (channel, "float32", _PIECE_BYTES // 4)
 
 
 def read_noise(manifest: str | Path) -> list[NoiseClip]:
@@ -163,10 +152,10 @@ def read_noise(manifest: str | Path) -> list[NoiseClip]:
     except ManifestError as error:
         raise ValueError(" ".join(str(error).split())) from error
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(lambda row: _noise_clip(read, read[row]), range(len(read))))
-    if faults := [fault for fault in found if isinstance(fault, str)]:
+        clips = list(pool.map(lambda row: _noise_clip(read, read[row]), range(len(read))))
+    if faults := [clip for clip in clips if isinstance(clip, str)]:
         raise ValueError(f"{read.source}: {listing(faults)}")
-    return [clip for clip in found if isinstance(clip, NoiseClip)]
+    return [clip for clip in clips if isinstance(clip, NoiseClip)]
 
 
 def noise_content(clips: Sequence[NoiseClip]) -> str:

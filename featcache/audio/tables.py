@@ -53,22 +53,19 @@ class ArrowIndex:
                 raise AudioError(Reason.NOT_AUDIO, message) from None
             self._fault = f"was cut short, or is damaged: {first_line(error)}"
         self._columns = {name: np.concatenate(parts, axis=1) for name, parts in places.items()}
-
-    @property
-    def num_bytes(self) -> int:
-        """The memory that it takes: 16 bytes for each value."""
-        return sum(places.nbytes for places in self._columns.values())
+        self.num_bytes = sum(places.nbytes for places in self._columns.values())  # the memory that it takes
 
     def find(self, name: str) -> ByteRange:
         """Where the bytes of a column's row lie. Raises AudioError if there is no such column or row, or it has no
         bytes."""
         column, row = _column_and_row(name, self._columns)
-        offsets, sizes = self._columns[column]
-        if row >= len(sizes) and self._fault:
-            raise AudioError(Reason.TRUNCATED, f"the table {self._fault}; it has {len(sizes):,} rows left")
-        _check_row(row, len(sizes))
-        _check_size(int(sizes[row]))
-        return ByteRange(int(offsets[row]), int(sizes[row]))
+        places = self._columns[column].T
+        if row >= len(places) and self._fault:
+            raise AudioError(Reason.TRUNCATED, f"the table {self._fault}; it has {len(places):,} rows left")
+        _check_row(row, len(places))
+        offset, size = places[row].tolist()
+        _check_size(size)
+        return ByteRange(offset, size)
 
 
 class ParquetIndex:
@@ -83,11 +80,7 @@ class ParquetIndex:
         if min(counts, default=0) < 0:
             raise AudioError(Reason.TRUNCATED, "the table is damaged: a row group has fewer than no rows")
         self._starts = [0, *accumulate(counts)]
-
-    @property
-    def num_bytes(self) -> int:
-        """The memory that it takes, approximately: the footer's parts are objects."""
-        return 10 * int(self._metadata.serialized_size)
+        self.num_bytes = 10 * int(self._metadata.serialized_size)  # in memory, approximately: its parts are objects
 
     def find(self, name: str, descriptor: int) -> Any:
         """The bytes of a column's row, as a buffer, from the file as it was. Raises AudioError if there is no such

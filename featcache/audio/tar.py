@@ -33,6 +33,7 @@ _REFUSED = (
     "is a sparse file, which is not read: pack it anew without --sparse",
     "is a link to what is not in the tar before it",
 )
+_REFUSAL_OF = {b"2": 1, _SPARSE: 2, _LINK: 3}
 
 
 class ByteRange(NamedTuple):
@@ -57,10 +58,10 @@ class TarIndex:
                 if header.kind == _LINK:
                     links.append((len(hashes), header.link))
                 hashes.append(_hash(header.name))
-                offsets.append(header.data if header.kind in _FILES else -1 - _refusal(header.kind))
+                offsets.append(header.data if header.kind in _FILES else -1 - _REFUSAL_OF.get(header.kind, 0))
                 sizes.append(header.size)
         except _DamagedError as fault:
-            if not hashes and not fault.is_cut:
+            if not hashes and not isinstance(fault, _CutError):
                 raise AudioError(Reason.NOT_AUDIO, f"the container is no tar: {fault}") from None
             self._fault = str(fault)
         order = np.argsort(np.frombuffer(hashes, np.uint64), kind="stable")
@@ -72,22 +73,15 @@ class TarIndex:
             found = self._find(_hash(target))
             if found is not None:
                 self._offsets[place[number]], self._sizes[place[number]] = self._offsets[found], self._sizes[found]
-
-    def __len__(self) -> int:
-        return len(self._hashes)
-
-    @property
-    def num_bytes(self) -> int:
-        """The memory that it takes: 24 bytes for each member."""
-        return self._hashes.nbytes + self._offsets.nbytes + self._sizes.nbytes
+        self.num_bytes = 24 * len(order)  # the memory that it takes
 
     def find(self, name: str) -> ByteRange:
         """Where the bytes of a member lie. Raises AudioError if there is none, it is no file, or the tar was cut short
         before its end."""
         place = self._find(_hash(name.encode()))
+        if place is None and self._fault:
+            raise AudioError(Reason.TRUNCATED, f"the tar {self._fault}, and what is left has no such member")
         if place is None:
-            if self._fault:
-                raise AudioError(Reason.TRUNCATED, f"the tar {self._fault}, and what is left has no such member")
             raise AudioError(Reason.FILE_MISSING, "the tar has no such member")
         offset, size = int(self._offsets[place]), int(self._sizes[place])
         if offset < 0:
@@ -113,9 +107,9 @@ class _Header(NamedTuple):
 class _DamagedError(Exception):
     """From some place on, a tar is none."""
 
-    def __init__(self, message: str, *, is_cut: bool = False) -> None:
-        super().__init__(message)
-        self.is_cut = is_cut
+
+class _CutError(_DamagedError):
+    """A tar was cut short."""
 
 
 def _headers(descriptor: int) -> Iterator[_Header]:
@@ -158,7 +152,7 @@ def _headers(descriptor: int) -> Iterator[_Header]:
 def _read(descriptor: int, count: int, at: int) -> bytes:
     data = os.pread(descriptor, count, at)
     if len(data) < count:
-        raise _DamagedError(f"ends after {at + len(data):,} bytes without the mark of an end", is_cut=True)
+        raise _CutError(f"ends after {at + len(data):,} bytes without the mark of an end")
     return data
 
 
@@ -200,11 +194,6 @@ def _name(block: bytes) -> bytes:
 
 def _text(field: bytes) -> bytes:
     return field.partition(b"\0")[0]
-
-
-def _refusal(kind: bytes) -> int:
-    """The number of the message about members that are no files."""
-    return {b"2": 1, _SPARSE: 2, _LINK: 3}.get(kind, 0)
 
 
 def _hash(name: bytes) -> int:

@@ -6,10 +6,11 @@ Two sections of a config say this: `audio`, how an utterance becomes a waveform;
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,16 +105,11 @@ class AugmentPolicy(Section):
 
 def _distinct(values: tuple[float, ...], lowest: float, highest: float, unit: str) -> tuple[float, ...]:
     """Check numbers that become suffixes of ids, and sort them: their order in a config decides nothing."""
-    faults: list[Any] = []
-    if not values:
-        faults.append("expected one number at least")
-    faults += [
-        f"{value:g} is outside {lowest:g} to {highest:g} {unit}" for value in values if not lowest <= value <= highest
-    ]
+    faults = [] if values else ["expected one number at least"]
+    limits = f"{lowest:g} to {highest:g} {unit}"
+    faults += [f"{value:g} is outside {limits}" for value in values if not lowest <= value <= highest]
     faults += [f"{value!r} has more than six digits" for value in values if float(f"{value:g}") != value]
-    faults += [
-        f"{value:g} is there {values.count(value)} times" for value in sorted({*values}) if values.count(value) > 1
-    ]
+    faults += [f"{value:g} is there {count} times" for value, count in sorted(Counter(values).items()) if count > 1]
     if faults:
         raise ValueError(listing(faults))
     return tuple(sorted(value + 0.0 for value in values))
@@ -126,10 +122,8 @@ class WaveformMaker:
     Its methods may be called from several threads. It takes clips of any length: limits are the caller's.
     """
 
-    audio: AudioPolicy
-    """The config's `audio` section, without its `max_seconds`."""
+    audio: AudioPolicy  # without its `max_seconds`
     augment: AugmentPolicy | None
-    """The config's `augment` section; None if there are no copies."""
     copies: Copies = field(compare=False)
     """The copies that `augment` makes of every utterance."""
 
@@ -160,7 +154,7 @@ class WaveformMaker:
         """Add a copy's noise to its waveform; that of a clean copy is returned as it is. Raises ConfigError if the
         noise cannot be decoded, or has changed."""
         copy = self.copies.copy_of(id_)
-        return waveform if copy.is_clean or self._noise is None else self._noise.add_to(waveform, id_, copy.snr)
+        return waveform if copy.snr is None or self._noise is None else self._noise.add_to(waveform, id_, copy.snr)
 
     def waveform(
         self, samples: NDArray[np.float32], source_rate: int, id_: str, channel: int | None
@@ -170,5 +164,4 @@ class WaveformMaker:
 
     @cached_property
     def _noise(self) -> Noise | None:
-        noise = None if self.augment is None else self.augment.noise
-        return None if noise is None else Noise(noise, self.audio)
+        return Noise(self.augment.noise, self.audio) if self.augment and self.augment.noise else None

@@ -25,8 +25,6 @@ from featcache.loader.dataset import FeatureDataset
 from featcache.loader.remote_shards import ObjectShards, ToFetch
 from featcache.loader.utterances import DatasetVersion
 
-__all__ = ["ShardsAhead", "asks_store", "fetches"]
-
 _AT_ONCE = 8
 """Shards that are fetched side by side."""
 

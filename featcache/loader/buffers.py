@@ -19,8 +19,6 @@ from featcache.errors import ArgumentError, MissingDependencyError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Buffers", "pad_into", "tensor_in", "tensor_of"]
-
 _LARGEST_KEPT = 256 << 20
 """Bytes of a batch beyond which its memory is given back: such batches are not those of training."""
 

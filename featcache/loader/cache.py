@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from featcache.loader.local_copies import Tiers
     from featcache.version.ledger import Failure
 
-__all__ = ["Cache", "Keys"]
-
 _Default = TypeVar("_Default")
 
 Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"

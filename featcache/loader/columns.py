@@ -13,8 +13,6 @@ from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-__all__ = ["Column", "Names", "Types", "Where", "columns_of", "numbered", "rows_where", "take"]
-
 Column = Strings | NDArray[Any]
 """One value for each utterance: text, float64 or int64."""
 

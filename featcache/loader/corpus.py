@@ -33,8 +33,6 @@ from featcache.version.wanted import find_lacking
 if TYPE_CHECKING:
     from featcache.loader.local_copies import Tiers
 
-__all__ = ["Corpus", "open_corpus"]
-
 _FEW = 4096
 """Of so many positions, each is looked up by itself; for more, the columns of all parts are joined for a moment."""
 

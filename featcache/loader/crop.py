@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from featcache.errors import MOST_COUNTED, ArgumentError, is_number, require_int
 
-__all__ = ["Crop", "Windows"]
-
 Where = Literal["random", "start", "center"]
 Short = Literal["pad", "drop", "error"]
 

@@ -26,8 +26,6 @@ from featcache.loader.sampler import Batching, BucketBatchSampler
 from featcache.loader.transfers import Transfer, transfer_to
 from featcache.loader.utterances import DatasetVersion, by_version
 
-__all__ = ["DataLoader"]
-
 _PREFETCH = 2
 _PREFETCH_ASKED = 8
 """Batches that are prepared ahead if each waits for its own requests."""

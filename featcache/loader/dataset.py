@@ -30,8 +30,6 @@ from featcache.loader.utterances import DatasetVersion, by_version, caches_by_na
 from featcache.manifest import Manifest, Table
 from featcache.strings import Strings
 
-__all__ = ["FeatureDataset", "FrameRanges"]
-
 _Value = TypeVar("_Value")
 
 

@@ -22,8 +22,6 @@ from featcache.spec import FeatureSpec
 if TYPE_CHECKING:
     from featcache.loader.cache import Cache
 
-__all__ = ["Batch", "beginning", "card", "card_of", "line_of", "png"]
-
 _PICTURE_SECONDS = 10.0
 """How much of an item a picture shows, from its beginning."""
 

@@ -26,7 +26,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,10 +38,8 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, StoreError, is_number, refuse_url
 from featcache.format.frames import Frames
 from featcache.format.group import CHECKSUM_BYTES
-from featcache.loader.places import CopyRefused, Place, disk, memory
+from featcache.loader.places import CopyRefused, Disk, Place, memory
 from featcache.version.version import Version
-
-__all__ = ["LocalCopies", "LocalCopy", "Tiers", "parse_size"]
 
 _IDLE_SECONDS = 60.0
 """How long nobody has read a copy of a shard in an object store that may make room for another."""
@@ -59,13 +57,9 @@ _MOST_HELD = 128
 """Copies that a process holds at a time: each takes a file descriptor. Others stay as long as they are in use."""
 
 _TOUCH_SECONDS = 1.0
-"""How often it is said of a copy that it is in use."""
+"""How often a copy that is in use is marked as such."""
 
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
-    _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([a-z]*)", re.ASCII)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kmgt])(i?))?b?", re.ASCII)
 
 _lock = threading.RLock()  # held for a moment, and while the process forks
 _all: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
@@ -74,21 +68,16 @@ _thread: threading.Thread | None = None
 
 @dataclass(frozen=True)
 class Tiers:
-    """What a cache keeps nearer, and how much of it."""
+    """What a cache keeps nearer, and how much of it, in bytes: the arguments of `featcache.open`, checked."""
 
     ram: int | None = None
-    """Bytes of memory for copies of shards; None makes none."""
     copy_to: Path | None = None
-    """A folder on a disk of this machine, for copies of shards; None makes none."""
     copy_limit: int | None = None
-    """The limit for all copies in that folder together, in bytes; by default, a tenth of the disk stays free."""
 
     @classmethod
     def parse(cls, ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None) -> Tiers | None:
-        """The arguments of `featcache.open`, or None if nothing is kept elsewhere.
-
-        Raises:
-            ArgumentError: A size or the folder is invalid, or there is a limit without a folder.
+        """The tiers; None if nothing is kept elsewhere. An ArgumentError refuses an invalid size or folder, or a limit
+        without a folder.
         """
         if copy_limit is not None and copy_to is None:
             raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
@@ -115,23 +104,19 @@ class Tiers:
         if self.ram is not None:
             yield memory(version, self.ram, idle_seconds)
         if self.copy_to is not None:
-            yield disk(self.copy_to, version, self.copy_limit, idle_seconds)
+            yield Disk(self.copy_to, version, self.copy_limit, idle_seconds)
 
 
 def parse_size(name: str, value: str | float) -> int:
-    """A size in bytes.
-
-    Args:
-        name: The argument's name, for the message.
-        value: A positive number of bytes; or text: a number and kB, MB, GB, TB (powers of 1000), or KiB, MiB, GiB, TiB
-            (powers of 1024), in upper or lower case, with or without the B.
+    """The size in bytes that the argument of that name gives: a positive number; or text, a number and kB, MB, GB, TB
+    (powers of 1000), or KiB, MiB, GiB, TiB (powers of 1024), in upper or lower case, with or without the B.
 
     Raises:
         ArgumentError: It is neither, or less than a byte.
     """
     num_bytes = math.nan if isinstance(value, str) else value
-    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip().lower())) and found[2] in _UNITS:
-        num_bytes = float(found[1]) * _UNITS[found[2]]
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip().lower())):
+        num_bytes = float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
     if not is_number(num_bytes) or not math.isfinite(num_bytes):
         raise ArgumentError(f'{name} is {value!r}: give a size like "4GB" or "512MiB", or a number of bytes')
     if num_bytes < 1:
@@ -148,13 +133,16 @@ class LocalCopy:
     place: Place
     name: str
     """Its name in that place."""
-    path: Path | None
-    """Its file, if it has one."""
     features: NDArray[Any]
     """The shard's features, `[frames, *item_shape]`."""
     is_held: bool = False
     """Whether this process holds it, and says itself when it may go."""
     _touched: float = field(default_factory=time.monotonic)
+
+    @property
+    def path(self) -> Path | None:
+        """Its file, if it has one."""
+        return self.place.path(self.name)
 
     def is_there(self) -> bool:
         """Whether nobody has removed it; and it is in use, which others see."""
@@ -175,12 +163,8 @@ class LocalCopy:
 
 
 class LocalCopies:
-    """The copies of a version's shards. Safe to use from several threads.
-
-    Args:
-        version: The version to copy from.
-        shards: The shards' names, by their numbers in the index.
-        places: Where copies are made, the nearest place first.
+    """The copies of a version's shards, whose names are given by their numbers in the index, in places of which the
+    nearest is the first. Safe to use from several threads.
     """
 
     def __init__(self, version: Version, shards: Sequence[str], places: Sequence[Place]) -> None:
@@ -227,9 +211,8 @@ class LocalCopies:
                 _wake()
 
     def collect(self) -> list[LocalCopy]:
-        """The copies that were finished since the last call, to be read from now on.
-
-        Warns of what went wrong in the background; in a forked child, goes on with what its parent had asked for.
+        """The copies that were finished since the last call, to be read from now on. Warns of what went wrong; in a
+        forked child, goes on with what its parent had asked for.
         """
         with _lock:
             self.has_news = False
@@ -272,12 +255,8 @@ class LocalCopies:
     # Of a cache in an object store: before they are read.
 
     def features(self, number: int, chunk: Frames, num_frames: int) -> LocalCopy | None:
-        """The copy of a shard, by its number in the index, to read so many frames of it. It is made now if there is
-        none; None if there is no room for it.
-
-        Raises:
-            DamagedError: The shard is not what was written.
-            StoreError: It cannot be fetched.
+        """The copy of a shard, to read so many frames of it, which is made now if there is none; None if there is no
+        room for it. A StoreError says that the shard is not what was written, or cannot be fetched.
         """
         copy = self._opened(number, chunk)
         if copy is None:
@@ -288,10 +267,7 @@ class LocalCopies:
         return copy
 
     def hold(self, number: int, chunk: Frames) -> Callable[[], None] | None:
-        """Fetch a shard, and keep its copy until the function is called that is returned; None if there is no room.
-
-        Raises: as `features`.
-        """
+        """As `features`, but keep the copy until the function is called that is returned; None if there is no room."""
         copy = self._opened(number, chunk)
         if copy is None:
             return None
@@ -334,10 +310,8 @@ class LocalCopies:
     # For both.
 
     def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
-        """The nearest copy of a shard, whose features these are; where a nearer place has none, it is made there.
-
-        Raises:
-            StoreError: The features cannot be read, or are not what was written.
+        """The nearest copy of a shard, whose features these are; where a nearer place has none, it is made there. A
+        StoreError says that the features cannot be read, or are not what was written.
         """
         name, num_bytes = self._shards[number].rpartition("/")[2], chunk.num_bytes + CHECKSUM_BYTES
         copy: LocalCopy | None = None
@@ -347,7 +321,7 @@ class LocalCopies:
             if (found := place.find(name, num_bytes)) is None:
                 return None
             features = found[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
-            return LocalCopy(number, place, name, place.path(name), features)
+            return LocalCopy(number, place, name, features)
 
         for place in self.places:
             with self._giving_up(place):
@@ -366,14 +340,8 @@ class LocalCopies:
 
     def _blocks(self, number: int, copy: Path | None) -> Iterator[memoryview]:
         """The file of a shard's features, or the copy of it, in blocks; it is checked on the way."""
-        shard = self._version.shard(self._shards[number])
-        if copy is None:
-            yield from shard.feature_blocks()
-            return
-        try:
-            yield from shard.feature_blocks(copy)
-        except DamagedError as error:
-            raise DamagedError(f"{error.what}; remove this copy") from error
+        with nullcontext() if copy is None else blaming_the_copy():
+            yield from self._version.shard(self._shards[number]).feature_blocks(copy)
 
     @contextmanager
     def _giving_up(self, place: Place) -> Iterator[None]:
@@ -385,8 +353,8 @@ class LocalCopies:
             self._warn_of_the_end(error, f"{error.filename or place.where}: {error.strerror}", place.where)
 
     def _warn_of_the_end(self, error: Exception, reason: str, where: str) -> None:
-        origin = self._version.path
-        self._warn(type(error), f"{reason}: no more shards are copied to {where}; the others are read from {origin}")
+        rest = f"no more shards are copied to {where}; the others are read from {self._version.path}"
+        self._warn(type(error), f"{reason}: {rest}")
 
     def _warn_of_no_room(self, chunk: Frames, what_is: str) -> None:
         for place in self.places:
@@ -411,6 +379,15 @@ class LocalCopies:
             messages, self._warnings = self._warnings, []
         for message in messages:
             warnings.warn(message, FeatcacheWarning, stacklevel=2)
+
+
+@contextmanager
+def blaming_the_copy() -> Iterator[None]:
+    """Have damage that is found within be mended by removing the copy."""
+    try:
+        yield
+    except DamagedError as error:
+        raise DamagedError(f"{error.what}; remove this copy") from error
 
 
 def _wake() -> None:

@@ -13,8 +13,6 @@ from featcache.storage.location import parse_location
 from featcache.version.selection import corpus_of, select_configured, select_version
 from featcache.version.wanted import find_lacking
 
-__all__ = ["open"]
-
 
 class _Config(Protocol):
     """The part of `featcache.config.Config` that `open` needs; training may lack the packages to import that."""

@@ -24,12 +24,12 @@ import stat
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,6 @@ from numpy.typing import NDArray
 from featcache.storage.locks import Lock, is_held, locked
 from featcache.storage.maps import map_file
 from featcache.version.version import Version
-
-__all__ = ["CopyRefused", "Place", "disk", "memory"]
 
 _SHARED = Path("/dev/shm")
 
@@ -59,65 +57,6 @@ class CopyRefused(Enum):
     FULL = "there is no room but what is in use"
 
 
-class Place(ABC):
-    """Where copies lie, by their names.
-
-    Args:
-        where: The place, for messages.
-        setting: The argument that limits it, for messages.
-        limit: The limit of everything in it, in bytes; None for all but a tenth of the disk.
-        idle_seconds: Copies that are in use go too, to make room, which nobody holds and nobody has read for so long;
-            None if none of them may.
-
-    Raises:
-        OSError: From every method: the disk is full, broken, read-only, or lacks locks.
-    """
-
-    def __init__(self, where: str, setting: str, limit: int | None, idle_seconds: float | None) -> None:
-        self.where, self.setting, self.limit, self._idle_seconds = where, setting, limit, idle_seconds
-
-    def path(self, name: str) -> Path | None:
-        """The file of the copy of that name; None in a place without files."""
-        return None
-
-    @abstractmethod
-    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
-        """The copy of that name and size, which is now the last to be removed; None if there is none."""
-
-    @abstractmethod
-    def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
-        """Make the copy of that name, of these blocks, which appears whole or not at all. Raises what they raise."""
-
-    @abstractmethod
-    def has(self, name: str) -> bool:
-        """Whether there is a copy of that name."""
-
-    @abstractmethod
-    def touch(self, name: str) -> bool:
-        """Have a copy be the last to be removed; False if it has been removed."""
-
-    @abstractmethod
-    def count(self, name: str, amount: int, whole: int) -> bool:
-        """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""
-
-    @abstractmethod
-    def let_go(self, name: str) -> None:
-        """Have a copy look as if nobody had read it for a while: it is the first to go, unless somebody holds it."""
-
-    @abstractmethod
-    def hold(self, name: str) -> Callable[[], None] | None:
-        """Keep a copy from being removed until the function is called that is returned; None if it is not there."""
-
-
-def disk(folder: Path, version: Version, limit: int | None, idle_seconds: float | None) -> Place:
-    """The place of a version's copies in a folder on a disk of this machine, which is made if it is missing.
-
-    While a process, or a child that it has forked, has the copies open, none is removed. What is beyond the limit, and
-    not in use, is removed at once.
-    """
-    return _Disk(folder, version, limit, idle_seconds, is_memory=False)
-
-
 def memory(version: Version, limit: int, idle_seconds: float | None) -> Place:
     """The place of a version's copies in memory: one that all processes share, unless the machine has less memory for
     files than `limit`, as in many containers, or somebody else has made a folder of this user's name there.
@@ -129,19 +68,33 @@ def memory(version: Version, limit: int, idle_seconds: float | None) -> Place:
             folder.mkdir(mode=0o700, exist_ok=True)
             status = folder.lstat()
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-                return _Disk(folder, version, limit, idle_seconds, is_memory=True)
+                return Disk(folder, version, limit, idle_seconds, is_memory=True)
     return _PrivateMemory(limit, idle_seconds)
 
 
-class _Disk(Place):
-    """The copies of one version in a folder; `is_memory` if that is in memory: then copies that no process has open do
-    not stay there. It is opened at the first look, since it may be slow, or hang.
+class Disk:
+    """The copies of a version, by their names, in a folder on a disk of this machine; or in memory, where copies that
+    no process has open do not stay. It is opened at the first look, since it may be slow, or hang.
+
+    While a process, or a child that it has forked, has copies open, none of them is removed but those that are idle.
+    What is beyond the limit, and not in use, is removed at once.
+
+    Args:
+        folder, version: Where copies lie, and of what.
+        limit: The limit of everything in the folder, in bytes; None for all but a tenth of the disk.
+        idle_seconds: Copies that are in use go too, to make room, which nobody holds and nobody has read for so long;
+            None if none of them may.
+        is_memory: Whether the folder is in memory.
+
+    Raises:
+        OSError: From every method: the disk is full, broken, read-only, or lacks locks.
     """
 
     def __init__(
-        self, folder: Path, version: Version, limit: int | None, idle_seconds: float | None, is_memory: bool
+        self, folder: Path, version: Version, limit: int | None, idle_seconds: float | None, is_memory: bool = False
     ) -> None:
-        super().__init__(*(("memory", "ram") if is_memory else (str(folder), "copy_limit")), limit, idle_seconds)
+        self.where, self.setting = ("memory", "ram") if is_memory else (str(folder), "copy_limit")
+        self.limit, self._idle_seconds = limit, idle_seconds
         path = version.path
         place = os.fsencode(path.resolve()) if isinstance(path, Path) else str(path).encode()
         self._root = folder / "featcache"
@@ -171,9 +124,11 @@ class _Disk(Place):
             weakref.finalize(self, _end, users, self._root, self._home, os.getpid())
 
     def path(self, name: str) -> Path:
+        """The file of a copy."""
         return self._home / name
 
     def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
+        """The copy of that name and size, which is now the last to be removed; None if there is none."""
         if self._is_broken:
             return None
         try:
@@ -195,9 +150,11 @@ class _Disk(Place):
             os.close(descriptor)
 
     def has(self, name: str) -> bool:
+        """Whether there is a copy of that name."""
         return self.path(name).exists()
 
     def touch(self, name: str) -> bool:
+        """Have a copy be the last to be removed; False if it has been removed."""
         try:
             os.utime(self.path(name))
         except FileNotFoundError:
@@ -207,6 +164,7 @@ class _Disk(Place):
         return True
 
     def count(self, name: str, amount: int, whole: int) -> bool:
+        """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""
         try:
             lock = Lock(self.path(name + _READ), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             lock.take(wait=True)
@@ -218,11 +176,13 @@ class _Disk(Place):
         return amount >= whole
 
     def let_go(self, name: str) -> None:
+        """Have a copy look as if nobody had read it for a while: it is the first to go, unless somebody holds it."""
         long_ago = time.time_ns() - int(((self._idle_seconds or 0) + 1) * 1e9)
         with suppress(OSError):  # another user's, or gone
             os.utime(self.path(name), ns=(long_ago, long_ago))
 
     def hold(self, name: str) -> Callable[[], None] | None:
+        """Keep a copy from being removed until the function is called that is returned; None if it is not there."""
         with self._alone():
             try:
                 lock = Lock(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
@@ -232,6 +192,7 @@ class _Disk(Place):
             return lock.release
 
     def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
+        """Make a copy of these blocks, which appears whole or not at all. Raises what they raise."""
         self._open()
         part = self.path(name + _PART)
         with self._alone():
@@ -263,14 +224,14 @@ class _Disk(Place):
         """The context in which nobody else adds or removes anything here."""
         return locked(self._root / "lock")
 
-    def _survey(self) -> dict[Path, list[_File]]:
+    def _survey(self) -> dict[Path, list[_Copy]]:
         """The files of each version's copies. Parts that killed processes have left are removed."""
         with os.scandir(self._root) as homes:
             own = [home for home in homes if _VERSION.fullmatch(home.name) and home.is_dir(follow_symlinks=False)]
         return {Path(home.path): list(_survey_version(Path(home.path))) for home in own}
 
-    def _make_room(self, files: dict[Path, list[_File]], num_bytes: int) -> bool:
-        """Remove copies that nobody uses, the least recently used first, until there is room; none if that is too few.
+    def _make_room(self, files: dict[Path, list[_Copy]], num_bytes: int) -> bool:
+        """Remove copies that nobody uses until there is room; none if that is too few.
 
         Raises:
             OSError: The limit would allow it, but the disk has less.
@@ -285,18 +246,34 @@ class _Disk(Place):
         if self._idle_seconds is not None and _is_used(self._home / "users"):
             before = time.time_ns() - int(self._idle_seconds * 1e9)
             own = files.get(self._home, [])
-            idle += [file for file in own if file.used_ns < before and not file.path.suffix and not _is_used(file.path)]
-        if room + sum(file.num_bytes for file in idle) < num_bytes:
+            idle += [file for file in own if file.used < before and not file.path.suffix and not _is_used(file.path)]
+        to_remove = _least_recent(idle, num_bytes - room)
+        if to_remove is None:
             if self.limit is not None and room == free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
             return False
-        for file in sorted(idle, key=lambda file: file.used_ns):
-            if room >= num_bytes:
-                break
+        for file in to_remove:
             file.path.unlink()
             file.path.with_suffix(_READ).unlink(missing_ok=True)
-            room += file.num_bytes
         return True
+
+
+@dataclass(frozen=True)
+class _Copy:
+    path: Path
+    num_bytes: int
+    used: float
+
+
+def _least_recent(idle: Iterable[Any], num_bytes: int) -> list[Any] | None:
+    """The least recently used of some copies that make so much room; None if all of them are too few."""
+    chosen = []
+    for copy in sorted(idle, key=lambda copy: copy.used):
+        if num_bytes <= 0:
+            break
+        chosen.append(copy)
+        num_bytes -= copy.num_bytes
+    return chosen if num_bytes <= 0 else None
 
 
 def _end(users: Lock, root: Path, home: Path, process: int) -> None:
@@ -316,14 +293,7 @@ def _remove(home: Path) -> None:
     home.rmdir()
 
 
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    num_bytes: int
-    used_ns: int
-
-
-def _survey_version(home: Path) -> Iterator[_File]:
+def _survey_version(home: Path) -> Iterator[_Copy]:
     with os.scandir(home) as entries:
         for entry in entries:
             path = Path(entry.path)
@@ -333,8 +303,8 @@ def _survey_version(home: Path) -> Iterator[_File]:
                 if path.suffix and not _is_used(path):
                     path.unlink()
                     continue
-                stat = entry.stat()
-                yield _File(path, stat.st_size, stat.st_mtime_ns)
+                status = entry.stat()
+                yield _Copy(path, status.st_size, status.st_mtime_ns)
 
 
 def _is_used(path: Path) -> bool:
@@ -349,20 +319,30 @@ def _is_used(path: Path) -> bool:
 
 @dataclass
 class _Kept:
+    name: str
     array: NDArray[np.uint8]
     used: float
     """When it was used last; `-inf` if it may go."""
     num_read: int = 0
     num_holders: int = 0
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self.array)
 
-class _PrivateMemory(Place):
-    """Copies in this process's own memory. A forked child begins with those of its parent."""
+
+class _PrivateMemory:
+    """Copies in this process's own memory, used as those of a `Disk` are, which says what each method does. A forked
+    child begins with those of its parent.
+    """
 
     def __init__(self, limit: int, idle_seconds: float | None) -> None:
-        super().__init__("memory", "ram", limit, idle_seconds)
+        self.where, self.setting, self.limit, self._idle_seconds = "memory", "ram", limit, idle_seconds
         self._kept: dict[str, _Kept] = {}
         self._room = limit
+
+    def path(self, name: str) -> None:
+        return None
 
     def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
         with _lock:
@@ -404,8 +384,12 @@ class _PrivateMemory(Place):
 
     def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
         with _lock:
-            if not self._make_room(num_bytes):
+            before = -np.inf if self._idle_seconds is None else time.monotonic() - self._idle_seconds
+            idle = [kept for kept in self._kept.values() if not kept.num_holders and kept.used < before]
+            if (to_remove := _least_recent(idle, num_bytes - self._room)) is None:
                 return CopyRefused.FULL
+            for kept in to_remove:
+                self._room += self._kept.pop(kept.name).num_bytes
             self._room -= num_bytes
         try:
             array, at = np.empty(num_bytes, np.uint8), 0
@@ -418,16 +402,8 @@ class _PrivateMemory(Place):
             raise
         array.flags.writeable = False
         with _lock:
-            self._kept[name] = _Kept(array, time.monotonic())
+            self._kept[name] = _Kept(name, array, time.monotonic())
         return None
 
-    def _make_room(self, num_bytes: int) -> bool:
-        before = -np.inf if self._idle_seconds is None else time.monotonic() - self._idle_seconds
-        idle = [name for name, kept in self._kept.items() if not kept.num_holders and kept.used < before]
-        if self._room + sum(len(self._kept[name].array) for name in idle) < num_bytes:
-            return False
-        for name in sorted(idle, key=lambda name: self._kept[name].used):
-            if self._room >= num_bytes:
-                break
-            self._room += len(self._kept.pop(name).array)
-        return True
+
+Place: TypeAlias = Disk | _PrivateMemory

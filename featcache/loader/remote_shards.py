@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, DamagedError
 from featcache.format.frames import Frames
-from featcache.loader.local_copies import LocalCopies, LocalCopy, Tiers
+from featcache.loader.local_copies import LocalCopies, LocalCopy, Tiers, blaming_the_copy
 from featcache.loader.shards import Shards
 from featcache.storage.base import in_parallel
 from featcache.storage.directory import Directory
 from featcache.version.index_table import Index
 from featcache.version.version import Version
-
-__all__ = ["ObjectShards", "ToFetch", "open_shards"]
 
 
 def open_shards(version: Version, index: Index, check: bool, tiers: Tiers | None) -> Shards:
@@ -73,12 +71,8 @@ class _CopiedShards(Shards):
         if copy is not None and copy.path is None:  # in this process's memory
             out[...] = copy.features[first : first + len(out)]
             return
-        try:
+        with nullcontext() if copy is None else blaming_the_copy():
             super()._read_into(out, number, first)
-        except DamagedError as error:
-            if copy is not None:
-                raise DamagedError(f"{error.what}; remove this copy") from error
-            raise
 
     def _open_file(self, number: int) -> Frames:
         copy = self._copied.get(number)

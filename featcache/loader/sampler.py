@@ -19,8 +19,6 @@ from torch.utils.data import Sampler
 from featcache.errors import ArgumentError, require_int
 from featcache.loader.batches import Batches, Rules, make_batches
 
-__all__ = ["Batching", "BucketBatchSampler"]
-
 _MOST_SHARDS = 1 << 24
 
 _TOGETHER = "shards and shards_in_memory go together: give both, shards=dataset.shards, or neither"

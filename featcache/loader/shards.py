@@ -20,8 +20,6 @@ from featcache.storage.maps import Readahead
 from featcache.version.index_table import Index
 from featcache.version.version import Version
 
-__all__ = ["Shards"]
-
 _FILES_OPEN = 128
 """The most shards' files that are open to be read from, unless an eighth of what the process may open is less."""
 

@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.errors import ArgumentError, is_number, listing
 from featcache.spec import FeatureSpec
 
-__all__ = ["check_codebooks", "check_padding", "frames_between", "positions_in"]
-
 
 def frames_between(
     lengths: NDArray[np.int64], rate: float, start: ArrayLike, duration: ArrayLike | None

@@ -16,8 +16,6 @@ from featcache.loader.buffers import Buffers
 from featcache.loader.dataset import FrameRanges
 from featcache.quantize import dequantize
 
-__all__ = ["Transfer", "dequantized", "transfer_to"]
-
 
 def transfer_to(device: torch.device, num_batches: int) -> Transfer:
     """What brings batches to a device, of which there are so many at a time."""

@@ -25,8 +25,6 @@ from featcache.strings import Strings
 from featcache.version.corpus import by_part_name, manifests_of_parts
 from featcache.version.join import RowKeys, describe_changed, join_version
 
-__all__ = ["DatasetVersion", "Utterances", "by_version", "caches_by_name", "find_utterances", "labels_by_column"]
-
 _ON_CHANGED = ("error", "warn", "use")
 _Value = TypeVar("_Value")
 

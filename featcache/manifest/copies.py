@@ -10,9 +10,9 @@ loader all use this file.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,51 +30,32 @@ class Copy(NamedTuple):
 
     speed: float = 1.0
     """How many times as fast as the recording the copy is."""
-    snr: float = math.nan
-    """The ratio of the speech and the noise that is added, in dB; NaN for a clean copy."""
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether no noise is added."""
-        return math.isnan(self.snr)
+    snr: float | None = None
+    """The ratio of the speech and the noise that is added, in dB; None for a clean copy."""
 
     @property
     def suffix(self) -> str:
         """What follows the utterance's id in the copy's id; empty for the utterance itself."""
         speed = "" if self.speed == 1 else f"_sp{self.speed:g}"
-        return speed if self.is_clean else f"{speed}_snr{self.snr:g}"
+        return speed if self.snr is None else f"{speed}_snr{self.snr:g}"
 
 
 PLAIN = Copy()  # the utterance itself
 
 
-class Copies:
+class Copies(tuple[Copy, ...]):
     """The copies that are made of every utterance, all different, in the order in which a version stores them."""
 
-    suffixes: list[str]
-    """The suffix of each copy's id."""
+    @cached_property
+    def suffixes(self) -> list[str]:
+        """The suffix of each copy's id."""
+        return [copy.suffix for copy in self]
 
-    def __init__(self, copies: Sequence[Copy]) -> None:
-        self._copies = tuple(copies)
-        self.suffixes = [copy.suffix for copy in self._copies]
+    @cached_property
+    def _longest_first(self) -> list[int]:
+        """The numbers of the copies with a suffix: `_sp0.9_snr15` also ends in `_snr15`."""
         numbers = [number for number, suffix in enumerate(self.suffixes) if suffix]
-        # Longest first: `_sp0.9_snr15` also ends in `_snr15`.
-        self._longest_first = sorted(numbers, key=lambda number: -len(self.suffixes[number]))
-
-    def __len__(self) -> int:
-        return len(self._copies)
-
-    def __iter__(self) -> Iterator[Copy]:
-        return iter(self._copies)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Copies) and self.suffixes == other.suffixes
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.suffixes))
-
-    def __repr__(self) -> str:
-        return f"Copies({list(self._copies)})"
+        return sorted(numbers, key=lambda number: -len(self.suffixes[number]))
 
     @property
     def are_plain(self) -> bool:
@@ -82,30 +63,25 @@ class Copies:
         return self.suffixes == [""]
 
     @property
-    def has_plain(self) -> bool:
-        """Whether the utterance itself is among the copies."""
-        return "" in self.suffixes
-
-    @property
     def speeds(self) -> NDArray[np.float64]:
         """The speed of each copy, float64 `[copies]`."""
-        return np.array([copy.speed for copy in self._copies])
+        return np.array([copy.speed for copy in self])
 
     @property
     def snrs(self) -> NDArray[np.float64]:
         """The SNR of each copy in dB, float64 `[copies]`; NaN for clean copies."""
-        return np.array([copy.snr for copy in self._copies])
+        return np.array([copy.snr for copy in self], np.float64)
 
     def copy_of(self, id_: str) -> Copy:
         """The copy that an id names; the utterance itself if the id has none of the suffixes."""
         for number in self._longest_first:
             if id_.endswith(self.suffixes[number]):
-                return self._copies[number]
+                return self[number]
         return PLAIN
 
     def numbers(self, ids: Strings) -> NDArray[np.int64]:
         """The number of the copy that each id names, int64 `[n]`; -1 if there is no such copy."""
-        plain = self.suffixes.index("") if self.has_plain else -1
+        plain = self.suffixes.index("") if "" in self.suffixes else -1
         found = np.full(len(ids), plain, np.int64)
         for number in reversed(self._longest_first):  # the longest suffix is written last, so it counts
             found[_end_in(ids, self.suffixes[number])] = number
@@ -146,7 +122,7 @@ def copies_of(config: Mapping[str, Any]) -> Copies:
     `augment` section, the utterance itself alone."""
     augment = config.get("augment") or {}
     snrs = (augment.get("noise") or {}).get("snr", [])
-    return Copies([Copy(speed, snr) for speed in augment.get("speed", [1.0]) for snr in (math.nan, *snrs)])
+    return Copies([Copy(speed, snr) for speed in augment.get("speed", [1.0]) for snr in (None, *snrs)])
 
 
 def expand(manifest: Manifest, copies: Copies) -> Manifest:

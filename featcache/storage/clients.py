@@ -214,9 +214,8 @@ def library() -> Any:
 
 def _imported() -> Path:
     """Import obstore; returns where it lies."""
-    for name in ("obstore.store", "obstore.exceptions"):
-        importlib.import_module(name)
-    return Path(str(sys.modules["obstore"].__file__)).parent
+    package, *_ = (importlib.import_module(name) for name in ("obstore", "obstore.store", "obstore.exceptions"))
+    return Path(str(package.__file__)).parent
 
 
 def _load_copy(package: Path) -> None:

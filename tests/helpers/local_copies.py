@@ -64,7 +64,7 @@ def settle(cache):
 def disk_of(folder, limit=None, idle_seconds=None, is_memory=False):
     """The place in a folder for the copies of a version that is nowhere."""
     version = SimpleNamespace(path=folder, info=SimpleNamespace(folder_name="fbank80-0123456789ab"))
-    return places._Disk(folder, version, limit, idle_seconds, is_memory)
+    return places.Disk(folder, version, limit, idle_seconds, is_memory)
 
 
 def paused(monkeypatch):

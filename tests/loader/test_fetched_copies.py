@@ -24,7 +24,7 @@ def fast_switches():
 
 
 def test_threads_that_copy_different_shards_do_not_meet(tmp_path, fast_switches):
-    shard = SimpleNamespace(feature_blocks=lambda: [memoryview(bytes(BYTES))])
+    shard = SimpleNamespace(feature_blocks=lambda copy: [memoryview(bytes(BYTES))])
     version = SimpleNamespace(path="memory://b/v", shard=lambda name: shard)
     chunk = SimpleNamespace(num_bytes=BYTES - 4, dtype=np.dtype(np.uint8), shape=(BYTES - 4,))
     copies = LocalCopies(version, [f"{number:016x}" for number in range(80)], [disk_of(tmp_path)])

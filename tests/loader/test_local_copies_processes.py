@@ -30,7 +30,7 @@ INSTANTS = ["after posix_fallocate", "after write", "before fsync", "before rena
 
 def stop_at(instant, reached):
     """Have this process's copying stand still at some instant of the second shard."""
-    count, write, make = 0, os.write, places._Disk.make
+    count, write, make = 0, os.write, places.Disk.make
 
     def counted(*arguments):
         nonlocal count
@@ -56,7 +56,7 @@ def stop_at(instant, reached):
 
         setattr(owner, name, wrapped)
 
-    places._Disk.make = counted
+    places.Disk.make = counted
     when, _, name = instant.partition(" ")
     around(Path if name == "rename" else os, name, when == "after")
 
