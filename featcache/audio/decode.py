@@ -38,7 +38,6 @@ class FileIdentity:
     content_hash: int = UNKNOWN_HASH
     """XXH3-64 of the file's bytes, if it was asked for."""
     by_ffmpeg: bool = False
-    """Whether FFmpeg decoded it."""
 
 
 @dataclass(frozen=True, slots=True)

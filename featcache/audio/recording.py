@@ -84,7 +84,6 @@ class Recording:
     damage: AudioError | None
     """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
     by_ffmpeg: bool
-    """Whether FFmpeg decodes it."""
     can_seek: bool
     """Whether any sample can be reached by itself, so that the header alone tells how many there are."""
 

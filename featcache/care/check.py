@@ -25,7 +25,6 @@ class Problem:
     kind: str
     """What kind of fault: `metadata`, `structure`, `checksum`, `non_finite`, `frames`, `missing` …"""
     message: str
-    """What is wrong, and where."""
     shard: str | None = None
     """The damaged shard; None if the fault is in none."""
     id: str | None = None

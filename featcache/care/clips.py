@@ -43,7 +43,6 @@ class SampledClip:
     """An utterance to try something on."""
 
     id: str
-    """The id of the utterance."""
     waveform: NDArray[np.float32]
     """The waveform, float32 `[num_samples]` at the config's rate."""
 

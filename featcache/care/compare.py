@@ -62,7 +62,6 @@ class Difference:
     mismatched: int = 0
     """The number of differing values that rounding does not explain. The others are ties."""
     frames: int = 0
-    """The number of frames compared."""
     disturbed: int = 0
     """The number of frames whose latents or features differ by more than rounding, even if no code does."""
     relative: float = 0.0

@@ -41,23 +41,18 @@ class Copied:
     """What became of a version."""
 
     source: str
-    """Where it is."""
     path: str
-    """Where the copy is."""
     copied: int = 0
-    """The number of shards that were copied."""
     there: int = 0
     """The number of shards that were there already."""
     others: int = 0
     """The number of shards of the copy that the version does not have; they stay."""
     num_bytes: int = 0
-    """The bytes that were copied."""
     records: int = 0
     """The number of files that were copied besides: what is wanted, has failed and was done, and the index."""
     problems: list[Problem] = field(default_factory=list)
     """Damaged shards, which were not copied."""
     interrupted: bool = False
-    """Whether it was stopped before all shards were copied."""
 
 
 def copy_version(

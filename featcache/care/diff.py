@@ -19,7 +19,6 @@ class ValuesDiff:
     """How the features of utterances differ that two versions have of the same rows."""
 
     utterances: int
-    """The number of utterances compared."""
     identical: int
     """The number of those that are the same bit for bit."""
     other_lengths: int
@@ -31,7 +30,6 @@ class ValuesDiff:
     codes: int
     """The number of codes compared; 0 for features that are no codes."""
     differing: int
-    """The number of codes that differ."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,6 @@ class VersionDiff:
     """How a version differs from another one."""
 
     same_fingerprint: bool
-    """Whether everything that decides the values is the same."""
     config: list[str]
     """The keys in which their configs differ, with both values: `params.low_freq: 20.0 -> 0.0`."""
     common: int

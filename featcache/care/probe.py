@@ -49,25 +49,18 @@ class Probe:
     """The result of a probe."""
 
     config: str
-    """The name of the config."""
     fingerprint: str
-    """The fingerprint of the version that the config fills."""
     extractor: str
     """The extractor, as the config names it."""
     declared: str
     """The loosest batching that the extractor declares."""
     precision: str
-    """The precision of the config."""
     device: str
-    """The name of the device."""
     threads: int
-    """The number of threads that computed."""
     date: str
     """When the probe was made: ISO 8601, in UTC."""
     made_by: dict[str, str]
-    """The versions of featcache and of the libraries."""
     utterances: int
-    """The number of utterances that were measured."""
     skipped: list[str]
     """The utterances of the sample that could not be measured, each with the reason."""
     shortest: float
@@ -77,13 +70,11 @@ class Probe:
     seconds: float
     """The length of all utterances together, in seconds."""
     frames: int
-    """The number of frames of all utterances."""
     spec: FeatureSpec
     """What the extractor's features are."""
     rounding: dict[str, float]
     """How much rounding may change a frame, relative in norm, by precision; empty if no bit may differ."""
     measured: list[Measured]
-    """What was measured for each batching and precision."""
     chunks: Chunks | None
     """What chunks change; None if the config has none."""
 

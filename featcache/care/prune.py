@@ -48,7 +48,6 @@ class PrunePlan:
     """What is to be taken away of a version."""
 
     path: str
-    """The folder of the version."""
     removed: tuple[str, ...] = ()
     """The names of the shards of which nothing stays."""
     rewritten: tuple[str, ...] = ()
@@ -60,7 +59,6 @@ class PrunePlan:
     bound: int = 0
     """The number of items that would go, and stay because a tag names their shard, or an older item of theirs."""
     tags: tuple[str, ...] = ()
-    """The names of the version's tags."""
     num_bytes: int = 0
     """The bytes of features that go."""
     copied_bytes: int = 0
@@ -79,15 +77,12 @@ class Pruned:
     """What was taken away of a version."""
 
     path: str
-    """The folder of the version."""
     removed: int = 0
-    """The number of shards that are gone."""
     rewritten: int = 0
     """The number of those whose other items are now in a shard of their own."""
     damaged: tuple[str, ...] = ()
     """The names of shards that stay as they are: they are damaged, or have replaced items of one that is."""
     interrupted: bool = False
-    """Whether it was stopped before it had done all."""
 
 
 def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> NDArray[np.uint64]:
@@ -129,11 +124,9 @@ class _Contents:
 
     index: Index
     items: Mapping[str, int]
-    """How many items each shard has."""
     needed: Mapping[str, list[int]]
     """The numbers of each shard's items that stay, rising."""
     tagged: frozenset[str]
-    """The shards that a tag names."""
     tags: tuple[str, ...]
 
     @property

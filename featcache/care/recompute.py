@@ -45,15 +45,12 @@ class Recomputed:
     """How utterances that were extracted again compare with what is stored."""
 
     utterances: int
-    """The number of utterances."""
     identical: int = 0
     """The number of utterances that are the same bit for bit."""
     largest_difference: float = 0.0
-    """The largest difference of a float."""
     codes: int = 0
     """The number of codes compared; 0 for float features."""
     differing: int = 0
-    """The number of codes that differ."""
     tied: int = 0
     """The number of differing codes in frames where rounding decides between codewords."""
     problems: list[Problem] = field(default_factory=list)

@@ -54,7 +54,6 @@ class Repaired:
     """What a repair did."""
 
     path: str
-    """The folder of the version."""
     removed: list[str]
     """The names of the damaged shards."""
     metadata: bool
@@ -68,7 +67,6 @@ class Repaired:
     kept: int = 0
     """The number of utterances of damaged shards that were sound. They are unchanged."""
     extracted: int = 0
-    """The number of utterances that were extracted again."""
     aside: dict[str, str] = field(default_factory=dict)
     """The shards of other versions that were found in this one and that their own versions lack: where each is now, and
     the fingerprint of the version that it belongs to."""
@@ -83,7 +81,6 @@ class _Plan:
     """What is to be done with a damaged shard."""
 
     name: str
-    """Its name."""
     kept: Sequence[int]
     """The numbers of its sound items, rising."""
     again: Strings | None

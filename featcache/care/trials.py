@@ -77,7 +77,6 @@ class Alone:
     """The results of clips that were computed alone, at one precision."""
 
     results: list[ClipResult]
-    """The result of each clip."""
     rounding: float
     """How much rounding may change a frame, relative in norm."""
 

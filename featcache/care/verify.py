@@ -38,9 +38,7 @@ class Report:
     """What `verify` found in a version."""
 
     path: str
-    """The folder of the version."""
     shards: int
-    """The number of shards."""
     utterances: int
     """The number of utterances in sound shards."""
     frames: int
@@ -85,7 +83,6 @@ class Subset:
     number: int
     """Which subset it is, from 0."""
     of: int
-    """The number of subsets."""
 
     def has(self, shard: str) -> bool:
         """Whether the shard of that name, which is a hash, is in the subset."""

@@ -30,7 +30,6 @@ class Cause:
     rows: NDArray[np.int64]
     """The numbers of their rows, rising, int64 `[n]`."""
     ids: Strings
-    """Their ids, `[n]`."""
     example: str
     """What exactly it is of the first of them; empty if there is no more to say."""
     again: bool

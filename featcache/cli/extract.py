@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from dataclasses import replace as with_values
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,9 +31,8 @@ from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from featcache.config import Config
-    from featcache.extraction.corpus import CorpusSummary
+    from featcache.extraction.corpus import CorpusPlan, CorpusSummary
     from featcache.extraction.jobs import Engine
-    from featcache.extraction.partition import Partition
     from featcache.extraction.plan import Options
     from featcache.extraction.summary import Summary
     from featcache.extraction.version_plan import BuiltConfig
@@ -190,11 +188,11 @@ def extract(
         raise ArgumentError("--trial goes with --dry-run")
     _limit_libraries(chosen["threads"])
     from featcache.config import load_config
-    from featcache.engines.main_job import choose_engine, parse_options
-    from featcache.version.corpus import by_part_name, manifests_of_parts
-    from featcache.version.selection import is_corpus
+    from featcache.engines.main_job import choose_engine
+    from featcache.extraction.corpus import plan_corpus
+    from featcache.extraction.plan import Options
 
-    engine_to_run, parsed = choose_engine(engine, parse_options(**chosen))
+    engine_to_run, parsed = choose_engine(engine, Options.parse(**chosen))
     loaded = [load_config(config, keys) for config in configs]
     if sys.stderr.isatty():
         for config in loaded:
@@ -203,19 +201,17 @@ def extract(
     if parsed.partition is not None and parsed.partition.chosen_by:
         note(f"--partition {parsed.partition}, by {parsed.partition.chosen_by}")
     known = list(dict.fromkeys(key for config in loaded for key in config.keys))
-    job = _Job(engine_to_run, parsed, {**reading, "root": root}, known, dry_run, trial, progress, as_json)
-    parts = manifests_of_parts(manifests)
-    if parts is None and not is_corpus(cache):
+    corpus = plan_corpus(cache, manifests, parsed, {**reading, "root": root}, writes=not dry_run)
+    run_options = parsed if corpus is None else corpus.options
+    job = _Job(engine_to_run, run_options, {**reading, "root": root}, known, dry_run, trial, progress, as_json)
+    if corpus is None:
         outcome = job.extract(manifests[0], loaded, cache)
         if as_json:
             print_json(outcome.document)
         return outcome.code
     if trial:
         raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
-    if parts is None:  # a partition is one of its rows
-        return _extract_parts(job, loaded, cache, by_part_name(map(Path, manifests)), None)
-    job = with_values(job, options=with_values(parsed, partition=None))
-    return _extract_parts(job, loaded, cache, parts, parsed.partition)
+    return _extract_parts(job, loaded, corpus)
 
 
 class _Outcome(NamedTuple):
@@ -224,7 +220,6 @@ class _Outcome(NamedTuple):
     document: dict[str, Any]
     """The summary, or what would be done."""
     code: int
-    """The exit code."""
     summary: Summary | None
     """None if nothing was to be done but to say what would be."""
 
@@ -243,7 +238,6 @@ class _Job:
     trial: bool
     """Whether a dry run tries how long it would take."""
     progress: str
-    """How progress is shown."""
     as_json: bool
 
     def extract(
@@ -287,20 +281,17 @@ class _Job:
         return _Outcome(document, code, summary)
 
 
-def _extract_parts(
-    job: _Job, configs: Sequence[Config], corpus: Location, manifests: Mapping[str, Path], partition: Partition | None
-) -> int:
-    """Extract the parts of a corpus, or a partition of them, in turn. Returns the exit code of the worst."""
-    from featcache.extraction.corpus import extract_parts, plan_corpus
+def _extract_parts(job: _Job, configs: Sequence[Config], plan: CorpusPlan) -> int:
+    """Extract the parts of a corpus in turn. Returns the exit code of the worst."""
+    from featcache.extraction.corpus import extract_parts
 
-    plan = plan_corpus(corpus, manifests, partition, job.reading, writes=not job.dry_run)
     outcomes: dict[str, _Outcome] = {}
 
     def extract_part(manifest: Path, built: list[BuiltConfig], cache: Location) -> Summary | None:
         outcomes[cache.name] = job.extract(manifest, built, cache, is_part=True)
         return outcomes[cache.name].summary
 
-    result = extract_parts(plan, configs, job.options, job.reading["root"], extract_part, note)
+    result = extract_parts(plan, configs, job.reading["root"], extract_part, note)
     codes = {name: error.exit_code for name, error in result.errors.items()}
     codes |= {name: outcome.code for name, outcome in outcomes.items()}
     for name, known in result.unchanged.items():
@@ -308,12 +299,12 @@ def _extract_parts(
     code, unchanged = worst(codes.values()), len(result.unchanged)
     if job.as_json:
         documents = [{"part": name, **_part_document(name, result, outcomes)} for name in sorted(codes)]
-        print_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
+        print_json({"corpus": str(plan.folder), "exit_code": code, "unchanged": unchanged, "parts": documents})
         return code
     done = len(outcomes.keys() - result.errors.keys())
+    is_done = "to extract" if job.dry_run else "extracted"
     say(
-        f"{corpus}: {counted(len(plan.manifests), 'part')}: {done:,} {'to extract' if job.dry_run else 'extracted'}, "
-        f"{unchanged:,} unchanged since"
+        f"{plan.folder}: {counted(len(plan.manifests), 'part')}: {done:,} {is_done}, {unchanged:,} unchanged since"
         + (f", {len(result.errors):,} not extracted" if result.errors else "")
         + (f", {len(result.left):,} not begun: run the same command again" if result.left else "")
     )

@@ -45,7 +45,6 @@ class OpenShard:
 
     def __init__(self, task: ShardTask, jobs: Sequence[VersionJob], leaves_unread: bool = False) -> None:
         self.jobs = jobs
-        """The versions that get the shards."""
         self._task = task
         self._left = _UNREAD if leaves_unread else frozenset()
         self._audio_seconds = 0.0
@@ -110,11 +109,9 @@ class Batch:
     number: int
     """The number of the batch, over all tasks. Batches are appended in this order."""
     shard: OpenShard
-    """The shard that the batch belongs to."""
     utterances: Sequence[Utterance]
     """At least one utterance."""
     is_last: bool
-    """Whether it is the last batch of its shard."""
     is_suspect: bool = False
     """Whether it is a single utterance that may have crashed an earlier run."""
     parts: list[list[Extracted | PendingRows]] = field(default_factory=list)

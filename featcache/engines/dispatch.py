@@ -1,19 +1,24 @@
 """Has workers do tasks: deals out chunks, counts what was done, and goes on when a worker dies.
 
+A chunk has about eight tasks, and fewer near the end, so that all workers end at about the same time. If a worker dies,
+what it has not committed of its chunk goes to another. After three deaths a chunk is split into single tasks; a task
+that by itself ends three workers is poison, and not tried any more.
+
 What is known of a death is used as by the run after a crash: the dead worker's marks say what was in flight, and what
 may have ended it is extracted in a process of its own from then on.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
-from featcache.engines.chunks import MOST_DEATHS, Chunks
 from featcache.engines.process import Fault, Setup
 from featcache.engines.worker import (
     Died,
@@ -40,6 +45,12 @@ from featcache.version.index import open_index
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, standing_failures
 
+MOST_TASKS = 8
+"""The tasks in a chunk: few enough that little is done again, enough that starting one costs nothing."""
+
+MOST_DEATHS = 3
+"""The deaths after which a chunk is split, and after which a single task is poison."""
+
 _POLL_SECONDS = 0.2
 _SECONDS_TO_END = 60.0
 _PATIENCE_SECONDS = 60.0
@@ -55,6 +66,93 @@ _ASKED = ("manifest", "root", "config", "from")
 """What workers' records repeat of the record of their run."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tasks that one worker does."""
+
+    tasks: tuple[ShardTask, ...]
+    """At least one task."""
+    deaths: int = 0
+    """How many workers have died of it."""
+    died_with: int | None = None
+    """The number of the worker that died last; None if none has."""
+
+
+class Chunks:
+    """Deals tasks, taken as they are wanted, to so many workers; each is done once, or poison."""
+
+    def __init__(self, tasks: Iterator[ShardTask], workers: int) -> None:
+        self._tasks = tasks
+        self._workers = workers
+        self._ahead: deque[ShardTask] = deque()
+        self._returned: list[Chunk] = []
+        self._held: dict[int, Chunk] = {}
+
+    @property
+    def are_done(self) -> bool:
+        """Whether nothing is left: every task is done or poison."""
+        self._look_ahead()
+        return not (self._ahead or self._returned or self._held)
+
+    @property
+    def is_any_held(self) -> bool:
+        """Whether a worker has a chunk."""
+        return bool(self._held)
+
+    def take(self, worker: int, is_alone: bool = False) -> Chunk | None:
+        """The next chunk for a worker; None if there is nothing for it now.
+
+        A worker is not given again what it died of, unless it `is_alone`: others are lost, or may never begin. It may
+        be the worker's own device that is at fault.
+        """
+        fitting = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
+        if fitting:
+            chunk = fitting[0]
+            self._returned.remove(chunk)
+        else:
+            self._look_ahead()
+            if not self._ahead:
+                return None
+            fair = len(self._ahead) // (2 * self._workers)
+            size = max(1, min(MOST_TASKS, fair))
+            chunk = Chunk(tuple(self._ahead.popleft() for _ in range(size)))
+        self._held[worker] = chunk
+        return chunk
+
+    def done(self, worker: int) -> None:
+        """A worker has done its chunk."""
+        del self._held[worker]
+
+    def died(self, worker: int, done: Set[str], counts: bool = True) -> Sequence[ShardTask]:
+        """Take back the chunk of a worker that has died, but for the tasks that it has `done` of it, by their names.
+
+        The death `counts` if the chunk may be the cause: not that of a worker that was preempted. Returns tasks that
+        are poison, at most one.
+        """
+        chunk = self._held.pop(worker, None)
+        if chunk is None:
+            return ()
+        left = tuple(task for task in chunk.tasks if task.name not in done)
+        if not left:
+            return ()
+        if not counts:
+            self._returned.append(replace(chunk, tasks=left))
+            return ()
+        again = Chunk(left, chunk.deaths + 1, worker)
+        if again.deaths < MOST_DEATHS:
+            self._returned.append(again)
+        elif len(left) == 1 and len(chunk.tasks) == 1:
+            return left
+        else:
+            self._returned += [Chunk((task,), 0, worker) for task in left]
+        return ()
+
+    def _look_ahead(self) -> None:
+        """Have as many tasks at hand as tell whether the end is near."""
+        wanted = 2 * self._workers * MOST_TASKS - len(self._ahead)
+        self._ahead.extend(itertools.islice(self._tasks, wanted))
 
 
 class Team(Protocol):
@@ -259,39 +357,42 @@ class _Dispatch:
     def _bury(self, task: ShardTask, how: str) -> None:
         """Record that what is left of a task cannot be extracted."""
         message = f"extracting its shard ended {MOST_DEATHS} processes, and what in it did so is not known: {how}"
-        counts, all_failures = [], []
+        failed = []
         for job in self._group.jobs:
             joined = join(open_index(job.version, keep=False), RowKeys.of_utterances(task.utterances), {})
             lacking = (joined.positions < 0) | joined.is_changed  # it may have got its shard before a worker died
             rows = zip(task.utterances, task.generations, lacking.tolist(), strict=True)
-            failures = [
-                replace(failure_of(row, self._group.root, AudioError(Reason.CRASHED, message)), generation=generation)
-                for row, generation, is_lacking in rows
-                if is_lacking
-            ]
-            job.run.fail(failures)
-            counts.append(VersionCounts(failed=len(failures)))
-            all_failures += failures
-        self._count_failed(counts, all_failures)
+            failed.append(
+                [
+                    replace(
+                        failure_of(row, self._group.root, AudioError(Reason.CRASHED, message)), generation=generation
+                    )
+                    for row, generation, is_lacking in rows
+                    if is_lacking
+                ]
+            )
+        self._fail(failed)
 
-    def _count_failed(self, counts: list[VersionCounts], failures: list[Failure]) -> None:
+    def _fail(self, failed: Sequence[Sequence[Failure]]) -> None:
+        """Record and count what has failed in each version."""
         progress = Progress()
-        progress.count_failures(failures)
-        self._total.add(Done(progress, counts))
+        for job, failures in zip(self._group.jobs, failed, strict=True):
+            job.run.fail(failures)
+            progress.count_failures(failures)
+        self._total.add(Done(progress, [VersionCounts(failed=len(failures)) for failures in failed]))
 
     def _settle_unread(self, done: DoneTask) -> None:
         """Record what a worker could not read as failed; but what this machine can read is still to be done."""
-        counts, all_failures = [], []
-        for job, unread in zip(self._group.jobs, done.unread, strict=True):
-            is_here = [can_be_read(self._group.root, failure.path) for failure in unread]
-            self._unread += [(done.host, failure) for failure, here in zip(unread, is_here, strict=True) if here]
+        failed: list[list[Failure]] = [[] for _ in done.unread]
+        for failures, unread in zip(failed, done.unread, strict=True):
+            for failure in unread:
+                if can_be_read(self._group.root, failure.path):
+                    self._unread.append((done.host, failure))
+                else:
+                    failures.append(failure)
             if len(self._unread) > _MOST_UNREAD:
                 raise self._unreadable()
-            failures = [failure for failure, here in zip(unread, is_here, strict=True) if not here]
-            job.run.fail(failures)
-            counts.append(VersionCounts(failed=len(failures)))
-            all_failures += failures
-        self._count_failed(counts, all_failures)
+        self._fail(failed)
 
     def _unreadable(self) -> ExtractorError:
         ids = {failure.id for _, failure in self._unread}
@@ -316,8 +417,7 @@ class _Dispatch:
         for name in ("failures", "audio_seconds", "shards", "stages"):
             setattr(progress, name, getattr(now_done.progress, name))
         for job, counts in zip(self._group.jobs, now_done.counts, strict=True):
-            for one in fields(counts):
-                setattr(job.counts, one.name, getattr(counts, one.name))
+            job.counts = counts
         self._control.check_failures(now_done.counts)
         if self._first is not None:  # until then, there is nothing to tell
             self._control.report(progress)

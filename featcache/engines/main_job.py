@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +13,10 @@ from featcache.config import Config, as_config
 from featcache.engines.devices import ALL, on_devices, parse_devices
 from featcache.engines.local import run_locally
 from featcache.engines.ray import RAY, on_ray
-from featcache.errors import ArgumentError, listing, require_number
+from featcache.errors import ArgumentError, listing
 from featcache.extraction.corpus import CorpusSummary, extract_parts, plan_corpus
 from featcache.extraction.extraction import exclusively, run_extraction
-from featcache.extraction.failures import FailureLimit
 from featcache.extraction.jobs import Engine, Progress
-from featcache.extraction.partition import Partition
 from featcache.extraction.plan import SHARD_MEGABYTES, Options, plan_extraction
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
@@ -27,7 +24,6 @@ from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.audio_locations import as_root
 from featcache.manifest.read import Table, is_table, manifest_of
 from featcache.storage.location import Location, as_location
-from featcache.version.corpus import by_part_name, manifests_of_parts
 from featcache.version.selection import is_corpus
 
 LOCAL = "local"
@@ -55,30 +51,6 @@ def choose_engine(name: str, options: Options) -> tuple[Engine, Options]:
     if name == RAY or name.startswith(f"{RAY}://"):
         return on_ray(name, options), dataclasses.replace(options, device="cpu", workers=RAY)
     raise ArgumentError(f"engine {name!r}: there is no such engine; use local, ray or ray://host:port")
-
-
-def parse_options(
-    *,
-    shard_megabytes: float | None = None,
-    source: str | Location | None = None,
-    max_failures: str | int | None = None,
-    partition: str | None = None,
-    **others: Any,
-) -> Options:
-    """The options of a run, as the command line and `extract` take them; `others` are those of `Options`.
-
-    Raises:
-        ArgumentError: One of them is invalid.
-    """
-    return Options(
-        shard_megabytes=SHARD_MEGABYTES
-        if shard_megabytes is None
-        else require_number("shard_megabytes", shard_megabytes, low=1e-6),
-        source=None if source is None else as_location("source", source),
-        max_failures=None if max_failures is None else FailureLimit.parse(max_failures),
-        partition=None if partition is None else Partition.parse(partition, os.environ),
-        **others,
-    )
 
 
 def extract(
@@ -159,8 +131,8 @@ def extract(
         ExtractorError: The extractor broke its contract.
     """
     place = as_location("cache", cache)
-    options = parse_options(
-        device=None if device is None else str(device),  # or a torch.device
+    options = Options.parse(
+        device=device,
         threads=threads,
         shard_megabytes=shard_megabytes,
         retry_failed=retry_failed,
@@ -175,34 +147,26 @@ def extract(
         wait=wait,
     )
     chosen, options = choose_engine(engine, options) if isinstance(engine, str) else (engine, options)
-    several = [configs] if isinstance(configs, str | Path | Config) else configs
-    loaded = [as_config(config, set) for config in several]
-
+    loaded = [as_config(one, set) for one in ([configs] if isinstance(configs, str | Path | Config) else configs)]
     reading = dict(reading or {})
     if unknown := reading.keys() - _READING:
         raise ArgumentError(f"reading: there is no {listing(sorted(unknown))}: give {listing(_READING, len(_READING))}")
-    source_of_rows: Any = manifest
-    if is_table(manifest):
-        source_of_rows = manifest_of(manifest, audio=True, root=root, carry=False)
 
-    def run(manifest: str | Path | Manifest, configs: Sequence[Config | BuiltConfig], cache: Location) -> Summary:
-        if not isinstance(manifest, Manifest):
-            manifest = read_manifest(manifest, root=root, carry=False, **reading)
+    def run(given: str | Path | Manifest, configs: Sequence[Config | BuiltConfig], cache: Location) -> Summary:
+        manifest = given if isinstance(given, Manifest) else read_manifest(given, root=root, carry=False, **reading)
         ended = stop or threading.Event()
         with exclusively(plan_extraction(manifest, configs, cache, options), ended) as plan:
             return run_extraction(plan, chosen, progress or (lambda _: None), ended)
 
-    if isinstance(source_of_rows, Manifest):
+    if is_table(manifest):
+        manifest = manifest_of(manifest, audio=True, root=root, carry=False)
+    if isinstance(manifest, Manifest):
         if is_corpus(place):
             raise ArgumentError(f"{cache}: is a corpus, whose parts are named after files: give the manifest's path")
-        return run(source_of_rows, loaded, place)
-    is_one = isinstance(source_of_rows, str | Path)
-    given: Sequence[str | Path] = [source_of_rows] if is_one else source_of_rows
-    parts = manifests_of_parts(given)
-    if parts is None and is_one and not is_corpus(place):
-        return run(given[0], loaded, place)
-    partition_of_parts = None if parts is None and is_one else options.partition
-    if partition_of_parts is not None:
-        options = dataclasses.replace(options, partition=None)
-    corpus = plan_corpus(place, parts or by_part_name(map(Path, given)), partition_of_parts, reading)
-    return extract_parts(corpus, loaded, options, None if root is None else as_root(str(root)), run, _log.info)
+        return run(manifest, loaded, place)
+    paths: Any = [manifest] if isinstance(manifest, str | Path) else manifest
+    corpus = plan_corpus(place, paths, options, reading, is_list=paths is manifest)
+    if corpus is None:
+        return run(paths[0], loaded, place)
+    options = corpus.options
+    return extract_parts(corpus, loaded, None if root is None else as_root(str(root)), run, _log.info)

@@ -106,7 +106,6 @@ class Fault:
     message: str
     """What the error says; of one that nobody expected, with its traceback."""
     kind: str
-    """The name of its class."""
 
     @classmethod
     def of(cls, error: BaseException) -> Fault:
@@ -142,11 +141,9 @@ class Setup:
     root: AudioLocation
     """What paths of audio files are relative to."""
     has_urls: bool
-    """Whether audio files have to be fetched."""
     paths_there: Sequence[str]
     """The paths of some files that are there where the run was planned; empty if they are at URLs."""
     configs: Sequence[Config]
-    """The config of each version."""
     source: Location | None
     """The place of the version whose features are used instead of audio."""
     allows_remote_code: bool

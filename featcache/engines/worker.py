@@ -39,13 +39,13 @@ from featcache.extraction.jobs import (
     VersionCounts,
     VersionJob,
     made_by,
+    maker,
 )
 from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.storage.location import Location
 from featcache.version.in_flight import Suspects
-from featcache.version.info import library_versions
 from featcache.version.records import Run, read_probes
 from featcache.version.version import Version
 
@@ -70,7 +70,6 @@ class VersionSetup:
     """What a worker needs to know of a version that it fills."""
 
     path: Location
-    """The place of the version."""
     asked: dict[str, Any]
     """What the worker records of the run that it is a part of: its name, manifest and config."""
 
@@ -80,9 +79,7 @@ class WorkerSetup:
     """All that a worker needs to begin."""
 
     setup: Setup
-    """The configs, and where the audio is."""
     versions: Sequence[VersionSetup]
-    """The version of each config."""
     options: Options
     """The options of the run, with the worker's own device, as it sees it, and budget of threads."""
     featcache: str = field(default_factory=own_code)
@@ -94,9 +91,7 @@ class Work:
     """Tells a worker to do tasks."""
 
     tasks: Sequence[ShardTask]
-    """The tasks."""
     suspects: Suspects
-    """What may have crashed a process."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,6 @@ class End:
     """Tells a worker to record the outcome and end."""
 
     interrupted: bool
-    """Whether the run was stopped."""
 
 
 Message = WorkerSetup | Work | Stop | End
@@ -122,7 +116,6 @@ class Ready:
     device: str
     """The name of its device's model."""
     threads: int
-    """Its budget."""
     runs: Sequence[str]
     """The names of its runs, one in each version."""
 
@@ -142,7 +135,6 @@ class Note:
     """What the library has to say to a person."""
 
     message: str
-    """A line."""
 
 
 @dataclass(frozen=True)
@@ -314,21 +306,8 @@ def _begin(setup: WorkerSetup, device: Device, built: BuiltConfig, planned: Vers
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.name, batching.note)
     built.extractor.use_batching(batching.batching)
-    asked = {
-        **planned.asked,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "device": str(device.torch_device),
-        "threads": device.threads,
-        "made_by": library_versions(),
-    }
-    return VersionJob(
-        built=built,
-        batching=batching,
-        version=version,
-        run=Run(version, asked),
-        made_by=made_by(device, batching),
-    )
+    run = Run(version, {**planned.asked, **maker(device)})
+    return VersionJob(built, batching, version, run, made_by(device, batching))
 
 
 class _Notes(logging.Handler):

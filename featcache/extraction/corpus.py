@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as with_values
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,26 @@ from featcache.errors import (
     StoreError,
     listing,
 )
-from featcache.extraction.failures import would_fail_again
-from featcache.extraction.partition import Partition
 from featcache.extraction.plan import Options
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root
 from featcache.storage.base import open_store
 from featcache.storage.location import Location, as_location
-from featcache.version.corpus import Part, PartVersion, gone_parts, put_part, read_parts, remove_part
+from featcache.version.corpus import (
+    Part,
+    PartVersion,
+    by_part_name,
+    gone_parts,
+    manifests_of_parts,
+    put_part,
+    read_parts,
+    remove_part,
+)
 from featcache.version.index import open_index
 from featcache.version.ledger import read_failures
 from featcache.version.records import read_run, run_names
-from featcache.version.selection import version_names
+from featcache.version.selection import is_corpus, version_names
 from featcache.version.version import Version
 
 _NAMED = 5
@@ -53,13 +61,13 @@ class CorpusPlan:
     """The parts of a corpus that a command is to extract."""
 
     folder: Location
-    """The corpus."""
     manifests: dict[str, Path]
     """The manifests of these parts, by the names of the parts."""
     known: dict[str, Part]
     """What is known of all parts of the corpus, by their names."""
+    options: Options
+    """Those of each part's run; a partition in them is one of rows, after which nothing is recorded of a part."""
     writes: bool
-    """Whether anything is recorded."""
     reading: str
     """What decides how manifests are read, besides their bytes; empty if nothing does."""
     notes: list[str]
@@ -68,20 +76,23 @@ class CorpusPlan:
 
 def plan_corpus(
     folder: Location,
-    manifests: Mapping[str, Path],
-    partition: Partition | None,
-    reading: Mapping[str, Any] | None = None,
+    given: Sequence[str | Path],
+    options: Options,
+    reading: Mapping[str, Any],
     *,
+    is_list: bool = False,
     writes: bool = True,
-) -> CorpusPlan:
+) -> CorpusPlan | None:
     """Which parts a job extracts: all whose manifests are given, or of several jobs every n-th; and list them all.
+    None if there are no parts: one manifest is given, and the folder is no corpus.
 
     Args:
         folder: The corpus, which is made if it is missing.
-        manifests: The manifests, by the names of the parts.
-        partition: The job's partition: it takes whole parts.
+        given: Manifests, or patterns.
+        options: Those of the job. Its partition is one of the parts; of a corpus's single manifest, one of its rows.
         reading: How manifests are read: arguments of `read_manifest`. The root does not count: rows have paths as they
             are in the manifest.
+        is_list: Whether even one manifest makes a corpus.
         writes: Whether parts that are new are listed.
 
     Raises:
@@ -90,6 +101,14 @@ def plan_corpus(
         DamagedError: What is known of a part is damaged.
         StoreError: It cannot be written.
     """
+    several, partition = manifests_of_parts(given), options.partition
+    if several is None and not is_list:
+        if not is_corpus(folder):
+            return None
+        partition = None
+    manifests = several or by_part_name(map(Path, given))
+    if partition is not None:
+        options = with_values(options, partition=None)
     if versions := version_names(folder):
         raise ArgumentError(
             f"{folder}: is the cache of one manifest, with {listing(versions)}: give another folder for the corpus of "
@@ -109,9 +128,9 @@ def plan_corpus(
         if not names:
             notes.append(f"--partition {partition}: none of the {len(manifests):,} parts")
     own = {name: manifests[name] for name in names}
-    given = {name: value for name, value in sorted((reading or {}).items()) if value and name != "root"}
-    decides = json.dumps(given, sort_keys=True) if given else ""
-    return CorpusPlan(folder, own, known, writes, decides, notes)
+    deciding = {name: value for name, value in reading.items() if value and name != "root"}
+    decides = json.dumps(deciding, sort_keys=True) if deciding else ""
+    return CorpusPlan(folder, own, known, options, writes, decides, notes)
 
 
 def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Path], notes: list[str]) -> None:
@@ -170,7 +189,6 @@ class CorpusSummary:
 def extract_parts(
     plan: CorpusPlan,
     configs: Sequence[Config],
-    options: Options,
     root: AudioLocation | None,
     extract_part: Callable[[Path, list[BuiltConfig], Location], Summary | None],
     note: Callable[[str], None],
@@ -180,7 +198,6 @@ def extract_parts(
     Args:
         plan: What `plan_corpus` returned.
         configs: The configs. Their extractors are built once for all parts, on the device of the run.
-        options: The options; with a partition, which then is one of rows, nothing is recorded of a part.
         root: What relative paths are relative to; None if the manifests say it.
         extract_part: Extracts a manifest into a cache; returns no summary if nothing is to be extracted now.
         note: Takes lines that a user should read.
@@ -190,7 +207,7 @@ def extract_parts(
     """
     for line in plan.notes:
         note(line)
-    device = Device(options.device, options.threads)
+    device = Device(plan.options.device, plan.options.threads)
     device.configure_torch()
     built = [BuiltConfig.build(config, device.torch_device) for config in configs]
     result = CorpusSummary(left=list(plan.manifests))
@@ -198,7 +215,7 @@ def extract_parts(
         result.left.remove(name)
         try:
             part = _PartRun(plan, name)
-            if (known := part.unchanged(built, options, root)) is not None:
+            if (known := part.unchanged(built, root)) is not None:
                 result.unchanged[name] = known
                 continue
             changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
@@ -207,7 +224,7 @@ def extract_parts(
             if summary is None:
                 continue
             result.parts[name] = summary
-            if options.partition is None:
+            if plan.options.partition is None:
                 part.record(summary)
         except (DamagedError, LockedError, ManifestError) as error:  # the other parts need not wait for it
             note(f"part {name}: {error}")
@@ -227,8 +244,7 @@ class _PartRun:
 
     def __init__(self, plan: CorpusPlan, name: str) -> None:
         self.cache = plan.folder / name
-        """The cache of the part."""
-        self._corpus, self._writes = plan.folder, plan.writes
+        self._plan = plan
         self._known = plan.known.get(name, Part(name, ""))
         self._now = _signed(self._known, plan.manifests[name])
         self._rows = _hash_of_rows(self._now.hash, plan.reading)
@@ -238,13 +254,12 @@ class _PartRun:
         """Whether the manifest is another than when the part was extracted last."""
         return bool(self._known.hash) and self._now.hash != self._known.hash
 
-    def unchanged(
-        self, built: Sequence[BuiltConfig], options: Options, root: AudioLocation | None
-    ) -> list[PartVersion] | None:
+    def unchanged(self, built: Sequence[BuiltConfig], root: AudioLocation | None) -> list[PartVersion] | None:
         """What is known of the versions of these configs if a run would find nothing to do; None if it must look.
 
         `root` is what relative paths are relative to; None for what the latest run took.
         """
+        options = self._plan.options
         if options.check_sources or options.source is not None or not self._now.hash:
             return None
         found = []
@@ -262,7 +277,7 @@ class _PartRun:
             except (OSError, StoreError):  # which the run says
                 return None
             found.append(known)
-        if self._writes and self._now != self._known:
+        if self._plan.writes and self._now != self._known:
             self._record(self._known.versions)  # the file's time has changed, or its path, and nothing else
         return found
 
@@ -277,8 +292,8 @@ class _PartRun:
         self._record(complete)
 
     def _record(self, versions: Mapping[str, PartVersion]) -> None:
-        before = next((part.versions for part in read_parts(self._corpus, [self._now.name])), {})
-        put_part(self._corpus, replace(self._now, versions={**before, **versions}))
+        before = next((part.versions for part in read_parts(self._plan.folder, [self._now.name])), {})
+        put_part(self._plan.folder, replace(self._now, versions={**before, **versions}))
 
 
 def _signed(known: Part, manifest: Path) -> Part:
@@ -313,9 +328,5 @@ def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocat
         if recorded is None:
             return False
         root = as_root(recorded)
-    limit = built.max_seconds
-    for failure in read_failures(version):
-        max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
-        if not would_fail_again(root, failure, built.config.audio, max_seconds, {}):
-            return False
-    return not isinstance(root, Url)
+    failures = read_failures(version)
+    return not isinstance(root, Url) and all(built.would_fail_again(root, failure, {}) for failure in failures)

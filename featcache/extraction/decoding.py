@@ -95,7 +95,6 @@ class Decoded:
     source: FileIdentity | None
     """The identity of the file; None if it could not be decoded."""
     error: AudioError | None
-    """Why it could not be decoded."""
 
     @property
     def is_large(self) -> bool:

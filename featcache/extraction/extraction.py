@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -16,12 +14,11 @@ import numpy as np
 
 from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.extraction.audio_files import some_paths
-from featcache.extraction.jobs import Engine, JobGroup, Progress, RunControl, VersionJob, forget_marks, made_by
+from featcache.extraction.jobs import Engine, JobGroup, Progress, RunControl, VersionJob, forget_marks, made_by, maker
 from featcache.extraction.plan import ExtractionPlan, group_versions
 from featcache.extraction.summary import Summary, summarize
 from featcache.extraction.tasks import ShardTask, shard_tasks
 from featcache.extraction.version_plan import VersionPlan
-from featcache.version.info import library_versions
 from featcache.version.records import Run
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted, read_all_wanted, read_wanted
@@ -188,10 +185,7 @@ def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:
         "replaced": planned.num_replaced,
         "partition": None if plan.options.partition is None else str(plan.options.partition),
         "config": planned.config.resolved(),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "device": plan.options.workers or str(plan.device.torch_device),
-        "threads": plan.device.threads,
         "from": None if plan.source is None else str(plan.source.version.path),
-        "made_by": library_versions(),
+        **maker(plan.device),
+        **({"device": plan.options.workers} if plan.options.workers else {}),
     }

@@ -36,13 +36,11 @@ class Extracted:
     """What one version gets from a part of a batch."""
 
     items: list[Item]
-    """The utterances that were extracted."""
     num_frames: list[int]
     """The number of frames of each item."""
     features: NDArray[Any]
     """The features of all items, one after the other: `[sum(num_frames), *item_shape]` of the stored dtype."""
     failures: list[Failure]
-    """The utterances that could not be extracted."""
     side: dict[str, tuple[NDArray[Any], list[int]]] = field(default_factory=dict)
     """For each side array, the entries of all items one after the other, and how many each item has."""
     seconds: float = 0.0
@@ -162,7 +160,6 @@ class RaisedError(AudioError):
         what = "".join(traceback.format_exception_only(error)).strip()
         super().__init__(Reason.EXTRACTOR_ERROR, f"{what}{where}")
         self.traceback = "".join(traceback.format_exception(error))
-        """The exception's traceback."""
 
 
 _NOT_ITS_OWN = ("featcache", "torch", "contextlib")

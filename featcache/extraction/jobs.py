@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,9 +44,7 @@ class VersionCounts:
     """What a run has added to one version."""
 
     extracted: int = 0
-    """Utterances that were extracted."""
     failed: int = 0
-    """Utterances that failed."""
     num_bytes: int = 0
     """Bytes of features as they are stored, with side arrays."""
     seconds: float = 0.0
@@ -56,20 +55,14 @@ class VersionCounts:
     downsampled: int = 0
     """Utterances whose file has a higher sample rate than the config. Copies do not count."""
     silent: int = 0
-    """Utterances whose waveform is silent."""
     first_silent: str = ""
     """One of them, and why."""
 
     def add(self, other: VersionCounts) -> None:
         """Add what has been counted elsewhere."""
-        self.extracted += other.extracted
-        self.failed += other.failed
-        self.num_bytes += other.num_bytes
-        self.seconds += other.seconds
-        self.upsampled += other.upsampled
-        self.downsampled += other.downsampled
-        self.silent += other.silent
-        self.first_silent = self.first_silent or other.first_silent
+        for name, theirs in asdict(other).items():
+            mine = getattr(self, name)
+            setattr(self, name, mine or theirs if name == "first_silent" else mine + theirs)
 
 
 @dataclass
@@ -120,7 +113,6 @@ class Done:
     """What was done, by somebody or for something."""
 
     progress: Progress
-    """Over all versions."""
     counts: list[VersionCounts]
     """What each version got, also what is not committed yet."""
 
@@ -139,7 +131,6 @@ class DoneTask(Done):
     unread: list[list[Failure]]
     """What was left out of each version, and not recorded as failed: see `RunControl.leaves_unread`."""
     host: str = field(default_factory=socket.gethostname)
-    """The machine that did it."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +138,6 @@ class RunControl:
     """How a run is watched, and stopped."""
 
     progress: Progress
-    """What the run has done so far."""
     report: Callable[[Progress], None]
     """Called with the progress, from worker threads, by one at a time."""
     stop: threading.Event
@@ -198,13 +188,10 @@ class VersionJob:
     run: Run
     """What the run records in the version; and the failure ledger."""
     made_by: dict[str, Any]
-    """What is recorded with every shard."""
     had_shards: bool = False
-    """Whether the version had any shards before the run."""
     builds_index: bool = True
     """Whether the run builds the index when it has ended well. The jobs of an array leave that to `featcache index`."""
     counts: VersionCounts = field(default_factory=VersionCounts)
-    """What this run has added to the version."""
     _last_resampled: str = ""
     """The last utterance that was counted as resampled; copies of it may follow."""
     fault: str = ""
@@ -214,7 +201,6 @@ class VersionJob:
     _raised_in_a_row: int = 0
     """Utterances at which the extractor has raised an exception since it has extracted any."""
     _has_extracted: bool = False
-    """Whether the extractor has extracted any in this run."""
 
     def count(self, extracted: Extracted) -> VersionCounts:
         """Count what the version gets from a part of a batch; parts come in order. Returns the counts of the part."""
@@ -268,6 +254,17 @@ def forget_marks(version: Version, index: Index) -> None:
     forget_suspects(version, missing.id_hashes)
 
 
+def maker(device: Device) -> dict[str, Any]:
+    """What a run records of the process that is at work."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(device.torch_device),
+        "threads": device.threads,
+        "made_by": library_versions(),
+    }
+
+
 def made_by(device: Device, batching: BatchingChoice) -> dict[str, Any]:
     """What is recorded with every shard of a version: the libraries and the device that make it, and how."""
     return {
@@ -291,7 +288,6 @@ class JobGroup:
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
     suspects: Suspects
-    """The utterances that may have crashed earlier runs."""
     some_paths: Sequence[str] = ()
     """The paths of some of the audio files, by which a machine can tell whether it has them."""
 

@@ -72,7 +72,6 @@ class RowResult:
     features: NDArray[Any]
     """`[frames, *item_shape]` of the stored dtype; float32 if they are quantised once all of the clip's are there."""
     side: dict[str, NDArray[Any]]
-    """The entries of side arrays."""
 
 
 class PendingRows:

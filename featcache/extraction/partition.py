@@ -25,7 +25,6 @@ class Partition:
     number: int
     """The number of the partition, from 0."""
     count: int
-    """How many partitions there are."""
     chosen_by: str = ""
     """The variables of the environment that say so; empty if the user did."""
 

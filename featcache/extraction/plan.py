@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.device import Device
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, require_number
 from featcache.extraction.audio_files import (
     copying_notes,
     missing_file_notes,
@@ -25,7 +25,7 @@ from featcache.extraction.audio_files import (
     with_changed_files,
 )
 from featcache.extraction.batching import choose_batching
-from featcache.extraction.failures import FailureLimit, stats_of_failed, would_fail_again
+from featcache.extraction.failures import FailureLimit, stats_of_failed
 from featcache.extraction.from_version import SourceVersion, find_source
 from featcache.extraction.partition import Partition
 from featcache.extraction.tasks import RowStatus, compare, want
@@ -88,6 +88,23 @@ class Options:
     wait: bool = False
     """Wait while somebody else is at work in a version; otherwise, that is an error."""
 
+    @classmethod
+    def parse(cls, **given: Any) -> Self:
+        """The options as the command line and `featcache.extract` take them; None leaves one as it is by default.
+
+        Raises:
+            ArgumentError: One of them is invalid.
+        """
+        readers: dict[str, Callable[[Any], Any]] = {
+            "device": str,  # or a torch.device
+            "shard_megabytes": lambda value: require_number("shard_megabytes", value, low=1e-6),
+            "source": lambda value: as_location("source", value),
+            "max_failures": FailureLimit.parse,
+            "partition": lambda value: Partition.parse(value, os.environ),
+        }
+        values = {name: value for name, value in given.items() if value is not None}
+        return cls(**{name: readers[name](value) if name in readers else value for name, value in values.items()})
+
 
 @dataclass(frozen=True)
 class ExtractionPlan:
@@ -105,7 +122,6 @@ class ExtractionPlan:
     num_utterances: int
     """The number of utterances of the manifest that the run is about: all, or those of its partition."""
     versions: Sequence[VersionPlan]
-    """What is to be done for each config's version."""
     notes: Sequence[str]
     """Lines that a user should read before the run begins."""
     started: float
@@ -199,7 +215,6 @@ class _Rows:
     seconds: NDArray[np.float64]
     """Seconds of audio of each row, `[rows]`; those that the manifest does not say are estimates."""
     keys: RowKeys
-    """Their keys."""
     hashes: NDArray[np.uint64]
     """The hashes of the ids of the whole manifest's rows, with all copies, and of these rows: uint64 `[2, rows]`."""
     first: int
@@ -287,14 +302,11 @@ def _compare(
     only: Strings | None,
 ) -> RowStatus:
     """Compare rows with what a version holds, and refuse the manifest of another corpus."""
-    manifest, limit = rows.manifest, built.max_seconds
+    manifest = rows.manifest
     known = {} if options.retry_failed else stats_of_failed(manifest, failures.values())
 
     def is_unchanged(failure: Failure) -> bool:
-        if options.retry_failed:
-            return False
-        max_seconds = None if limit is None else limit * built.waveform_maker.speed(failure.id)
-        return would_fail_again(manifest.root, failure, built.config.audio, max_seconds, known)
+        return not options.retry_failed and built.would_fail_again(manifest.root, failure, known)
 
     status = compare(rows.keys, index, failures, is_unchanged)
     if options.check_sources:

@@ -16,11 +16,8 @@ class VersionSummary:
     """What a run did to one version."""
 
     name: str
-    """The config's name."""
     path: str
-    """The folder of the version."""
     fingerprint: str
-    """The fingerprint of the version."""
     utterances: int
     """Utterances of the manifest, with the copies that the config makes of them."""
     present: int
@@ -28,7 +25,6 @@ class VersionSummary:
     not_looked_at: int
     """Those of them whose audio files were not compared with what they were when they were extracted."""
     extracted: int
-    """Utterances that this run extracted."""
     failed: int
     """Utterances in the failure ledger: of this run, and of earlier ones if they were not tried again."""
     num_bytes: int
@@ -68,7 +64,6 @@ class Summary:
     audio_seconds: float
     """Seconds of audio extracted. Copies count."""
     elapsed_seconds: float
-    """Seconds from start to end."""
     device: str
     """The model of the device that extracted; several if they were mixed."""
     threads: int

@@ -77,7 +77,6 @@ class ShardTask:
     row: int
     """The manifest row of the first utterance."""
     utterances: tuple[Utterance, ...]
-    """The utterances to extract, in the manifest's order."""
     seconds: tuple[float, ...]
     """Seconds of audio of each utterance, known or estimated."""
     generations: tuple[int, ...]

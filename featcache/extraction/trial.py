@@ -58,7 +58,6 @@ class Trial:
     failed: int
     """Utterances of the sample that failed."""
     times_real_time: float
-    """Seconds of audio extracted in a second."""
     expected_seconds: float
     """The seconds that all that is missing would take."""
     at_least: float | None
@@ -66,11 +65,8 @@ class Trial:
     at_most: float | None
     """The seconds if it is as much lower; None if too little was measured to say."""
     device: str
-    """The model of the device."""
     processes: int
-    """The number of processes, each on a device."""
     threads: int
-    """The budget of threads, over all processes."""
 
 
 def run_trial(plan: ExtractionPlan, engine: Engine, folder: Path | None = None) -> list[Trial]:

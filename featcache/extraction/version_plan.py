@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,12 +16,13 @@ from featcache.config import Config
 from featcache.config.config import find_differences
 from featcache.errors import ArgumentError, ConfigError, DamagedError, StoreError, counted, listing
 from featcache.extraction.batching import BatchingChoice
-from featcache.extraction.failures import stat_of
+from featcache.extraction.failures import Stamp, stat_of, would_fail_again
 from featcache.extraction.tasks import RowStatus
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest import Manifest
+from featcache.manifest.audio_locations import AudioLocation, AudioSource
 from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import FeatureSpec
 from featcache.storage.location import Location
@@ -30,6 +31,7 @@ from featcache.version.in_flight import Suspects
 from featcache.version.index import Index
 from featcache.version.info import VersionInfo, library_versions
 from featcache.version.join import differences, item_at
+from featcache.version.ledger import Failure
 from featcache.version.selection import version_folders
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted
@@ -43,7 +45,6 @@ class BuiltConfig:
     """A config and the extractor that was built for it."""
 
     config: Config
-    """The config."""
     extractor: Extractor[Params]
     """The extractor, on the device of the run."""
     silent: dict[str, str] = field(default_factory=dict)
@@ -102,6 +103,12 @@ class BuiltConfig:
         """The longest recording whose fastest copy is no longer than `max_seconds`; None for no limit."""
         return None if self.max_seconds is None else self.max_seconds * self.waveform_maker.fastest
 
+    def would_fail_again(self, root: AudioLocation, failure: Failure, known: Mapping[AudioSource, Stamp]) -> bool:
+        """Whether an utterance that has failed would again: see `failures.would_fail_again`."""
+        limit = self.max_seconds
+        max_seconds = None if limit is None else limit * self.waveform_maker.speed(failure.id)
+        return would_fail_again(root, failure, self.config.audio, max_seconds, known)
+
 
 @dataclass(frozen=True, eq=False)
 class VersionPlan:
@@ -117,21 +124,16 @@ class VersionPlan:
     wanted: Wanted
     """What the whole manifest wants of the version."""
     info: VersionInfo
-    """The attributes of the version."""
     path: Location
-    """The place of the version."""
     is_new: bool
-    """Whether the version does not exist yet."""
     index: Index
     """The items that the version holds."""
     rows: RowStatus
     """Which rows are there, have failed, or are to be extracted."""
     batching: BatchingChoice
-    """How the extractor puts rows together."""
     failed_before: dict[str, int]
     """The number of rows that have failed and are not tried again, by reason."""
     suspects: Suspects
-    """The utterances that may have crashed earlier runs."""
 
     @property
     def config(self) -> Config:

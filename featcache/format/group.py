@@ -41,7 +41,6 @@ class GroupInfo(msgspec.Struct, kw_only=True, frozen=True):
     """What the document of every group says. What else it says is ignored."""
 
     fingerprint: Hex
-    """The version's."""
     digest: Hex
     """A hash of everything that is in the group, but this document."""
     columns: Annotated[list[tuple[ColumnName, ColumnDtype]], msgspec.Meta(max_length=128)]

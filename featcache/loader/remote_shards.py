@@ -94,11 +94,9 @@ class ToFetch:
     """A shard that is to be copied from an object store."""
 
     shards: ObjectShards
-    """The shards of its version."""
     number: int
     """Its number in the index."""
     copies: LocalCopies
-    """Makes its copy."""
 
     @property
     def num_bytes(self) -> int:

@@ -36,7 +36,6 @@ class DatasetVersion:
     name: str
     """The name by which the dataset knows it."""
     cache: Cache
-    """The opened version."""
     positions: NDArray[np.int64] | None
     """The positions of the dataset's utterances in the cache, int64 `[utterances]`; None if they are all of them."""
     codebooks: int | None
@@ -60,9 +59,7 @@ class Utterances:
     source: str
     """The manifest or the cache that they are from, for messages."""
     ids: Strings
-    """The ids."""
     columns: dict[str, Column]
-    """The columns, by name."""
     positions: Mapping[str, NDArray[np.int64] | None]
     """By the versions' names, the positions there: int64 `[utterances]`, -1 if it lacks the utterance; None if the
     utterances are all of that version's."""

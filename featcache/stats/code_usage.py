@@ -24,11 +24,8 @@ class Usage:
     version: str
     """The name of the version's folder."""
     fingerprint: str
-    """The version's fingerprint."""
     frames: int
-    """The number of frames that were counted."""
     utterances: int
-    """The number of utterances that were counted."""
     counts: list[NDArray[np.int64]]
     """How often each code occurs: for each codebook, int64 `[size]`."""
 

@@ -45,7 +45,6 @@ class Fit:
     inertia: float
     """The mean squared distance of the sample's frames to their centroids."""
     iterations: int
-    """The number of iterations of Lloyd's algorithm."""
 
 
 def fit_version(

@@ -45,7 +45,6 @@ class ShardPieces:
     """Pieces of one shard, in its order. A piece is up to 256 frames, counted from an utterance's beginning."""
 
     shard: int
-    """The number of the shard in the index."""
     starts: NDArray[np.int64]
     """The first frame of each piece in the shard's features, int64 `[pieces]`."""
     counts: NDArray[np.int64]

@@ -33,13 +33,10 @@ class Stats:
     version: str
     """The name of the version's folder."""
     fingerprint: str
-    """The version's fingerprint."""
     units: str
     """What a value means, for a reader."""
     frames: int
-    """The number of frames that were counted."""
     utterances: int
-    """The number of utterances that were counted."""
     mean: NDArray[np.float64]
     """The mean of every dimension, float64 `[*item_shape]`."""
     variance: NDArray[np.float64]

@@ -41,7 +41,6 @@ class RowKeys:
     """What decides which item a manifest's row has, by row."""
 
     ids: Strings
-    """The ids, `[rows]`."""
     id_hashes: NDArray[np.uint64]
     """Their hashes, uint64 `[rows]`."""
     hashes: NDArray[np.uint64]

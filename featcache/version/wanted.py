@@ -216,7 +216,6 @@ class Unfinished:
     """What a version lacks of what a manifest wants."""
 
     manifest: str
-    """The manifest, as the run was given it."""
     utterances: int
     missing: int
     """The number of them that are neither in the version nor in the failure ledger."""

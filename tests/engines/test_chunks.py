@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.engines.chunks import MOST_DEATHS, MOST_TASKS, Chunks
+from featcache.engines.dispatch import MOST_DEATHS, MOST_TASKS, Chunks
 from featcache.extraction.tasks import ShardTask
 
 

@@ -11,6 +11,7 @@ import featcache
 from featcache.care.copying import copy_version
 from featcache.errors import ArgumentError, ManifestError
 from featcache.extraction.corpus import plan_corpus
+from featcache.extraction.plan import Options
 from featcache.storage.location import parse_location
 from featcache.version.corpus import read_parts
 from featcache.version.selection import select_version
@@ -87,7 +88,7 @@ def test_a_table_in_memory_is_a_manifest(plain, tmp_path):
 
 def test_what_decides_how_a_manifest_is_read_is_part_of_what_is_known_of_a_part(manifests, tmp_path):
     def known(**reading):
-        plan = plan_corpus(tmp_path / "corpus", {"p0": manifests[0]}, None, reading, writes=False)
+        plan = plan_corpus(tmp_path / "corpus", [manifests[0]], Options(), reading, is_list=True, writes=False)
         return plan.reading
 
     default = {"format": None, "values": {}, "allow_commands": False, "root": "/anywhere"}
