@@ -17,7 +17,7 @@ from featcache.format.frames import dequantize_array
 from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
 from featcache.loader import places
-from featcache.loader.transfers import dequantized
+from featcache.loader.data_loader import dequantized
 from featcache.quantize import dequantize, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 

@@ -1,12 +1,27 @@
-"""Sound that libsndfile does not know: M4A, AAC, WebM, AMR, WMA, AC-3, the sound track of a video. FFmpeg decodes it.
+"""What libsndfile does not say or know of files: whether they are whole, and sound in other formats.
 
-PyAV brings FFmpeg in its wheels; torchcodec gives the same samples, up to 1.7 times as fast, and needs an FFmpeg of the
-system. The file's first bytes decide what it is, and FFmpeg is told: left to guess, it would also find playlists, which
-name other files. Files are decoded from their beginning on, since seeking gives other samples.
+It opens most truncated files as if nothing were missing, with the samples that are left. How to notice was found by
+cutting files (libsndfile 1.2.2):
+
+    WAV, W64, RF64, AIFF, AU   its log notes a size in the header that is larger than what there is
+    NIST SPHERE                the header counts the samples
+    Ogg (Vorbis, Opus)         the last page does not end the stream, or is itself cut off
+    FLAC                       decoding fails, or gives fewer samples than the header counts
+    MP3                        decoding gives fewer samples than the header frame of LAME and FFmpeg ("Xing", "Info")
+                               counts; without that frame, decoding fails, unless the cut lies between frames
+
+Other formats are believed. So is a WAV that promises 2 GiB or more, as files written to a pipe do.
+
+M4A, AAC, WebM, AMR, WMA, AC-3 and the sound track of a video are decoded by FFmpeg. PyAV brings FFmpeg in its wheels;
+torchcodec gives the same samples, up to 1.7 times as fast, and needs an FFmpeg of the system. The file's first bytes
+decide what it is, and FFmpeg is told: left to guess, it would also find playlists, which name other files. Files are
+decoded from their beginning on, since seeking gives other samples.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -155,3 +170,140 @@ def _as_float(frame: Any) -> NDArray[np.float32]:
 def _words(error: Exception) -> str:
     words = getattr(error, "strerror", None) or str(error)
     return words[:1].lower() + words[1:]
+
+
+_LOG_LIMIT = 2047  # characters that libsndfile keeps of its log
+_DATA_SIZE = re.compile(r"^ *(?:data|SSND|BODY|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.M)
+_FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
+# A program that writes to a pipe cannot go back to fill in the size: it leaves the largest number, or one near it.
+_UNFINISHED_SIZE = 0x7F000000
+_PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
+_MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
+_FLAC = b"fLaC\0\0\x22"  # and the type of the first block before its length
+_MOST_BLOCKS = 128  # one of each type that there may be
+_SHORTEN = re.compile(rb"NIST_1A\n.*\nsample_coding -s\d+ [^\n]*shorten", re.S)
+_MP3_FRAME = 2881  # bytes, at most
+
+
+class EndlessFile(io.FileIO):
+    """A file that claims to be far longer than it is.
+
+    libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its first frame and the size of
+    the file, and libsndfile reads no more than that: it lost 40 % of a file at a variable bitrate. If the file claims
+    to be far longer, the guess is too, and all of the file is read.
+    """
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to `offset`. Going to the end, which is how libsndfile learns the size, gives the claimed size."""
+        if whence == os.SEEK_END and offset == 0:
+            return super().seek(64 * os.fstat(self.fileno()).st_size)
+        return super().seek(offset, whence)
+
+
+def shortfall(file: Any, fd: int, size: int) -> str | None:
+    """What a file, a soundfile.SoundFile that was just opened, lacks of what its header promises; None if it seems to
+    be whole. The position of `fd`, the same file of `size` bytes, does not change."""
+    match file.format:
+        case "FLAC":
+            return None
+        case "MP3":
+            return _mp3_shortfall(fd, size)
+        case "OGG" | "ogg":  # the latter is FFmpeg's
+            return _ogg_shortfall(fd, size)
+        case "NIST":
+            counted = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
+            promised = int(counted[1]) if counted else 0
+            if promised > file.frames:
+                return f"its header promises {promised:,} samples, and it holds {file.frames:,}"
+            return None
+        case _:
+            return _logged_shortfall(file.extra_info, file.frames)
+
+
+def cut_in_header(fd: int, size: int) -> str | None:
+    """That a file which libsndfile refuses begins as audio, and ends before its samples; None if nothing says so (RFC
+    9639, section 8.1, and RFC 3533)."""
+    head = os.pread(fd, 12, 0)
+    if head.startswith(b"OggS\0\x02"):
+        return _ogg_shortfall(fd, size)
+    promised = int.from_bytes(head[4:8], "little") + 8
+    if (head[:4], head[8:]) == (b"RIFF", b"WAVE") and size < promised < _UNFINISHED_SIZE:
+        return f"its header promises {promised:,} bytes, and it holds {size:,}"
+    if len(head) > 4 and _FLAC.startswith(head[:4] + head[5:8]):
+        block = 4
+        for _ in range(_MOST_BLOCKS):
+            header = os.pread(fd, 4, block).ljust(4, b"\0")
+            block += 4 + int.from_bytes(header[1:])
+            if block >= size:
+                return "it ends within its header"
+            if header[0] & 0x80:  # the last one
+                break
+    return None
+
+
+def flac_header(fd: int) -> tuple[int, int, int, int] | None:
+    """The sample rate in Hz, the channels, the number of samples and the bits of each by the header of a FLAC file (RFC
+    9639, section 8.2); None if it has no such header, or one that libsndfile should look at."""
+    head = os.pread(fd, 42, 0)
+    if len(head) < 42 or not _FLAC.startswith(head[:4] + head[5:8]) or head[4] & 0x7F:
+        return None
+    packed = int.from_bytes(head[18:26])
+    rate, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
+    num_samples = packed & (1 << 36) - 1
+    return (rate, channels, num_samples, bits) if rate and num_samples and bits in (8, 16, 24) else None
+
+
+def is_shorten(fd: int) -> bool:
+    """Whether a file is NIST SPHERE whose samples are compressed by shorten."""
+    return _SHORTEN.match(os.pread(fd, 1024, 0)) is not None
+
+
+def mp3_end(fd: int) -> int | None:
+    """Where an MP3 ends by its header frame, in bytes from the start of the file; None without such a frame
+    (http://gabriel.mp3-tech.org/mp3infotag.html; https://id3.org/id3v2.3.0 for the tag before the frame)."""
+    head = os.pread(fd, 10, 0)
+    start = 0
+    if head.startswith(b"ID3") and len(head) == 10:
+        start = 10 + sum(digit << 7 * place for place, digit in enumerate(reversed(head[6:])))
+    found = _MP3_HEADER.search(os.pread(fd, 4096, start))
+    return start + int.from_bytes(found[1]) if found else None
+
+
+def _mp3_shortfall(fd: int, size: int) -> str | None:
+    end = mp3_end(fd)
+    if end is None or size - end <= _MP3_FRAME:
+        return None
+    after = os.pread(fd, 3, end)
+    if after == b"ID3" or (after[0] == 0xFF and after[1] >= 0xE0):
+        return f"its header ends it after {end:,} of {size:,} bytes; another MP3 follows, which cannot be read"
+    return None
+
+
+def _ogg_shortfall(fd: int, size: int) -> str | None:
+    tail = os.pread(fd, _PAGE, max(0, size - _PAGE))
+    start = tail.rfind(b"OggS")
+    if start < 0:
+        return None  # something else follows, longer than a page
+    # RFC 3533, section 6: flags in byte 5, serial number in 14-17, number of segments in 26, then their sizes
+    page = tail[start:]
+    if len(page) < 27 or len(page) < 27 + page[26] + sum(page[27 : 27 + page[26]]):
+        return "its last Ogg page is cut off"
+    if not page[5] & 4:
+        return "its last Ogg page does not end the stream"
+    if page[14:18] != os.pread(fd, 4, 14):
+        return "it holds several Ogg streams, and only the first can be read"
+    return None
+
+
+def _logged_shortfall(log: str, num_samples: int) -> str | None:
+    found = _DATA_SIZE.search(log)
+    if found is None and len(log) >= _LOG_LIMIT:  # there is so much metadata that the rest was not logged
+        found = _FILE_SIZE.search(log)
+    if found is None:
+        return None
+    promised, held = int(found[1]), int(found[2])
+    width = held // num_samples if num_samples else 0  # bytes of a sample; 0 if samples are compressed
+    is_whole = width and promised // width <= num_samples  # what is missing is a part of a sample, or padding
+    if promised >= _UNFINISHED_SIZE or is_whole:
+        return None
+    return f"its header promises {promised:,} bytes, and it holds {held:,}"

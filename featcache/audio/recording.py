@@ -25,8 +25,17 @@ from numpy.typing import NDArray
 
 from featcache.audio.container_copies import open_file
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
-from featcache.audio.formats import BEGINNING, FFmpegDecoder, format_of
-from featcache.audio.headers import EndlessFile, cut_in_header, flac_header, is_shorten, mp3_end, shortfall
+from featcache.audio.formats import (
+    BEGINNING,
+    EndlessFile,
+    FFmpegDecoder,
+    cut_in_header,
+    flac_header,
+    format_of,
+    is_shorten,
+    mp3_end,
+    shortfall,
+)
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched, FileStamp
 from featcache.errors import AudioError, MissingDependencyError, Reason

@@ -81,19 +81,6 @@ def available(makers: Mapping[str, Callable[..., Any]], *arguments: object) -> d
     return made
 
 
-def pyplot_for(path: Path) -> Any:
-    """matplotlib's pyplot, to save a figure at `path`; without it None, and how to get it on stderr."""
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"{path} is left out, as matplotlib is not installed: pip install '.[bench]'", file=sys.stderr)
-        return None
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 # Time
 
 

@@ -1,7 +1,7 @@
 """How fast chunked attention masks are made, beside a loop over steps and a loop over chunks, at several lengths.
 
-    pip install '.[bench]'                    # matplotlib, for the picture
-    python scripts/bench/masks.py [--chunk-size 16] [--left-chunks 4] [--device cuda] [--cold] [--png P] [--json]
+    pip install '.[extract]'
+    python scripts/bench/masks.py [--chunk-size 16] [--left-chunks 4] [--device cuda] [--cold] [--json]
 
 The loop over steps is WeNet's (`subsequent_chunk_mask`): a slice of each row. A loop over chunks sets the frames of a
 chunk at once. SpeechBrain's pull request 2426 is about going from one to the other, "10x 50x"; its loop had two passes,
@@ -23,13 +23,11 @@ to the left: featcache 95 µs, 4 µs where it is kept; the loop over steps 90 ×
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
-from harness import columns, options, present, pyplot_for, quick_turns, remark
+from harness import columns, options, present, quick_turns, remark
 from torch import Tensor
 
 from featcache import masks
@@ -113,7 +111,6 @@ def main() -> None:
         device="cpu",
         cold=(False, "write 64 MB of other memory before each call"),
         rounds=15,
-        png=Path("bench_masks.png"),
     )
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -122,7 +119,6 @@ def main() -> None:
     grid += [(AT, size, left) for size in CHUNK_SIZES for left in (None, asked.left_chunks)]
     results = [measure(*shape, asked) for shape in dict.fromkeys(grid)]
     present(results, partial(show, asked), asked)
-    draw(results[: len(FRAMES)], asked.png)
 
 
 def measure(num_frames: int, chunk_size: int, left: int | None, asked: argparse.Namespace) -> dict:
@@ -177,21 +173,6 @@ def show(asked: argparse.Namespace, results: list[dict]) -> str:
             remark(max(found["others"] for found in results)),
         ]
     )
-
-
-def draw(results: list[dict], path: Path) -> None:
-    """The times over the frames, as a PNG."""
-    if (pyplot := pyplot_for(path)) is None:
-        return
-    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    frames = [result["frames"] for result in results]
-    for name in RUNS:
-        axes.loglog(frames, [result["seconds"][name] * 1e6 for result in results], "o-", label=name)
-    axes.set_xticks(frames, [f"{number:,}" for number in frames])
-    axes.set(xlabel="frames", ylabel="µs for a mask", title=f"Chunked attention masks, {title_of(results[0])}")
-    figure.legend(loc="outside right upper")
-    figure.savefig(path, dpi=150)
-    print(f"\n{path}", file=sys.stderr)
 
 
 def title_of(result: dict) -> str:

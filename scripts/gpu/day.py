@@ -86,8 +86,7 @@ def noise(asked: argparse.Namespace) -> list[str]:
 
 
 def story(asked: argparse.Namespace, name: str, options: list[str]) -> list[str]:
-    shown = ["--device", asked.device, "--png", str(asked.work / f"{name}.png")]
-    return [sys.executable, f"scripts/stories/{name}.py", *shown, *options]
+    return [sys.executable, f"scripts/stories/{name}.py", "--device", asked.device, *options]
 
 
 STEPS = {

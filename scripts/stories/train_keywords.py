@@ -1,7 +1,7 @@
 """Spotting spoken digits in EnCodec's codes: tokenised again in every epoch, and once.
 
-    pip install '.[extract,models,bench]'     # bench: matplotlib, for the picture
-    python scripts/stories/train_keywords.py [--limit 1200] [--epochs 2] [--more-epochs 30] [--device cuda] [--png P]
+    pip install '.[extract,models]'
+    python scripts/stories/train_keywords.py [--limit 1200] [--epochs 2] [--more-epochs 30] [--device cuda]
     python scripts/stories/train_keywords.py --weights facebook/encodec_24khz      the real weights, from the hub
 
 The same classifier is trained on the same batches of the same clips in three ways:
@@ -55,7 +55,7 @@ from featcache.extractors.codec import CodecExtractor
 from featcache.manifest import read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import CORES, Timed, median, pyplot_for, remark, timed
+from harness import CORES, Timed, median, remark, timed
 from ties import latent_distances
 from tokenizing import Model
 
@@ -263,34 +263,9 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Time and loss over the epochs, as a PNG."""
-    pyplot = pyplot_for(path)
-    if pyplot is None:
-        return
-    more = result["more_epochs"]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for way, figures in result["ways"].items():
-        begun = result["extraction_seconds"] if way == CACHED else 0.0
-        at = [begun]
-        for seconds in figures["seconds"]:
-            at.append(at[-1] + seconds)
-        line = left.plot(range(len(at)), at, "." if len(at) < 5 else "-", label=way)[0]
-        end = begun + figures["epoch_seconds"] * more
-        left.plot([0, more], [begun, end], ":", color=line.get_color())
-        right.plot(at[1:], figures["losses"], ".-", label=way)
-    left.set(xlabel="epochs", ylabel="seconds, with the extraction", title="Dotted: at the median epoch")
-    right.set(xlabel="seconds, with the extraction", ylabel="loss in training", title="The same loss, sooner")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=150)
-    print(f"\n{path}", file=sys.stderr)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, "train_keywords.png")
+    add_options(parser)
     parser.add_argument("--weights", help="a folder, or facebook/encodec_24khz; random ones by default")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "featcache-bench")
     parser.add_argument("--epochs", type=int, default=2, help="in all three ways")
@@ -301,7 +276,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         result = measure(asked, Path(name))
     print(json.dumps(result, indent=2) if asked.json else table(result))
-    draw(result, asked.png)
 
 
 if __name__ == "__main__":

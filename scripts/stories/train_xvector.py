@@ -1,7 +1,7 @@
 """An x-vector network that tells speakers apart, with noise before its pooling: drawn on the CPU, or in place.
 
-    pip install '.[extract,bench]'            # bench: matplotlib, for the picture
-    python scripts/stories/train_xvector.py [--epochs 10] [--channels 128] [--device cuda] [--png P] [--json]
+    pip install '.[extract]'
+    python scripts/stories/train_xvector.py [--epochs 10] [--channels 128] [--device cuda] [--json]
 
 The features are the paper's, 24 log mel energies of 8 kHz speech, extracted once by `featcache extract` and read by a
 `featcache.DataLoader`. The network (`xvector.py`) has 128 channels instead of 512, or --channels. Noise of 1e-5 is
@@ -39,7 +39,7 @@ from xvector import Noise, XVector
 import featcache
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import CORES, median, pyplot_for, remark, timed
+from harness import CORES, median, remark, timed
 
 STD = 1e-5
 CONFIG = {
@@ -118,8 +118,6 @@ class Way:
             "fetching": median([epoch.fetched / epoch.seconds for epoch in counted]),
             "waited": median([epoch.waited / epoch.seconds for epoch in counted]),
             "accuracy": self.trainer.accuracy(test),
-            "losses": [epoch.loss for epoch in self.passes],
-            "steps": steps.tolist(),
         }
 
 
@@ -196,27 +194,9 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, remark(result["others"])]).rstrip()
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """How long steps took, and the loss over the epochs, as a PNG."""
-    pyplot = pyplot_for(path)
-    if pyplot is None:
-        return
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for name, figures in result["ways"].items():
-        left.ecdf(np.array(figures["steps"]) * 1e3, label=f"noise drawn {name}")
-        right.plot(range(1, len(figures["losses"]) + 1), figures["losses"], ".-", label=f"noise drawn {name}")
-    left.set(xlabel="ms", ylabel="steps that took no longer", title=f"Steps of training, {result['device']}")
-    left.set_xlim(0, 2 * max(figures["p90_seconds"] for figures in result["ways"].values()) * 1e3)
-    right.set(xlabel="epoch", ylabel="loss in training", title="What they learn")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, "train_xvector.png")
+    add_options(parser)
     parser.add_argument("--epochs", type=int, default=10, help="at least 2")
     parser.add_argument("--channels", type=int, default=128, help="512 in the paper")
     asked = parser.parse_args()
@@ -225,7 +205,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         result = measure(asked, Path(name))
     print(json.dumps(result, indent=2) if asked.json else table(result))
-    draw(result, asked.png)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ SPLITS = ("train", "test")
 # The data
 
 
-def add_options(parser: argparse.ArgumentParser, png: str) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that the stories have in common."""
     parser.add_argument("--data", type=Path, help="manifest with id, path, split, digit and speaker")
     parser.add_argument("--limit", type=int, help="utterances, drawn at random")
@@ -38,7 +38,6 @@ def add_options(parser: argparse.ArgumentParser, png: str) -> None:
     parser.add_argument("--threads", type=int, default=CORES, help="of the CPU, for everything")
     parser.add_argument("--batch-size", type=int, default=32, help="utterances")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--png", type=Path, default=Path(png), help="where the picture goes")
     parser.add_argument("--json", action="store_true")
 
 

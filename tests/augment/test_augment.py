@@ -12,9 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import featcache
 from featcache import augment
-from featcache.augment import GaussianNoise, MixEnergies, Mixup, SpecAugment
-from featcache.augment.base import Draws
-from featcache.augment.spec_augment import warp_time
+from featcache.augment import Draws, GaussianNoise, MixEnergies, Mixup, SpecAugment, warp_time
 from featcache.errors import ArgumentError
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

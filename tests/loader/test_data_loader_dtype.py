@@ -8,7 +8,7 @@ from make_cache import make_features, make_version
 import featcache
 from featcache import Crop, DataLoader, FeatureDataset
 from featcache.errors import ArgumentError
-from featcache.loader.transfers import dequantized
+from featcache.loader.data_loader import dequantized
 
 BATCHES = [[3, 1, 4], [15, 9], [26], [5, 35, 8, 9, 7], [], [9, 3, 2, 3, 8, 4, 6]]
 

@@ -18,7 +18,7 @@ from forking import fork, forked, join, wait_for_word
 from store_trials import FILES, TRIALS
 
 from featcache.errors import DamagedError, LockedError, StoreError
-from featcache.storage import directory, locks, work
+from featcache.storage import directory, locks
 from featcache.storage.base import MARK
 from featcache.storage.directory import Directory
 
@@ -63,7 +63,7 @@ def swept(store: Directory, name: str, age: float = 0) -> bool:
 
 
 DAY = 86400
-OURS, THEIRS = f"{work._boot()}-0123456789abcdef", "00000000-0123456789abcdef"
+OURS, THEIRS = f"{directory._boot()}-0123456789abcdef", "00000000-0123456789abcdef"
 
 
 def test_what_is_swept_is_of_the_dead(store, monkeypatch):
@@ -107,7 +107,7 @@ def test_what_a_living_process_writes_is_not_swept_and_what_a_killed_one_wrote_i
     (store.location / "work").mkdir(parents=True)
 
     def write():
-        with work.in_work(store.location / "work"):
+        with directory.in_work(store.location / "work"):
             child = fork(lambda: signal.pause())
             os.write(say, str(child).encode() + b".")
             signal.pause()

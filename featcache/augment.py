@@ -1,0 +1,447 @@
+"""Augmentation of features on their device: noise, SpecAugment, mixing; vectorised, without waiting for the device.
+
+    augment = featcache.augment.SpecAugment(seed=0)
+    features = augment(features, lengths, step=step)  # in training; in eval mode features are returned unchanged
+
+The random numbers depend only on the seed, the step and the shapes: not on torch's global generators, which are neither
+read nor changed, nor on anything else that ran. A resumed run draws the same numbers at each step. Give two
+augmentations of the same kind different seeds, and each rank of a distributed run too.
+
+Frames beyond an utterance's length, its padding, are not changed. A CPU and a GPU draw different numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from featcache.errors import ArgumentError, is_number, require_int, require_number
+from featcache.masks import padding_mask
+from featcache.strings import hash_of
+
+__all__ = ["Augmentation", "GaussianNoise", "MixEnergies", "Mixed", "Mixup", "SpecAugment"]
+
+_LARGE = 1 << 62
+
+
+class Draws:
+    """The random numbers of one call, drawn on the device in the order of the requests. Two kinds of augmentation draw
+    different numbers from the same seed."""
+
+    def __init__(self, kind: str, seed: int, step: int, device: torch.device) -> None:
+        self.device = device
+        self.generator = torch.Generator(device)
+        self.generator.manual_seed(hash_of(f"{kind} {seed} {step}"))
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Numbers in [low, high), float32."""
+        drawn = torch.rand(shape, generator=self.generator, device=self.device, dtype=torch.float32)
+        return drawn * (high - low) + low
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal numbers of a tensor's shape, float32, or float64 if the tensor is."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return torch.randn(like.shape, generator=self.generator, device=self.device, dtype=dtype)
+
+    def up_to(self, most: Tensor) -> Tensor:
+        """For each integer in `most` a whole number from 0 to it, inclusive, int64. The probabilities of any two
+        numbers up to 10^6 differ by less than one part in 10^12."""
+        drawn = torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device)
+        return drawn % (most + 1)
+
+    def beta(self, alpha: float, count: int) -> Tensor:
+        """Numbers from the distribution Beta(alpha, alpha), float32 `[count]`."""
+        both = torch.full((count, 2), alpha, device=self.device, dtype=torch.float32)
+        return torch._sample_dirichlet(both, generator=self.generator)[:, 0]  # as torch.distributions.Beta does
+
+    def partners(self, count: int) -> Tensor:
+        """Another row for each row, every row being a partner once, int64 `[count]`; a single row gets itself."""
+        order = self.uniform(count).argsort()
+        return torch.empty_like(order).scatter_(0, order, order.roll(1))
+
+
+class Augmentation(nn.Module):
+    """The base of augmentations.
+
+    They are called with features, floats `[batch, frames, ...]`; with `lengths` in frames, integers `[batch]` on the
+    features' device, or without if no row has padding; and with the `step` of the training. Raises ArgumentError if
+    shapes, dtypes or devices do not fit.
+
+    Args:
+        seed: The seed, a whole number, which together with the step and the shapes determines all random numbers.
+        probability: The probability, 0 to 1, that a row is augmented, independently for each row.
+    """
+
+    def __init__(self, *, seed: int = 0, probability: float = 1.0) -> None:
+        super().__init__()
+        self.seed = require_int("seed", seed)
+        self.probability = require_number("probability", probability, 0, 1)
+
+    def draws(self, step: Any, device: torch.device) -> Draws:
+        """The random numbers of one call; an ArgumentError if `step` is not a whole number."""
+        if isinstance(step, Tensor):  # reading a tensor would wait for the GPU
+            raise ArgumentError("step is a tensor: give the step of the training, an int")
+        return Draws(type(self).__name__, self.seed, require_int("step", step), device)
+
+    def chosen(self, draws: Draws, rows: int) -> Tensor | None:
+        """Which rows are augmented, bool `[rows]`; None for all."""
+        return None if self.probability == 1 else draws.uniform(rows) < self.probability
+
+    def extra_repr(self) -> str:
+        """What `print` shows."""
+        return ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if _is_setting(name, value))
+
+
+def frame_mask(features: Tensor, lengths: Tensor | None, *, dimensions: int | None = None) -> Tensor:
+    """Check a batch, and mark what are frames and not padding: bool `[batch, frames]`. Raises ArgumentError if shapes,
+    dtypes or devices do not fit.
+
+    Features are floats `[batch, frames, ...]`, of so many `dimensions` if they are given; without lengths, there is no
+    padding.
+    """
+    check_floats(features)
+    if features.ndim < 2 or dimensions not in (None, features.ndim):
+        shape = "[batch, frames, dims]" if dimensions else "[batch, frames, ...]"
+        raise ArgumentError(f"features is {list(features.shape)}: give {shape}")
+    if lengths is None:
+        return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+    if not isinstance(lengths, Tensor):
+        raise ArgumentError(f"lengths is a {type(lengths).__name__}: give a tensor")
+    if lengths.shape != features.shape[:1] or lengths.device != features.device:
+        raise ArgumentError(
+            f"lengths is {list(lengths.shape)} on {lengths.device}, and features {list(features.shape)} on "
+            f"{features.device}: give one length for each row, on the features' device"
+        )
+    return padding_mask(lengths, features.shape[1])
+
+
+def check_floats(features: Tensor) -> None:
+    """Refuse codes, and what is not a tensor."""
+    if not isinstance(features, Tensor):
+        raise ArgumentError(f"features is a {type(features).__name__}: give a tensor")
+    if not features.is_floating_point():
+        raise ArgumentError(f"features is {features.dtype}: only floats are augmented")
+
+
+def expand(values: Tensor, like: Tensor) -> Tensor:
+    """Append dimensions of size 1 to `[batch]` or `[batch, frames]`, up to those of another tensor."""
+    return values.view(*values.shape, *[1] * (like.ndim - values.ndim))
+
+
+def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
+    """Return a range (low, high) as it is, and a number as the range from it to itself; an ArgumentError if it is
+    neither."""
+    low, high = value if isinstance(value, tuple) else (value, value)
+    if not (is_number(low) and is_number(high) and low <= high):
+        raise ArgumentError(f"{name} is {value!r}: give a number, or a range (low, high)")
+    return low, high
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    return not name.startswith("_") and name != "training" and isinstance(value, (int, float, str, tuple))
+
+
+class GaussianNoise(Augmentation):
+    """Adds Gaussian noise, of a given size or at a given signal-to-noise ratio.
+
+    Takes any float tensor with a batch dimension: features, or hidden activations, such as those before the pooling of
+    an x-vector network. Gradients pass through.
+
+    Args:
+        std: The standard deviation of the noise; with `(low, high)`, drawn from that range for each row.
+        snr_db: The signal-to-noise ratio in dB, exact for each row: the mean square of the row's values over that of
+            its noise. May be a range, like `std`. The ratio is of feature values: 20 dB on log energies is not 20 dB
+            on speech. A row of zeros gets no noise.
+        seed: The seed; see `featcache.augment`.
+        probability: The probability that a row gets noise.
+
+    Raises:
+        ArgumentError: Both or neither of `std` and `snr_db` are given, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        std: float | tuple[float, float] | None = None,
+        *,
+        snr_db: float | tuple[float, float] | None = None,
+        seed: int = 0,
+        probability: float = 1.0,
+    ) -> None:
+        super().__init__(seed=seed, probability=probability)
+        if (std is None) == (snr_db is None):
+            raise ArgumentError("give the noise's std, or its snr_db, and not both")
+        self.std = None if std is None else require_range("std", std)
+        self.snr_db = None if snr_db is None else require_range("snr_db", snr_db)
+        if self.std is not None:
+            require_number("std", self.std[0], 0)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
+        """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`: a tensor of their shape and
+        dtype. See `Augmentation` for the arguments."""
+        if not self.training:
+            return features
+        check_floats(features)
+        is_frame = None if lengths is None else frame_mask(features, lengths)
+        draws = self.draws(step, features.device)
+        limits = self.std or self.snr_db
+        assert limits is not None
+        size = draws.uniform(len(features), low=limits[0], high=limits[1])
+        noise = draws.normal(features)
+        if self.std is None:
+            signal_power, noise_power = (_power(values, is_frame) for values in (features.detach(), noise))
+            size = (signal_power / noise_power * 10 ** (-size / 10)).sqrt()
+            size = size.nan_to_num(0.0, 0.0, 0.0)  # for rows without a signal or without frames
+        chosen = self.chosen(draws, len(features))
+        sizes = expand(size if chosen is None else size * chosen, features)
+        if is_frame is not None:
+            sizes = sizes * expand(is_frame, features)
+        return torch.addcmul(features, noise, sizes).to(features.dtype)
+
+
+def _power(values: Tensor, is_frame: Tensor | None) -> Tensor:
+    """The sum of squares of each row's values, `[batch]`, without copying `values`."""
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    frames = values.unsqueeze(-1).flatten(1)[:, None] if is_frame is None else values.unsqueeze(-1).flatten(2)
+    norms: Tensor = torch.linalg.vector_norm(frames, dim=2, dtype=dtype)
+    return (norms if is_frame is None else norms.where(is_frame, 0)).square().sum(1)
+
+
+_NEPERS = {"power": 1.0, "magnitude": 2.0, "power10": math.log(10), "db": math.log(10) / 10}
+"""The natural logarithm of power that one unit of the features stands for."""
+
+
+class Mixed(NamedTuple):
+    """A mixed batch, with the partner and weight of each row.
+
+    For a loss of mixed labels: `weight * loss(output, labels) + (1 - weight) * loss(output, labels[partner])`.
+    """
+
+    features: Tensor
+    """The mixed features, of the input's shape and dtype."""
+    partner: Tensor
+    """The index of the row mixed into each row, int64 `[batch]`."""
+    weight: Tensor
+    """The share of a row's own features, float32 `[batch]`; 1 for a row that was not mixed."""
+
+
+class Mixup(Augmentation):
+    """A weighted mean of each row and another row of the batch.
+
+    Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412. Every row is a partner
+    once.
+
+    Args:
+        alpha: The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the nearer to 0 or 1.
+        seed: The seed; see `featcache.augment`.
+        probability: The probability that a row is mixed.
+
+    Raises:
+        ArgumentError: A number is out of range.
+    """
+
+    def __init__(self, alpha: float = 0.2, *, seed: int = 0, probability: float = 1.0) -> None:
+        super().__init__(seed=seed, probability=probability)
+        self.alpha = require_number("alpha", alpha, 0.01)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
+        """Mix a batch. See `Augmentation` for the arguments."""
+        if not self.training:
+            return _unmixed(features)
+        is_frame = frame_mask(features, lengths)
+        draws = self.draws(step, features.device)
+        partner, weight = draws.partners(len(features)), draws.beta(self.alpha, len(features))
+        chosen = self.chosen(draws, len(features))
+        if chosen is not None:
+            weight = weight.where(chosen, 1.0)
+        both = expand(is_frame & is_frame[partner], features)
+        mixed = torch.lerp(features[partner], features, expand(weight, features).to(features.dtype))
+        return Mixed(mixed.where(both, features), partner, weight)
+
+
+class MixEnergies(Augmentation):
+    """Mixes another row of the batch into each as background: adds the powers of features that are logarithms.
+
+    For log mel energies: the result is that of the sum of both waveforms, apart from phase. Every row is a partner
+    once.
+
+    Args:
+        snr_db: The ratio in dB of a row's mean power to its partner's, each over its own frames and dimensions; with
+            `(low, high)`, drawn from that range for each row.
+        log: What the features are: natural logarithms of "power", as in Kaldi's fbank, or of "magnitude", as in the
+            mels of vocoders; "power10", logarithms of power to base 10; or "db".
+        seed: The seed; see `featcache.augment`.
+        probability: The probability that a row is mixed.
+
+    Raises:
+        ArgumentError: A number is out of range, or `log` is none of these.
+    """
+
+    def __init__(
+        self,
+        snr_db: float | tuple[float, float] = (10.0, 20.0),
+        *,
+        log: str = "power",
+        seed: int = 0,
+        probability: float = 1.0,
+    ) -> None:
+        super().__init__(seed=seed, probability=probability)
+        if log not in _NEPERS:
+            raise ArgumentError(f"log is {log!r}: it must be one of {', '.join(_NEPERS)}")
+        self.snr_db, self.log = require_range("snr_db", snr_db), log
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
+        """Mix a batch of logarithms `[batch, frames, dims]`, in float32; a row's weight is its share of the power. See
+        `Augmentation` for the arguments."""
+        if not self.training:
+            return _unmixed(features)
+        is_frame = frame_mask(features, lengths)
+        draws = self.draws(step, features.device)
+        partner = draws.partners(len(features))
+        snr = draws.uniform(len(features), low=self.snr_db[0], high=self.snr_db[1]) * _NEPERS["db"]
+        chosen = self.chosen(draws, len(features))
+        both = is_frame & is_frame[partner]
+        if chosen is not None:
+            both = both & chosen[:, None]
+        powers = features.float() * _NEPERS[self.log]
+        levels = _mean_power(powers, is_frame)
+        gain = expand(levels - levels[partner] - snr, powers)
+        mixed = torch.logaddexp(powers, powers[partner] + gain) / _NEPERS[self.log]
+        weight = torch.sigmoid(snr)
+        if chosen is not None:
+            weight = weight.where(chosen, 1.0)
+        return Mixed(mixed.to(features.dtype).where(expand(both, features), features), partner, weight)
+
+
+def _unmixed(features: Tensor) -> Mixed:
+    rows = torch.arange(len(features), device=features.device)
+    return Mixed(features, rows, torch.ones(len(rows), dtype=torch.float32, device=features.device))
+
+
+def _mean_power(powers: Tensor, is_frame: Tensor) -> Tensor:
+    """The logarithm of the mean power of each row's frames, `[batch]`; 0 for a row without frames."""
+    total = powers.where(expand(is_frame, powers), -torch.inf).flatten(1).logsumexp(1)
+    values = is_frame.sum(1) * math.prod(powers.shape[2:])
+    return torch.where(values > 0, total - values.clamp(min=1).float().log(), 0.0)
+
+
+class SpecAugment(Augmentation):
+    """Masks bands of time and of frequency, independently for each row.
+
+    Source: Park et al. 2019, "SpecAugment: A Simple Data Augmentation Method for Automatic Speech Recognition",
+    arXiv:1904.08779. The defaults are the paper's policy LD, except for time warping (80 frames in the paper) and
+    `max_time_fraction` (1.0 in the paper). As in the paper, the width and then the position of a mask are drawn
+    uniformly; masks may overlap.
+
+    Args:
+        time_masks: The number of time masks in each row.
+        time_width: The largest width of a time mask, in frames.
+        max_time_fraction: The largest share of a row's own frames that one time mask may cover.
+        freq_masks: The number of frequency masks in each row.
+        freq_width: The largest width of a frequency mask, in dimensions.
+        time_warp: The largest shift by time warping, in frames, as described for `warp_time`. 0 turns it off.
+        value: What replaces masked values; "mean" is the mean of the row's own values, for features whose mean is not
+            0.
+        seed: The seed; see `featcache.augment`.
+        probability: The probability that a row is augmented.
+
+    Raises:
+        ArgumentError: A number is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        time_masks: int = 2,
+        time_width: int = 100,
+        max_time_fraction: float = 0.2,
+        freq_masks: int = 2,
+        freq_width: int = 27,
+        time_warp: int = 0,
+        value: float | Literal["mean"] = 0.0,
+        seed: int = 0,
+        probability: float = 1.0,
+    ) -> None:
+        super().__init__(seed=seed, probability=probability)
+        self.time_masks = require_int("time_masks", time_masks, 0)
+        self.time_width = require_int("time_width", time_width, 0)
+        self.max_time_fraction = require_number("max_time_fraction", max_time_fraction, 0, 1)
+        self.freq_masks = require_int("freq_masks", freq_masks, 0)
+        self.freq_width = require_int("freq_width", freq_width, 0)
+        self.time_warp = require_int("time_warp", time_warp, 0)
+        if value != "mean" and not is_number(value):
+            raise ArgumentError(f"value is {value!r}: give a number, or 'mean'")
+        self.value = value
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
+        """Mask a batch `[batch, frames, dims]`: a tensor of its shape and dtype. Time masks stay within `lengths`. See
+        `Augmentation` for the arguments."""
+        if not self.training:
+            return features
+        is_frame = frame_mask(features, lengths, dimensions=3)
+        if lengths is None:
+            lengths = torch.full(features.shape[:1], features.shape[1], device=features.device)
+        lengths = lengths.clamp(0, features.shape[1])
+        draws = self.draws(step, features.device)
+        chosen = self.chosen(draws, len(features))
+        if self.time_warp:
+            features = warp_time(features, lengths, self.time_warp, draws, chosen)
+        fill = self._fill(features, is_frame)
+        longest = (lengths.float() * self.max_time_fraction).long().clamp(max=self.time_width)
+        in_time = _stretches(draws, self.time_masks, lengths, longest, features.shape[1])
+        bins = torch.full_like(lengths, features.shape[2])
+        in_freq = _stretches(draws, self.freq_masks, bins, bins.clamp(max=self.freq_width), features.shape[2])
+        # all masks in one comparison: a frame of level 0 is not masked, one of 1 in masked dimensions, one of 2 in all
+        level = is_frame.to(torch.int8) + (is_frame & in_time)
+        if chosen is not None:
+            level = level * chosen[:, None]
+        return torch.where((~in_freq).to(torch.int8)[:, None] < level[:, :, None], fill, features)
+
+    def _fill(self, features: Tensor, is_frame: Tensor) -> Tensor:
+        """What replaces masked values, `[]` or `[batch, 1, 1]`."""
+        if not isinstance(self.value, str):
+            return torch.full((), self.value, dtype=features.dtype, device=features.device)
+        total = features.where(expand(is_frame, features), 0).sum((1, 2), dtype=torch.float32)
+        means = total / (is_frame.sum(1) * features.shape[2]).clamp(min=1)
+        return expand(means, features).to(features.dtype)
+
+
+def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size: int) -> Tensor:
+    """Mark `count` stretches in each row, each 0 to `longest` wide and within `lengths`: bool `[batch, size]`."""
+    most = longest[:, None].expand(-1, count)
+    widths = draws.up_to(most)
+    starts = draws.up_to(lengths[:, None] - widths)
+    at = torch.arange(size, device=lengths.device)
+    return ((at >= starts[..., None]) & (at < (starts + widths)[..., None])).any(1)
+
+
+def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws, chosen: Tensor | None = None) -> Tensor:
+    """Move one point of each row by up to `window` frames, and stretch or compress both sides of it accordingly.
+
+    As in SpecAugment (Park et al. 2019, section 2), the point is drawn from the frames that are further than `window`
+    from both ends, and its shift uniformly from -window to window; values between frames are interpolated linearly.
+    First and last frames stay in place. Rows of up to 2 * window + 2 frames have no such point and are not changed, nor
+    is padding. Features are `[batch, frames, ...]`, lengths int64 `[batch]`; of `chosen` rows, bool `[batch]`, or all.
+    """
+    room = lengths - 2 * window - 2
+    drawn = draws.up_to(room.clamp(min=1) - 1), draws.up_to(torch.full_like(lengths, 2 * window))
+    point = (drawn[0] + window + 1).float()
+    moved = point + drawn[1] - window
+    last = (lengths - 1).float()
+    at = torch.arange(features.shape[1], device=features.device, dtype=torch.float32).expand(len(lengths), -1)
+    point, moved, last = point[:, None], moved[:, None], last[:, None]
+    before = at * (point / moved)
+    after = last - (last - at) * ((last - point) / (last - moved))
+    source = torch.where(at < moved, before, after)
+    stays = (room < 1)[:, None] | (at > last)
+    if chosen is not None:
+        stays = stays | ~chosen[:, None]
+    source = torch.where(stays, at, source).clamp(min=0)
+    left = source.floor().clamp(max=max(features.shape[1] - 1, 0))
+    right = torch.minimum(left + 1, last).clamp(min=0)
+    rows = torch.arange(len(lengths), device=features.device)[:, None]
+    weight = expand((source - left).to(features.dtype), features)
+    warped = torch.lerp(features[rows, left.long()], features[rows, right.long()], weight)
+    return torch.where(expand(stays, features), features, warped)
