@@ -23,8 +23,9 @@ from __future__ import annotations
 import io
 import os
 import re
+import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,6 +184,7 @@ _FLAC = b"fLaC\0\0\x22"  # and the type of the first block before its length
 _MOST_BLOCKS = 128  # one of each type that there may be
 _SHORTEN = re.compile(rb"NIST_1A\n.*\nsample_coding -s\d+ [^\n]*shorten", re.S)
 _MP3_FRAME = 2881  # bytes, at most
+_HEAD_BYTES = 512  # of a file: FFmpeg writes what it is called before the samples of a WAV
 
 
 class EndlessFile(io.FileIO):
@@ -241,16 +243,52 @@ def cut_in_header(fd: int, size: int) -> str | None:
     return None
 
 
-def flac_header(fd: int) -> tuple[int, int, int, int] | None:
-    """The sample rate in Hz, the channels, the number of samples and the bits of each by the header of a FLAC file (RFC
-    9639, section 8.2); None if it has no such header, or one that libsndfile should look at."""
-    head = os.pread(fd, 42, 0)
+class PlainHeader(NamedTuple):
+    """What a file says that can be decoded without libsndfile."""
+
+    sample_rate: int
+    num_channels: int
+    num_samples: int
+    bits: int
+    samples_at: int | None
+    """The first byte of the samples of a WAV; None for a FLAC."""
+
+
+def plain_header(fd: int, size: int) -> PlainHeader | None:
+    """The header of a FLAC file (RFC 9639, section 8.2), or of a WAV of 16-bit integers that ends with its samples;
+    None if it has no such header, or one that libsndfile should look at."""
+    head = os.pread(fd, _HEAD_BYTES, 0)
+    if head.startswith(b"RIFF"):
+        return _wav_header(head, size)
     if len(head) < 42 or not _FLAC.startswith(head[:4] + head[5:8]) or head[4] & 0x7F:
         return None
     packed = int.from_bytes(head[18:26])
     rate, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
     num_samples = packed & (1 << 36) - 1
-    return (rate, channels, num_samples, bits) if rate and num_samples and bits in (8, 16, 24) else None
+    return (
+        PlainHeader(rate, channels, num_samples, bits, None) if rate and num_samples and bits in (8, 16, 24) else None
+    )
+
+
+def _wav_header(head: bytes, size: int) -> PlainHeader | None:
+    if head[8:12] != b"WAVE" or int.from_bytes(head[4:8], "little") + 8 != size:
+        return None
+    at, form = 12, None
+    while at + 8 <= len(head):
+        name, length = head[at : at + 4], int.from_bytes(head[at + 4 : at + 8], "little")
+        at += 8
+        if name == b"data":
+            if form is None or at + length != size:
+                return None
+            kind, channels, rate, _, frame_bytes, bits = form
+            is_plain = kind == 1 and bits == 16 and 0 < channels <= 8 and frame_bytes == 2 * channels
+            if not (is_plain and rate and length and length % frame_bytes == 0):
+                return None
+            return PlainHeader(rate, channels, length // frame_bytes, bits, at)
+        if name == b"fmt " and length == 16 and at + length <= len(head):
+            form = struct.unpack_from("<HHIIHH", head, at)
+        at += length + length % 2
+    return None
 
 
 def is_shorten(fd: int) -> bool:

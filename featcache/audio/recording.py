@@ -9,6 +9,7 @@ the time. libsndfile spends over a third of its time on a FLAC in copying decode
 caller's buffer (`flac_buffer_copy`, seen in a profile); dr_flac writes them where they belong. But it says little about
 what is wrong with a file, so libsndfile decodes again whatever dr_flac does not decode to the last sample. Until then a
 FLAC is not opened with libsndfile, which takes as long as decoding a tenth of a second: its first 42 bytes say enough.
+Nor is a WAV of 16-bit integers, whose samples are these, times 2^-15, as libsndfile gives them.
 
 What libsndfile does not know, FFmpeg decodes: see `formats.py`.
 """
@@ -30,10 +31,10 @@ from featcache.audio.formats import (
     EndlessFile,
     FFmpegDecoder,
     cut_in_header,
-    flac_header,
     format_of,
     is_shorten,
     mp3_end,
+    plain_header,
     shortfall,
 )
 from featcache.audio.members import copy_of
@@ -61,6 +62,7 @@ _BLOCK = 65536  # samples
 _SAMPLES_PER_BYTE = 64  # more than speech is ever compressed to
 _FLAC_AT_ONCE = 64 << 20  # bytes of the largest FLAC file that is read into memory whole
 _SMALL_BYTES = 1 << 20  # of a file that is read once, and hashed and decoded in memory
+_LEVEL = np.float32(2**-15)  # the step of 16-bit samples
 _SYSTEM_ERROR = 2  # libsndfile's code for an error of the operating system
 
 Span = tuple[int, int]
@@ -104,19 +106,18 @@ class Recording:
             self._file, status = open_file(location)
             self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
         self._bytes: bytes | None = None  # all of a small file, once they were read
-        self._decoder: _Decoder | FFmpegDecoder | None = None  # of a FLAC, made when dr_flac does not do
+        self._decoder: _Decoder | FFmpegDecoder | None = None  # of a FLAC or WAV, made when it must be
         self.position, self.damage, self.shortfall = 0, None, None
         try:
-            flac = flac_header(self._file.fileno()) if self.size <= _FLAC_AT_ONCE else None
-            if flac is None:
+            self._plain = plain_header(self._file.fileno(), self.size)
+            if self._plain is None or (self._plain.samples_at is None and self.size > _FLAC_AT_ONCE):
                 self._open_decoder()
                 return
         except _FAULTS as error:
             self._file.close()
             raise _fault(error) from None
-        self.sample_rate, self.num_channels, self.num_samples, bits = flac
-        self.is_float, self.has_16_bits, self.by_ffmpeg = False, bits == 16, False
-        self.can_seek, self._is_flac = True, True
+        self.sample_rate, self.num_channels, self.num_samples, bits, _ = self._plain
+        self.is_float, self.has_16_bits, self.by_ffmpeg, self.can_seek = False, bits == 16, False, True
 
     def _open_decoder(self) -> None:
         """Open the file with libsndfile or FFmpeg, and take from there what the recording says of it."""
@@ -129,7 +130,7 @@ class Recording:
         self.is_float = subtype in ("FLOAT", "DOUBLE")
         self.has_16_bits = subtype == "PCM_16"
         self.by_ffmpeg = isinstance(self._decoder, FFmpegDecoder)
-        self.can_seek, self._is_flac = states_length and subtype in _SEEKABLE, False
+        self.can_seek, self._plain = states_length and subtype in _SEEKABLE, None
 
     def close(self) -> None:
         """Close the file."""
@@ -171,8 +172,8 @@ class Recording:
 
     def _cut_seeking(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
         for first, stop in spans:
-            if self._is_flac and (first, stop) == (0, self.num_samples) and (whole := self._all_samples()) is not None:
-                yield whole
+            if (samples := self._plain_samples(first, stop)) is not None:
+                yield samples
                 continue
             if self._decoder is None or self.damage:
                 self._restart()
@@ -214,15 +215,32 @@ class Recording:
         self._bytes = data if self.size <= _SMALL_BYTES else None
         return data
 
-    def _all_samples(self) -> NDArray[np.float32] | None:
-        """All samples of a FLAC, by dr_flac; None if it does not decode each of them."""
-        if not self._is_believable(self.num_samples):
+    def _plain_samples(self, first: int, stop: int) -> NDArray[np.float32] | None:
+        """Samples of a WAV as they lie in it, or all of a FLAC by dr_flac; None if that does not give each of them."""
+        if self._plain is None or not self._is_believable(self.num_samples):
             return None
-        samples = np.empty((self.num_samples, self.num_channels), np.float32)
         try:
+            if self._plain.samples_at is not None:
+                return self._levels(self._plain.samples_at + 2 * self.num_channels * first, stop - first)
+            if (first, stop) != (0, self.num_samples):
+                return None
+            samples = np.empty((self.num_samples, self.num_channels), np.float32)
             return samples if _decode_flac(self._all_bytes(), samples) else None
         except OSError:  # libsndfile meets it too, and says where
             return None
+
+    def _levels(self, at: int, num_samples: int) -> NDArray[np.float32] | None:
+        """So many 16-bit samples from a byte on; None if they are not there."""
+        num_bytes = 2 * self.num_channels * num_samples
+        if self.size <= _SMALL_BYTES:
+            data = self._all_bytes()[at : at + num_bytes]
+        else:
+            data = os.pread(self._file.fileno(), num_bytes, at)
+        if len(data) < num_bytes:
+            return None
+        levels = np.frombuffer(data, "<i2").reshape(num_samples, self.num_channels)
+        samples: NDArray[np.float32] = np.multiply(levels, _LEVEL, dtype=np.float32)
+        return samples
 
     def _is_believable(self, num_samples: int) -> bool:
         """Whether the file may hold so many samples, whatever its header says."""

@@ -15,8 +15,6 @@ from featcache.format.shard import Shard
 from featcache.spec import all_finite
 from featcache.version.version import ShardGoneError, Version
 
-__all__ = ["Problem", "examine_shard"]
-
 
 @dataclass(frozen=True)
 class Problem:

@@ -27,7 +27,7 @@ from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import Rows
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.audio_locations import AudioLocation
-from featcache.version.index import Index
+from featcache.version.index_table import Index
 
 _MOST_HEADERS = 256
 """The number of files whose headers are read if the manifest does not give all durations."""

@@ -23,13 +23,12 @@ from featcache.format.shard import Shard
 from featcache.storage.base import MARK, Buffer, Store, open_store
 from featcache.storage.location import Location
 from featcache.version.corpus import put_part, read_parts
-from featcache.version.index import index_name, load_index, open_index
+from featcache.version.index import open_index
+from featcache.version.index_table import index_name, load_index
 from featcache.version.info import read_info
 from featcache.version.selection import is_corpus, version_names
 from featcache.version.tags import read_tag, tag_names
 from featcache.version.version import PLAIN_GROUP, Version
-
-__all__ = ["Copied", "copy_parts_list", "copy_version"]
 
 _AT_MOST_BYTES = 1 << 37
 _AT_ONCE_BYTES = 1 << 30

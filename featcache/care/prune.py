@@ -22,25 +22,14 @@ from featcache.format.writing import ShardBuilder
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.storage.base import in_parallel
-from featcache.version.index import Index, open_index
+from featcache.version.index import open_index
+from featcache.version.index_table import Index
 from featcache.version.join import RowKeys, are_few, describe_changed, join, refuse_paths, with_other_files
 from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import Run
 from featcache.version.tags import read_tags, tag_names
 from featcache.version.version import Version
 from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
-
-__all__ = [
-    "PrunePlan",
-    "Pruned",
-    "ids_to_keep",
-    "plan_prune",
-    "prune",
-    "refuse_with_what_is_kept",
-    "remove_version",
-    "rewrite",
-    "what_is_kept",
-]
 
 
 @dataclass(frozen=True)

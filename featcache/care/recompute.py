@@ -33,7 +33,7 @@ from featcache.manifest import CallersUrls
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
-from featcache.version.index import Index
+from featcache.version.index_table import Index
 from featcache.version.version import Version
 
 _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}

@@ -26,7 +26,7 @@ from featcache.manifest.audio_locations import (
     locate,
     url_of,
 )
-from featcache.version.index import Index
+from featcache.version.index_table import Index
 from featcache.version.records import read_run
 from featcache.version.version import Version
 

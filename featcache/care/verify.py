@@ -19,7 +19,8 @@ from featcache.format.shard import Shard
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.storage.base import MARK, in_parallel
-from featcache.version.index import Index, build_index, index_name, index_of, load_index
+from featcache.version.index import build_index, index_of
+from featcache.version.index_table import Index, index_name, load_index
 from featcache.version.join import RowKeys
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names

@@ -27,7 +27,8 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource
 from featcache.version.in_flight import Suspects, forget_suspects
-from featcache.version.index import Index, open_index
+from featcache.version.index import open_index
+from featcache.version.index_table import Index
 from featcache.version.info import library_versions
 from featcache.version.ledger import Failure, read_failures
 from featcache.version.records import Run

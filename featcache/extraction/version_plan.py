@@ -28,7 +28,7 @@ from featcache.spec import FeatureSpec
 from featcache.storage.location import Location
 from featcache.strings import hash_of
 from featcache.version.in_flight import Suspects
-from featcache.version.index import Index
+from featcache.version.index_table import Index
 from featcache.version.info import VersionInfo, library_versions
 from featcache.version.join import differences, item_at
 from featcache.version.ledger import Failure

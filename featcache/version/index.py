@@ -23,7 +23,6 @@ from featcache.version.index_table import (
     COLUMNS,
     Index,
     Maker,
-    Place,
     ShardSummary,
     index_name,
     load_index,
@@ -31,20 +30,6 @@ from featcache.version.index_table import (
 )
 from featcache.version.version import Version
 from featcache.version.wanted import read_all_wanted
-
-__all__ = [
-    "COLUMNS",
-    "Index",
-    "Place",
-    "ShardSummary",
-    "build_index",
-    "forget_indexes",
-    "index_name",
-    "index_of",
-    "keep_index",
-    "load_index",
-    "open_index",
-]
 
 _KEPT = 3
 """Indexes that stay, besides those of tags: training may still have an older one mapped."""

@@ -22,7 +22,7 @@ from featcache.format.shard import Item
 from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 from featcache.manifest.audio_locations import AudioSource
 from featcache.strings import Strings
-from featcache.version.index import Index
+from featcache.version.index_table import Index
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import manifest_roots
 from featcache.version.version import Version

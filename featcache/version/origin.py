@@ -9,7 +9,8 @@ import numpy as np
 from featcache.format.shard import Item
 from featcache.storage.base import in_parallel
 from featcache.strings import hash_of
-from featcache.version.index import Index, open_index
+from featcache.version.index import open_index
+from featcache.version.index_table import Index
 from featcache.version.join import missing_error
 from featcache.version.ledger import standing_failures
 from featcache.version.records import began, read_run

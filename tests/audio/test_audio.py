@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +18,7 @@ from real_speech import DATA
 from featcache.audio import recording
 from featcache.audio.decode import Cut, FileIdentity, decode, probe_seconds
 from featcache.audio.recording import END_TOLERANCE_SECONDS
-from featcache.errors import Reason
+from featcache.errors import AudioError, Reason
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared speech data")
 
@@ -43,6 +44,46 @@ def test_integers_are_scaled_to_the_unit_interval(tmp_path):
     path = tmp_path / "a.wav"
     soundfile.write(path, np.array([-32768, -1, 0, 1, 32767], np.int16), RATE)
     np.testing.assert_array_equal(samples_of(path)[:, 0] * 32768, [-32768, -1, 0, 1, 32767])
+
+
+def chunk(name, content, length=None):
+    return name + struct.pack("<I", len(content) if length is None else length) + content + b"\0" * (len(content) % 2)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    levels=st.lists(st.integers(-32768, 32767), min_size=1, max_size=40),
+    channels=st.sampled_from([1, 1, 2, 3, 9]),
+    before=st.lists(st.sampled_from([b"LIST", b"odd", b"x" * 600]), max_size=2),
+    after=st.booleans(),
+    wrong=st.sampled_from([None, None, None, "riff", "data", "frame", "bits", "kind", "extensible", "cut", "no rate"]),
+    large=st.booleans(),
+)
+def test_a_wav_of_any_make_is_what_libsndfile_reads(tmp_path, levels, channels, before, after, wrong, large):
+    """Whether its samples are taken as they lie there or libsndfile decodes them; and it fails where that does."""
+    frame_bytes = 2 * channels + (wrong == "frame")
+    kind = {"extensible": 0xFFFE, "kind": 6}.get(wrong, 1)
+    form = struct.pack("<HHIIHH", kind, channels, 0 if wrong == "no rate" else 8000, 16000, frame_bytes, 16)
+    if wrong == "bits":
+        form = form[:-2] + struct.pack("<H", 24)
+    if wrong == "extensible":
+        form += struct.pack("<HHIH", 22, 16, 0, 1) + bytes.fromhex("000000001000800000AA00389B71")
+    samples = np.array(levels * (channels * (recording._SMALL_BYTES // 50 if large else 1)), "<i2").tobytes()
+    data = b"WAVE" + chunk(b"fmt ", form) + b"".join(chunk(b"LIST", content) for content in before)
+    data += chunk(b"data", samples, len(samples) + 8 if wrong == "data" else None)
+    data += chunk(b"LIST", b"INFO") if after else b""
+    path = tmp_path / "a.wav"
+    path.write_bytes(chunk(b"RIFF", data, len(data) + 2 if wrong == "riff" else None)[: -2 if wrong == "cut" else None])
+    (ours,) = decode(path, [WHOLE])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recording, "plain_header", lambda *_: None)
+        (theirs,) = decode(path, [WHOLE])
+    if isinstance(theirs, AudioError):
+        assert (ours.reason, str(ours)) == (theirs.reason, str(theirs))
+    else:
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        assert ours[1] == theirs[1]
+        assert ours[0].flags.c_contiguous
 
 
 def test_floats_are_left_as_they_are(tmp_path):

@@ -23,7 +23,8 @@ from featcache.format.table import Table
 from featcache.format.writing import group_files
 from featcache.storage.base import MARK
 from featcache.strings import Strings
-from featcache.version.index import Index, build_index, index_name, keep_index, load_index, open_index
+from featcache.version.index import build_index, keep_index, open_index
+from featcache.version.index_table import Index, index_name, load_index
 from featcache.version.version import ShardGoneError, Version
 
 
