@@ -98,12 +98,12 @@ class FrameExtractor(Extractor[P]):
         used = 0
         for clip in clips:
             frames = self.frames(clip)
-            while len(frames):
-                fitting = frames[: len(block) - used]
-                block[used : used + len(fitting)] = fitting
-                used += len(fitting)
-                frames = frames[len(fitting) :]
-                if used == len(block):
+            num_frames, done = frames.shape[0], 0  # len() of a tensor takes as long as a slice
+            while done < num_frames:
+                more = min(num_frames - done, rows - used)
+                block[used : used + more] = frames[done : done + more]
+                used, done = used + more, done + more
+                if used == rows:
                     yield block, used
                     used = 0
         if used:
