@@ -14,7 +14,6 @@ an error otherwise. `naive` is what a batch of 16 clips padded with zeros differ
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import signal
@@ -48,6 +47,7 @@ from featcache.manifest import Manifest, read_manifest
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 sys.path.append(str(Path(__file__).parent / "bench"))
 import small_models
+from harness import columns, options, present
 from ties import latent_distances
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -254,27 +254,16 @@ def _killed_and_resumed(path: Path, config: Config, folder: Path) -> None:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The results for people."""
-    lines = [
-        "| codec, corpus | clips | codes | distinct | ties | errors | ties, errors, 256 rows | changed bits | naive |",
-        "|---|---|---|---|---|---|---|---|---|",
+    head = ["codec, corpus", "clips", "refused", "codes", "distinct", "ties", "errors", "ties of 256 rows", "errors"]
+    kinds = ("clips", "refused", "codes", "distinct", "ties", "errors", "many_ties", "many_errors", "changed_bits")
+    rows = [
+        (name, *(f"{counts[kind]:,}" for kind in kinds), f"{counts['naive']:.1%}") for name, counts in results.items()
     ]
-    for name, counts in results.items():
-        refused = f" ({counts['refused']} refused)" if counts["refused"] else ""
-        lines.append(
-            f"| {name} | {counts['clips']:,}{refused} | {counts['codes']:,} | {counts['distinct']:,} | "
-            f"{counts['ties']} | {counts['errors']} | {counts['many_ties']}, {counts['many_errors']} | "
-            f"{counts['changed_bits']} | {counts['naive']:.1%} |"
-        )
-    return "\n".join(lines)
+    return columns([*head, "changed bits", "naive"], *rows, markdown=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=sorted(CODECS), default=list(CODECS))
-    parser.add_argument("--corpora", nargs="+", choices=sorted(CORPORA), default=list(CORPORA))
-    parser.add_argument("--limit", type=int, help="clips of a corpus")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    asked = options(__doc__, only=[*CODECS], corpora=[*CORPORA], limit=(int, "clips of a corpus"))
     Device("cpu", 2).configure_torch()  # one thread in each kernel, as in a run
     results = {}
     for name in asked.only:
@@ -282,7 +271,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 results[f"{name}, {corpus}"] = check(CODECS[name], CORPORA[corpus], Path(folder), asked.limit)
             print(f"{name}, {corpus}: {results[f'{name}, {corpus}']}", file=sys.stderr)
-    print(json.dumps(results, indent=2) if asked.json else table(results))
+    present(results, table, asked)
     sys.exit(any(counts["errors"] or counts["many_errors"] or counts["changed_bits"] for counts in results.values()))
 
 

@@ -28,7 +28,6 @@ after 2 epochs was the same, 54.6 %, and 79.2 % after 30. In padded batches 0.72
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -43,7 +42,7 @@ import torch
 import yaml
 from on_the_fly import CodesOfBatch, OnTheFly, Waveforms
 from random_encodec import make_weights
-from training import SPLITS, GpuUse, Loader, Pass, Trainer, add_options, extract, split
+from training import OPTIONS, SPLITS, GpuUse, Loader, Pass, Trainer, extract, split
 from xvector import EmbeddedCodes, XVector
 
 import featcache
@@ -55,7 +54,7 @@ from featcache.extractors.codec import CodecExtractor
 from featcache.manifest import read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import CORES, Timed, median, remark, timed
+from harness import CORES, KEPT, Timed, columns, median, options, present, remark, timed
 from ties import latent_distances
 from tokenizing import Model
 
@@ -233,23 +232,20 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
     ways, more = result["ways"], result["more_epochs"]
+    head = ["tokens", "an epoch", "of it, fetching batches", f"CPU, of {CORES} cores", "GPU busy"]
+    rows = [
+        (way, f"{each['epoch_seconds']:.2f} s", f"{each['fetching']:.1%}", f"{each['cpu']:.2f}", each["gpu"],
+         f"{each['accuracy']:.1%}")
+        for way, each in ways.items()
+    ]  # fmt: skip
+    cached, alone, padded = ways[CACHED], result["alone"], result["padded"]
+    paid = "never" if result["paid_after"] is None else f"after {result['paid_after']} epochs"
     lines = [
         f"{result['train']:,} digits to train on, {result['test']:,} to test with; {result['device']}, "
         f"{result['threads']} threads",
         f"EnCodec 24 kHz, 6 kbps; weights: {result['weights']}",
         "",
-        f"| tokens | an epoch | of it, fetching batches | CPU, of {CORES} cores | GPU busy | "
-        f"accuracy after {result['epochs']} epochs |",
-        "|---|---|---|---|---|---|",
-    ]
-    for way, figures in ways.items():
-        lines.append(
-            f"| {way} | {figures['epoch_seconds']:.2f} s | {figures['fetching']:.1%} | {figures['cpu']:.2f} | "
-            f"{figures['gpu']} | {figures['accuracy']:.1%} |"
-        )
-    cached, alone, padded = ways[CACHED], result["alone"], result["padded"]
-    paid = "never" if result["paid_after"] is None else f"after {result['paid_after']} epochs"
-    lines += [
+        columns([*head, f"accuracy after {result['epochs']} epochs"], *rows, markdown=True),
         "",
         f"epochs from featcache are {result['shorter']:.1%} shorter than in the faster of the other two",
         f"loader.waited of featcache's: {cached['waited']:.2%} of the epoch",
@@ -264,18 +260,17 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.add_argument("--weights", help="a folder, or facebook/encodec_24khz; random ones by default")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "featcache-bench")
-    parser.add_argument("--epochs", type=int, default=2, help="in all three ways")
-    parser.add_argument("--more-epochs", type=int, default=30, help="from featcache")
-    parser.add_argument("--channels", type=int, default=64, help="of the classifier's layers")
-    parser.set_defaults(limit=1200)
-    asked = parser.parse_args()
+    asked = options(
+        __doc__,
+        **{**OPTIONS, "limit": (1200, "utterances, drawn at random")},
+        weights=(str, "a folder, or facebook/encodec_24khz; random ones by default"),
+        folder=KEPT,
+        epochs=(2, "in all three ways"),
+        more_epochs=(30, "from featcache"),
+        channels=(64, "of the classifier's layers"),
+    )
     with tempfile.TemporaryDirectory() as name:
-        result = measure(asked, Path(name))
-    print(json.dumps(result, indent=2) if asked.json else table(result))
+        present(measure(asked, Path(name)), table, asked)
 
 
 if __name__ == "__main__":

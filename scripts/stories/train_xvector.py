@@ -22,7 +22,6 @@ Accuracy 100 % of 300 both times, waiting for data (loader.waited) 0.3 %.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -33,13 +32,13 @@ import numpy as np
 import torch
 import yaml
 from torch import Tensor
-from training import SPLITS, GpuUse, Pass, Trainer, Watch, add_options, extract, split
+from training import OPTIONS, SPLITS, GpuUse, Pass, Trainer, Watch, extract, split
 from xvector import Noise, XVector
 
 import featcache
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import CORES, median, remark, timed
+from harness import CORES, columns, median, options, present, remark, timed
 
 STD = 1e-5
 CONFIG = {
@@ -170,22 +169,22 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
+    head = ["noise drawn", "a step, median", "p90", "noise", "of all steps", f"CPU, of {CORES} cores", "GPU busy"]
+    head += ["fetching batches", "loader.waited", f"accuracy after {result['epochs']} epochs"]
+    rows = [
+        (name, *(f"{1e3 * each[f'{what}_seconds']:.2f} ms" for what in ("step", "p90", "noise")),
+         f"{each['noise_share']:.1%}", f"{each['cpu']:.2f}", each["gpu"],
+         *(f"{each[what]:.2%}" for what in ("fetching", "waited")), f"{each['accuracy']:.1%}")
+        for name, each in result["ways"].items()
+    ]  # fmt: skip
     lines = [
         f"{result['train']:,} utterances of {result['speakers']} speakers to train on, {result['test']:,} to test with",
         f"fbank of 24 bins, extracted in {result['extraction_seconds']:.1f} s; {result['channels']} channels, batches "
         f"of {result['batch_size']}; {result['device']}, {result['threads']} threads",
         "",
-        f"| noise drawn | a step, median | p90 | noise | of all steps | CPU, of {CORES} cores | GPU busy | "
-        f"fetching batches | loader.waited | accuracy after {result['epochs']} epochs |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        columns(head, *rows, markdown=True),
+        "",
     ]
-    for name, figures in result["ways"].items():
-        lines.append(
-            f"| {name} | {figures['step_seconds'] * 1e3:.2f} ms | {figures['p90_seconds'] * 1e3:.2f} ms | "
-            f"{figures['noise_seconds'] * 1e3:.2f} ms | {figures['noise_share']:.1%} | {figures['cpu']:.2f} | "
-            f"{figures['gpu']} | {figures['fetching']:.2%} | {figures['waited']:.2%} | {figures['accuracy']:.1%} |"
-        )
-    lines.append("")
     if result["device"] == "cpu":
         lines += [
             "The device is the CPU: both draw as many numbers on the same cores, and nothing is copied, so there is",
@@ -195,16 +194,11 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser)
-    parser.add_argument("--epochs", type=int, default=10, help="at least 2")
-    parser.add_argument("--channels", type=int, default=128, help="512 in the paper")
-    asked = parser.parse_args()
+    asked = options(__doc__, **OPTIONS, epochs=(10, "at least 2"), channels=(128, "512 in the paper"))
     if asked.epochs < 2:
-        parser.error("--epochs: the first one is not counted: give at least 2")
+        sys.exit("--epochs: the first one is not counted: give at least 2")
     with tempfile.TemporaryDirectory() as name:
-        result = measure(asked, Path(name))
-    print(json.dumps(result, indent=2) if asked.json else table(result))
+        present(measure(asked, Path(name)), table, asked)
 
 
 if __name__ == "__main__":

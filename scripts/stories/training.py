@@ -30,15 +30,15 @@ SPLITS = ("train", "test")
 # The data
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that the stories have in common."""
-    parser.add_argument("--data", type=Path, help="manifest with id, path, split, digit and speaker")
-    parser.add_argument("--limit", type=int, help="utterances, drawn at random")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, cuda:1")
-    parser.add_argument("--threads", type=int, default=CORES, help="of the CPU, for everything")
-    parser.add_argument("--batch-size", type=int, default=32, help="utterances")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+OPTIONS: dict[str, Any] = {
+    "data": (Path, "manifest with id, path, split, digit and speaker"),
+    "limit": (int, "utterances, drawn at random"),
+    "device": (torch.device("cpu"), "cpu, cuda, cuda:1"),
+    "threads": (CORES, "of the CPU, for everything"),
+    "batch_size": (32, "utterances"),
+    "seed": 0,
+}
+"""The options that the stories have in common."""
 
 
 def split(manifest: Path | None, folder: Path, limit: int | None) -> dict[str, Path]:
