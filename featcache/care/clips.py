@@ -72,11 +72,7 @@ def items_at_random(index: Index, count: int) -> list[int]:
 
 
 def decode_waveform(utterance: Utterance, root: AudioLocation, waveform_maker: WaveformMaker) -> NDArray[np.float32]:
-    """Decode an utterance and make its waveform, float32 `[num_samples]`.
-
-    Raises:
-        AudioError: It cannot be decoded.
-    """
+    """Decode an utterance and make its waveform, float32 `[num_samples]`. Raises AudioError if it cannot be decoded."""
     (decoded,) = decode_all([utterance], root)
     if decoded.samples is None or decoded.source is None:
         assert decoded.error is not None
@@ -88,11 +84,8 @@ def decode_waveform(utterance: Utterance, root: AudioLocation, waveform_maker: W
 def read_clip(
     manifest: Manifest, utterance: Utterance, waveform_maker: WaveformMaker, longest_seconds: float
 ) -> SampledClip:
-    """Read an utterance as a config wants it, or its first `longest_seconds` if it is longer.
-
-    Raises:
-        AudioError: It cannot be decoded.
-    """
+    """Read an utterance as a config wants it, or its first `longest_seconds` if it is longer. Raises AudioError if it
+    cannot be decoded."""
     longest_cut = longest_seconds * waveform_maker.speed(utterance.id)
     if longest_cut < _seconds(manifest, utterance) < math.inf:
         utterance = replace(utterance, duration=longest_cut)

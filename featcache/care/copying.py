@@ -161,11 +161,7 @@ def _largest(version: Version) -> int:
 
 
 def _read_shard(shard: Shard) -> dict[str, Buffer]:
-    """The files of a shard, all of which are what was written.
-
-    Raises:
-        DamagedError: One is not.
-    """
+    """The files of a shard, all of which are what was written. Raises DamagedError if one is not."""
     files: dict[str, Buffer] = {}
     for path in shard.info.files:
         files[path] = b"".join(map(bytes, shard.checked_blocks(path)))

@@ -53,12 +53,8 @@ class VersionDiff:
 
 def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
     """Compare two versions; `values` is how many utterances that both have of the same rows are read and compared,
-    drawn at random.
-
-    Raises:
-        ArgumentError: Their values are asked for, and have other shapes, or are codes in one of them only.
-        DamagedError: An utterance is not what was written.
-    """
+    drawn at random. Raises ArgumentError if their values are asked for, and have other shapes, or are codes in one of
+    them only; DamagedError if an utterance is not what was written."""
     a, b = first.index, second.index
     at = b.find(a.ids)
     common = np.flatnonzero(at >= 0)

@@ -100,11 +100,8 @@ def probe(
     """Measure what batching and precision do to a config's values, on a device.
 
     So many of the manifest's utterances are sampled, over the whole range of their lengths. `report` is called with the
-    name of each precision, before it is measured.
-
-    Raises:
-        ConfigError: The extractor cannot be built.
-        ManifestError: None of the sampled utterances can be extracted.
+    name of each precision, before it is measured. Raises ConfigError if the extractor cannot be built; ManifestError if
+    none of the sampled utterances can be extracted.
     """
     device.configure_torch()
     extractor = _build(config, device, config.params)

@@ -75,12 +75,9 @@ class Pruned:
 
 
 def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> NDArray[np.uint64]:
-    """The hashes of the ids that a manifest has, with all copies: what `prune` is to keep of a version.
-
-    Raises:
-        ManifestError: None of the version's utterances is in the manifest; or, without `force`, it names other files
-            for them, or lacks more than a few.
-    """
+    """The hashes of the ids that a manifest has, with all copies: what `prune` is to keep of a version. Raises
+    ManifestError if none of the version's utterances is in the manifest; or, without `force`, it names other files for
+    them, or lacks more than a few."""
     copies = copies_of(version.info.config)
     manifest = expand(manifest, copies)
     hashes, index = manifest.ids.hashes(), open_index(version)
@@ -125,11 +122,8 @@ class _Contents:
 
 
 def plan_prune(version: Version, wanted_ids: NDArray[np.uint64] | None = None) -> PrunePlan:
-    """What of a version no reader needs. With the hashes of ids, readers need no others than these.
-
-    Raises:
-        DamagedError: A shard's table, or a tag, is damaged.
-    """
+    """What of a version no reader needs. With the hashes of ids, readers need no others than these. Raises DamagedError
+    if a shard's table, or a tag, is damaged."""
     return _plan(version, _look(version, wanted_ids))
 
 
@@ -312,11 +306,7 @@ def what_is_kept(version: Version) -> list[str]:
 
 
 def refuse_with_what_is_kept(version: Version) -> None:
-    """Refuse to remove a version with `what_is_kept`.
-
-    Raises:
-        ArgumentError: Says what it is.
-    """
+    """Refuse to remove a version with `what_is_kept`. An ArgumentError says what it is."""
     if kept := what_is_kept(version):
         raise ArgumentError(f"{version.path}: holds {'; '.join(kept)}: move it away, or give --force to remove it too")
 

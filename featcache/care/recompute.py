@@ -68,10 +68,8 @@ def recompute(
     """Extract the items at `positions` of the index again, one by one, from the files they came from.
 
     Relative paths are relative to `root`, or if it is None to the root of the run that extracted the item. Files at
-    URLs are fetched only if they are among `urls`.
-
-    Raises:
-        ConfigError: The version's config names an extractor that is not registered, or its weights are not here.
+    URLs are fetched only if they are among `urls`. Raises ConfigError if the version's config names an extractor that
+    is not registered, or its weights are not here.
     """
     config = recorded_config(version.info.config, str(version.path))
     device.configure_torch()

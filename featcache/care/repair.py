@@ -270,12 +270,8 @@ def _config_for(version: Version, options: Options) -> Config:
 
 
 def _restore_metadata(path: Location) -> bool:
-    """Restore a version's own metadata from a run's record if it is damaged; returns whether it was.
-
-    Raises:
-        StoreError: No run's record has a config that can be loaded here.
-        ConfigError: The config's weights are not here.
-    """
+    """Restore a version's own metadata from a run's record if it is damaged; returns whether it was. Raises StoreError
+    if no run's record has a config that can be loaded here; ConfigError if the config's weights are not here."""
     store = open_store(path)
     is_group_damaged = not Version.has_group(store)
     if is_group_damaged:

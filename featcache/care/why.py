@@ -47,11 +47,8 @@ def compare_versions(config: Config, fingerprint: str, versions: list[Version]) 
 
 
 def find_causes(plan: VersionPlan) -> list[Cause]:
-    """Why the rows that a plan is to extract are to be extracted, the most frequent cause first.
-
-    Raises:
-        DamagedError: A shard that holds older features is not what was written.
-    """
+    """Why the rows that a plan is to extract are to be extracted, the most frequent cause first. Raises DamagedError if
+    a shard that holds older features is not what was written."""
     rows: dict[tuple[str, bool], list[NDArray[np.int64]]] = {}
     examples: dict[tuple[str, bool], tuple[int, str]] = {}
     for found, why, again, example in _reasons(plan):

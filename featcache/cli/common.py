@@ -116,12 +116,8 @@ def print_only_errors() -> None:
 
 
 def keep_log(path: Path) -> None:
-    """Add what is printed for people to a file, with the time in UTC, until the command has ended.
-
-    Raises:
-        ArgumentError: There is such a file, and it is no log.
-        StoreError: The file cannot be written.
-    """
+    """Add what is printed for people to a file, with the time in UTC, until the command has ended. Raises ArgumentError
+    if there is such a file, and it is no log; StoreError if the file cannot be written."""
     try:
         with suppress(FileNotFoundError), path.open("rb") as file:
             if (begin := file.read(64)) and not _LOGGED.match(begin):
@@ -184,11 +180,8 @@ def read_manifest(
 def refuse_unused(
     values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None, *, is_part: bool = False
 ) -> None:
-    """Refuse names that `--set` gives, and that are no placeholders of the manifest; see `read_manifest`.
-
-    Raises:
-        ArgumentError: There is such a name; the message says which key may be meant.
-    """
+    """Refuse names that `--set` gives, and that are no placeholders of the manifest; see `read_manifest`. Raises
+    ArgumentError if there is such a name; the message says which key may be meant."""
     placeholders = manifest.placeholders if manifest else frozenset()
     for name in sorted({*values} - placeholders):
         meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
@@ -202,12 +195,9 @@ def refuse_unused(
 
 
 def refuse_output(path: Path, force: bool) -> None:
-    """Refuse a file that cannot be written, before the work and not after it.
-
-    Raises:
-        ArgumentError: The file exists, and `force` is not set, or it is read by this command, or a version's.
-        StoreError: Its folder does not exist, or cannot be written to.
-    """
+    """Refuse a file that cannot be written, before the work and not after it. Raises ArgumentError if the file exists,
+    and `force` is not set, or it is read by this command, or a version's; StoreError if its folder does not exist, or
+    cannot be written to."""
     from featcache.stats.result import refuse_to_replace
 
     if path.exists():

@@ -120,11 +120,8 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
 
 
 def _is_agreed(question: str, yes: bool, as_json: bool) -> bool:
-    """Whether what has been said is to be done: by `--yes`, or by who is asked on the terminal.
-
-    Raises:
-        ArgumentError: There is no `--yes`, and nobody can be asked; or nothing has been said, because of `--json`.
-    """
+    """Whether what has been said is to be done: by `--yes`, or by who is asked on the terminal. Raises ArgumentError if
+    there is no `--yes`, and nobody can be asked; or nothing has been said, because of `--json`."""
     if yes:
         return True
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):

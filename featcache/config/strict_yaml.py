@@ -14,11 +14,8 @@ _MOST_VALUES = 100_000
 
 
 def load_yaml(text: str) -> Any:
-    """The only document of a text.
-
-    Raises:
-        ValueError: It is no YAML, or too large; the message is one line that says where.
-    """
+    """The only document of a text. Raises ValueError if it is no YAML, or too large; the message is one line that says
+    where."""
     try:
         return _StrictLoader.document(text)
     except yaml.YAMLError as error:
@@ -36,10 +33,7 @@ def dump_yaml(document: dict[str, Any]) -> str:
 
 class _StrictLoader(yaml.SafeLoader):
     """Loads YAML as yaml.safe_load does, but a key that is given twice is an error, and depth and size are limited.
-
-    Raises:
-        yaml.YAMLError: From every method, whatever is wrong.
-    """
+    From every method: yaml.YAMLError, whatever is wrong."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

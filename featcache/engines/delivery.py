@@ -53,11 +53,8 @@ class OpenShard:
         self._generations = {utterance.id: generation for utterance, generation in numbers if generation > 1}
 
     def append(self, part: Iterable[Extracted], progress: Progress) -> None:
-        """Add what each version gets from a part of a batch, and count it.
-
-        Raises:
-            ExtractorError: It is not what the version holds.
-        """
+        """Add what each version gets from a part of a batch, and count it. Raises ExtractorError if it is not what the
+        version holds."""
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
         for shard, extracted in zip(self._shards, part, strict=True):
             items, all_failures = extracted.items, extracted.failures
@@ -77,10 +74,8 @@ class OpenShard:
     def commit(self, progress: Progress) -> DoneTask:
         """Record the failures, make the shards visible, and count them. Returns what the versions have got.
 
-        What has not been appended is no part of the shards, and still to be done.
-
-        Raises:
-            StoreError: The cache cannot be written.
+        What has not been appended is no part of the shards, and still to be done. Raises StoreError if the cache cannot
+        be written.
         """
         done = Progress(audio_seconds=self._audio_seconds)
         for shard in self._shards:
@@ -160,10 +155,8 @@ class Delivery:
     def commit_parts(self) -> None:
         """Commit of each shard that is not complete what has been appended, after `wait`.
 
-        Batches are appended whole and in order, so this is the beginning of the shard that was to be.
-
-        Raises:
-            StoreError: The cache cannot be written.
+        Batches are appended whole and in order, so this is the beginning of the shard that was to be. Raises StoreError
+        if the cache cannot be written.
         """
         for shard in self._begun:
             self._commit(shard)
@@ -173,11 +166,8 @@ class Delivery:
         self._complete[batch.number] = batch
 
     def append(self) -> None:
-        """Append the next batches in order, as far as they are complete; nothing if another thread is doing so.
-
-        Raises:
-            StoreError: The cache cannot be written. A batch is half written then, and nothing is appended after it.
-        """
+        """Append the next batches in order, as far as they are complete; nothing if another thread is doing so. Raises
+        StoreError if the cache cannot be written. A batch is half written then, and nothing is appended after it."""
         while (batch := self._take()) is not None:
             started = perf_counter()
             self._write(batch)

@@ -27,11 +27,8 @@ _MAIN = "featcache.engines.worker:serve"
 
 
 def parse_devices(names: str) -> list[str]:
-    """The devices that a name stands for: `all`, every GPU; `cuda:0,cuda:2`; or a single one.
-
-    Raises:
-        ConfigError: There is no such device, or no GPU at all.
-    """
+    """The devices that a name stands for: `all`, every GPU; `cuda:0,cuda:2`; or a single one. Raises ConfigError if
+    there is no such device, or no GPU at all."""
     if names == ALL:
         found = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         if not found:

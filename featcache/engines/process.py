@@ -49,10 +49,7 @@ _BY_MESSAGE: dict[str, type[Exception]] = {
 class OtherProcess:
     """Starts another process, which is to serve `connection`: it calls the function `main`, given by its name as
     `package.module:function`, with its end of the connection. Its environment is by default that of this process.
-
-    Raises:
-        OSError: It cannot be started.
-    """
+    Raises OSError if it cannot be started."""
 
     connection: Connection
     """This end of the connection."""

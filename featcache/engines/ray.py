@@ -48,11 +48,8 @@ def on_ray(name: str, options: Options) -> Engine:
     """An engine that runs on Ray; `options` are those that the run is planned with.
 
     The name `ray` is for the cluster that this process is connected to, that `RAY_ADDRESS` names, or that this machine
-    is in; if there is none, one is started, and ended after the run. `ray://host:port` is for Ray Client.
-
-    Raises:
-        ArgumentError: The device is not one that Ray chooses.
-        MissingDependencyError: Ray is not installed.
+    is in; if there is none, one is started, and ended after the run. `ray://host:port` is for Ray Client. Raises
+    ArgumentError if the device is not one that Ray chooses; MissingDependencyError if Ray is not installed.
     """
     if options.device not in (None, "cpu", "cuda"):
         raise ArgumentError(f"device {options.device!r}: with --engine ray, it is cpu or cuda: Ray chooses which")

@@ -51,11 +51,8 @@ _STAT_THREADS = 16
 
 def require_reading(manifest: Manifest) -> None:
     """Check that the manifest's containers can be read, and its files at URLs fetched, as far as some of them tell.
-
-    Raises:
-        MissingDependencyError: The package that reads or fetches them is not installed.
-        ManifestError: A URL is not valid, or the environment lacks what its store needs.
-    """
+    Raises MissingDependencyError if the package that reads or fetches them is not installed; ManifestError if a URL is
+    not valid, or the environment lacks what its store needs."""
     if need_pyarrow(manifest.paths):
         pyarrow()
     if not manifest.has_urls:
@@ -136,10 +133,7 @@ def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, vers
 def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> None:
     """Refuse a manifest with the version's ids and paths but other files, which looks like another corpus.
 
-    `find_other_files` says which files are looked at.
-
-    Raises:
-        ManifestError: Such files were found.
+    `find_other_files` says which files are looked at. Raises ManifestError if such files were found.
     """
     present = np.flatnonzero(status.present)
     positions = status.positions[present]
@@ -158,10 +152,7 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
 
 def refuse_other_paths(manifest: Manifest, status: RowStatus, index: Index, version: Version, copies: int) -> None:
     """Refuse a manifest with other paths for the version's ids, which looks like another corpus; see `refuse_paths`.
-
-    Raises:
-        ManifestError: There are more than a few.
-    """
+    Raises ManifestError if there are more than a few."""
     rows = np.flatnonzero(status.missing & (status.replaces >= 0))
     remedy = (
         "give it its own cache with -o. If its features are to take the place of those there, --replace extracts them"
@@ -187,11 +178,9 @@ def copying_notes(manifest: Manifest) -> list[str]:
 def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manifest | None = None) -> list[str]:
     """That none of the files to be extracted is there, as far as some of them tell.
 
-    `rows` says which are to be extracted. If the rows are a partition of a manifest, `whole` is all of it.
-
-    Raises:
-        ManifestError: No other file of the manifest is there either, as far as some tell: the root is probably another
-            than was meant. A single file that is missing may be just that.
+    `rows` says which are to be extracted. If the rows are a partition of a manifest, `whole` is all of it. Raises
+    ManifestError if no other file of the manifest is there either, as far as some tell: the root is probably another
+    than was meant. A single file that is missing may be just that.
     """
     paths = some_paths(manifest, rows)
     if len(paths) < 2 or not (fault := _fault_of_all(manifest, paths)):

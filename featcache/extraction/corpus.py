@@ -157,10 +157,7 @@ def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Pa
 
 def _refuse_namesakes(parts: Mapping[str, Part], manifests: Mapping[str, Path]) -> None:
     """Refuse a manifest whose part is another manifest's: one that still is where it was, and not of the same bytes.
-
-    Raises:
-        ArgumentError: There is such a manifest.
-    """
+    Raises ArgumentError if there is such a manifest."""
     for name, manifest in manifests.items():
         before = Path(parts[name].manifest) if name in parts else manifest
         if not before.exists() or before.samefile(manifest):
@@ -236,11 +233,8 @@ def extract_parts(
 
 
 class _PartRun:
-    """The run over one part of a corpus: whether there is anything to do, and what to record afterwards.
-
-    Raises:
-        ManifestError: The manifest cannot be read.
-    """
+    """The run over one part of a corpus: whether there is anything to do, and what to record afterwards. Raises
+    ManifestError if the manifest cannot be read."""
 
     def __init__(self, plan: CorpusPlan, name: str) -> None:
         self.cache = plan.folder / name

@@ -127,12 +127,8 @@ class Downloads:
         return bool(urls)
 
     def take(self, location: Url | Member) -> Fetched:
-        """A file, or a member of a container; waits until it is fetched.
-
-        Raises:
-            AudioError: It cannot be fetched, or is empty.
-            StoppedError: The run is being stopped, and the container has not been copied.
-        """
+        """A file, or a member of a container; waits until it is fetched. Raises AudioError if it cannot be fetched, or
+        is empty; StoppedError if the run is being stopped, and the container has not been copied."""
         if isinstance(location, Member):
             if isinstance(location.container, Url):
                 self._is_wanted(location.container)

@@ -33,12 +33,8 @@ class _StoppedError(Exception):
 @contextmanager
 def exclusively(plan: ExtractionPlan, stop: threading.Event) -> Iterator[ExtractionPlan]:
     """Hold the locks of the versions that a plan is to fill; the jobs of an array take none. Yields the plan, made anew
-    if a version has changed since. If `stop` is set while it waits, nothing more is to be done.
-
-    Raises:
-        LockedError: Somebody else is at work in a version, and the run is not to wait.
-        StoreError: A version cannot be written.
-    """
+    if a version has changed since. If `stop` is set while it waits, nothing more is to be done. Raises LockedError if
+    somebody else is at work in a version, and the run is not to wait; StoreError if a version cannot be written."""
     locked = set[str]()
     with ExitStack() as held:
         while plan.options.partition is None and not stop.is_set():

@@ -54,11 +54,7 @@ class FailureLimit:
 
     @classmethod
     def parse(cls, text: str | int) -> FailureLimit:
-        """A number, such as `20`, or a percentage, such as `0.5%`.
-
-        Raises:
-            ArgumentError: It is neither.
-        """
+        """A number, such as `20`, or a percentage, such as `0.5%`. Raises ArgumentError if it is neither."""
         text = str(text)
         found = _LIMIT.fullmatch(text.strip())
         if not found or float(found[2] or 0) > 100:

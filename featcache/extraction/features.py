@@ -80,10 +80,7 @@ def compute_clips(
     device: Device,
 ) -> ClipFeatures:
     """Extract clips, each long enough for a frame, and cast the features as `spec` says, or quantise them clip by clip.
-
-    Raises:
-        ExtractorError: The extractor returned other numbers of frames than its `num_frames` says.
-    """
+    Raises ExtractorError if the extractor returned other numbers of frames than its `num_frames` says."""
     with device.slot():
         uploaded = device.upload(waveforms, extractor.needs_aligned_waveforms)
         clips = [Clip(*pair) for pair in zip(ids, uploaded, strict=True)]
@@ -218,12 +215,8 @@ def last_traceback(errors: Iterable[AudioError | None]) -> str:
 
 
 def _extract(extractor: Extractor[Params], device: Device, clips: Sequence[Clip]) -> list[torch.Tensor]:
-    """Extract clips together.
-
-    Raises:
-        AudioError: One of them cannot be extracted.
-        ExtractorError: The extractor returned other numbers of frames than its `num_frames` says.
-    """
+    """Extract clips together. Raises AudioError if one of them cannot be extracted; ExtractorError if the extractor
+    returned other numbers of frames than its `num_frames` says."""
     with errors_of(extractor, (clip.id for clip in clips), device):
         features = extractor.extract(clips)
     expected = [extractor.num_frames(len(clip.waveform)) for clip in clips]

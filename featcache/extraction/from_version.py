@@ -51,11 +51,8 @@ class StoredUtterance:
 
 
 class SourceVersion:
-    """A version from whose features others are made. Its methods may be called from several threads.
-
-    Raises:
-        DamagedError: The index has to be built, and a shard's metadata is damaged.
-    """
+    """A version from whose features others are made. Its methods may be called from several threads. Raises
+    DamagedError if the index has to be built, and a shard's metadata is damaged."""
 
     def __init__(self, version: Version) -> None:
         self.version = version
@@ -68,10 +65,7 @@ class SourceVersion:
 
         The version holds an utterance if an item of its id was made from a row of the same path, start, duration and
         channel, and its file has not changed and failed since. Others give an `AudioError` with the reason
-        NOT_IN_SOURCE.
-
-        Raises:
-            DamagedError: A shard is damaged.
+        NOT_IN_SOURCE. Raises DamagedError if a shard is damaged.
         """
         ids = [utterance.id for utterance in utterances]
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
@@ -191,11 +185,7 @@ def extract_from_version(
 
 
 def _from_features(config: BuiltConfig, device: Device, stored: Sequence[StoredUtterance]) -> list[NDArray[Any]]:
-    """What the config makes of the features of each utterance.
-
-    Raises:
-        AudioError: It cannot be made of one of them.
-    """
+    """What the config makes of the features of each utterance. Raises AudioError if one gives none."""
     features = [one.features for one in stored]
     with errors_of(config.extractor, (one.item.id for one in stored), device), device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)

@@ -260,11 +260,7 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
 
 
 def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool) -> list[RowResult]:
-    """Compute rows in a batch of `count` rows.
-
-    Raises:
-        AudioError: One of their clips cannot be extracted.
-    """
+    """Compute rows in a batch of `count` rows. Raises AudioError if one of their clips cannot be extracted."""
     extractor, spec = rows[0].pending.extractor, rows[0].pending.spec
     with errors_of(extractor, (row.id for row in rows), device, alone), device.slot(alone):
         waveforms = [row.waveform for row in rows]

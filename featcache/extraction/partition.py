@@ -33,11 +33,8 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str, environment: Mapping[str, str]) -> Partition:
-        """A partition from what `--partition` was given: `3/8`, counted from 0, or `auto`.
-
-        Raises:
-            ArgumentError: There is no such partition, or the environment does not say which it is.
-        """
+        """A partition from what `--partition` was given: `3/8`, counted from 0, or `auto`. Raises ArgumentError if
+        there is no such partition, or the environment does not say which it is."""
         if text == "auto":
             return _of_environment(environment)
         found = _TEXT.fullmatch(str(text))

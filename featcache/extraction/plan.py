@@ -92,10 +92,7 @@ class Options:
     @classmethod
     def parse(cls, **given: Any) -> Self:
         """The options as the command line and `featcache.extract` take them; None leaves one as it is by default.
-
-        Raises:
-            ArgumentError: One of them is invalid.
-        """
+        Raises ArgumentError if one of them is invalid."""
         readers: dict[str, Callable[[Any], Any]] = {
             "device": str,  # or a torch.device
             "shard_megabytes": lambda value: require_number("shard_megabytes", value, low=1e-6),

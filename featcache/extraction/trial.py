@@ -71,12 +71,8 @@ class Trial:
 
 def run_trial(plan: ExtractionPlan, engine: Engine, folder: Path | None = None) -> list[Trial]:
     """Try each group of versions that are filled together. Nothing is written to the cache, but to a temporary folder,
-    which is made in `folder`; None for where the system has them.
-
-    Raises:
-        StoreError: The temporary folder cannot be written.
-        ExtractorError: The extractor broke its contract.
-    """
+    which is made in `folder`; None for where the system has them. Raises StoreError if the temporary folder cannot be
+    written; ExtractorError if the extractor broke its contract."""
     return [_try(plan, group, engine, folder) for group in group_versions(plan.versions)]
 
 

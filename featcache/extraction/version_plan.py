@@ -52,11 +52,8 @@ class BuiltConfig:
 
     @classmethod
     def build(cls, config: Config, device: torch.device) -> BuiltConfig:
-        """Build the extractor of a config.
-
-        Raises:
-            ConfigError: The parameters, the `audio` section or the stored dtype do not suit the extractor.
-        """
+        """Build the extractor of a config. Raises ConfigError if the parameters, the `audio` section or the stored
+        dtype do not suit the extractor."""
         extractor = config.build(device)
         _refuse_dtype(config, extractor.spec)
         extractor.check_audio(config.audio.model_dump())
@@ -205,12 +202,9 @@ def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
 
 
 def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
-    """How a version that does not exist yet differs from those of the same name with other fingerprints.
-
-    Raises:
-        ArgumentError: There is a version with this fingerprint, whose folder has been renamed, or whose config has
-            another name.
-    """
+    """How a version that does not exist yet differs from those of the same name with other fingerprints. Raises
+    ArgumentError if there is a version with this fingerprint, whose folder has been renamed, or whose config has
+    another name."""
     notes = []
     for sibling in _versions_in(cache):
         if sibling.path.name == info.folder_name:
@@ -254,11 +248,8 @@ def suspect_notes(plan: VersionPlan) -> list[str]:
 
 
 def replacement_notes(plan: VersionPlan) -> list[str]:
-    """Which rows are extracted again although there are items of them, and what has changed.
-
-    Raises:
-        DamagedError: The shard of such an item is not what was written.
-    """
+    """Which rows are extracted again although there are items of them, and what has changed. Raises DamagedError if the
+    shard of such an item is not what was written."""
     rows = np.flatnonzero(plan.rows.missing & (plan.rows.replaces >= 0)).tolist()
     if not rows:
         return []

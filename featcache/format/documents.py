@@ -48,11 +48,8 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 
 
 def seal(data: bytes, where: object = "") -> bytes:
-    """The same document with its seal in the last `"checksum": "00000000"`.
-
-    Raises:
-        StoreError: It is larger than what is read.
-    """
+    """The same document with its seal in the last `"checksum": "00000000"`. Raises StoreError if it is larger than what
+    is read."""
     if len(data) > AT_MOST_BYTES:
         raise StoreError(
             f"{where}: metadata of {len(data):,} bytes cannot be stored, since at most {AT_MOST_BYTES:,} are read: "

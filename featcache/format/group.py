@@ -167,10 +167,7 @@ class Group(Generic[_I]):
 
     def checked_blocks(self, path: str, store: Store | None = None, key: str = "") -> Iterator[memoryview]:
         """All bytes of one of its files, or of a copy at another key, in blocks that are valid until the next one.
-
-        Raises:
-            DamagedError: They are not what was written, which may be known only after the last one.
-        """
+        Raises DamagedError if they are not what was written, which may be known only after the last one."""
         num_bytes, checksum = self.info.files[path]
         passed = _Passed(num_bytes - CHECKSUM_BYTES * _is_chunk(path))
         with self._missing_is_damage(path):
@@ -208,11 +205,8 @@ class _Passed:
 
 
 def read_attributes(data: bytes, kind: type[Any], where: object, version: object) -> Any:
-    """What the sealed `zarr.json` of a group says, which must be what `kind` declares.
-
-    Raises:
-        DamagedError: It is not what was written.
-    """
+    """What the sealed `zarr.json` of a group says, which must be what `kind` declares. Raises DamagedError if it is not
+    what was written."""
     return parse(data, _envelope(kind), str(where), version).attributes.featcache
 
 

@@ -108,11 +108,8 @@ class Store(Protocol):
         """Remove a file or a folder, which disappears as a whole; nothing happens if it is not there."""
 
     def destroy(self) -> None:
-        """Remove everything, and the folder with it: the document first, or all at once.
-
-        Raises:
-            StoreError: It is a link, or something of it cannot be removed.
-        """
+        """Remove everything, and the folder with it: the document first, or all at once. Raises StoreError if it is a
+        link, or something of it cannot be removed."""
 
     def lock(self, who: str, wait: Callable[[str], object] | None = None) -> AbstractContextManager[None]:
         """The one lock of the store, for the time of a `with` block. It saves work, and nothing depends on it: a file
@@ -151,11 +148,8 @@ def open_store(location: Location) -> Store:
 
 
 def checked_key(key: str) -> str:
-    """A key, if it leads to a file or folder below a store.
-
-    Raises:
-        DamagedError: It leads outside or nowhere: keys come from documents, which may be a stranger's.
-    """
+    """A key, if it leads to a file or folder below a store. Raises DamagedError if it leads outside or nowhere: keys
+    come from documents, which may be a stranger's."""
     if {"", ".", ".."} & {*key.split("/")} or _ODD.search(key):
         raise DamagedError(f"{key!r}: damaged: does not name a file in a cache")
     return key

@@ -109,7 +109,7 @@ def client(base: str, *, retries: bool = True) -> Any:
 
     Raises:
         StoreError: The URL, or what the environment says of it, makes no sense; obstore's error is its cause.
-        MissingDependencyError: obstore is not installed.
+        MissingDependencyError if obstore is not installed.
     """
     with _lock:
         if (base, retries) not in _clients:
@@ -147,11 +147,8 @@ def _connect(base: str, retries: bool) -> Any:
 
 
 def seconds_to_wait() -> float:
-    """How long a store is waited for that does not answer.
-
-    Raises:
-        ArgumentError: The environment says something else than a number of seconds.
-    """
+    """How long a store is waited for that does not answer. Raises ArgumentError if the environment says something else
+    than a number of seconds."""
     text = os.environ.get(_SECONDS, str(_SECONDS_TO_WAIT))
     try:
         seconds = float(text)
@@ -194,11 +191,7 @@ def _ask(request: Callable[[], _T], answer: Future[_T]) -> None:
 
 
 def library() -> Any:
-    """The package obstore, as this process may use it.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """The package obstore, as this process may use it. Raises MissingDependencyError if it is not installed."""
     global _package, _used_by_parent
     with _lock:
         if _package is None:

@@ -340,11 +340,7 @@ def _refuse_link(path: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file outside of a store, in place of one that is there. It appears whole or not at all, also after a
-    power cut.
-
-    Raises:
-        StoreError: It cannot be written. If there was a file of this name, it is still there.
-    """
+    power cut. Raises StoreError if it cannot be written. If there was a file of this name, it is still there."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         _write(beside, data)

@@ -114,11 +114,7 @@ def desk_of(location: ObjectPath) -> Path:
 
 
 def make_desk(desk: Path) -> None:
-    """Make such a folder, if it is missing.
-
-    Raises:
-        StoreError: It cannot be made, or somebody else's is in its place.
-    """
+    """Make such a folder, if it is missing. Raises StoreError if it cannot be made, or is somebody else's."""
     try:
         desk.parent.mkdir(mode=0o700, exist_ok=True)
         found = desk.parent.lstat()

@@ -21,10 +21,7 @@ _opening = threading.RLock()
 class Lock:
     """An open file or folder, to be locked with `take` until `release`, until nobody refers to it, or until the process
     ends; `flags` are for `os.open`. If it is inherited, forked children hold the lock too, until the last of them ends.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
+    Raises OSError if the file cannot be opened."""
 
     def __init__(self, path: Path, flags: int = os.O_RDWR, *, is_inherited: bool = False) -> None:
         self.descriptor = -1
@@ -39,10 +36,7 @@ class Lock:
 
     def take(self, *, wait: bool = False, shared: bool = False) -> bool:
         """Take the lock, if nobody else holds it; with `wait`, as soon as nobody does. Returns whether it is ours.
-
-        Raises:
-            OSError: The file system has no locks.
-        """
+        Raises OSError if the file system has no locks."""
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
             fcntl.flock(self.descriptor, kind if wait else kind | fcntl.LOCK_NB)
@@ -61,11 +55,8 @@ class Lock:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is missing; waits for whoever holds it.
-
-    Raises:
-        OSError: The file cannot be opened, is a link, or its file system has no locks.
-    """
+    """Hold the lock of a file, which is made if it is missing; waits for whoever holds it. Raises OSError if the file
+    cannot be opened, is a link, or its file system has no locks."""
     lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         lock.take(wait=True)
@@ -75,11 +66,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock of a file or folder. To find out, it is taken for a moment.
-
-    Raises:
-        OSError: The file cannot be opened, or its file system has no locks.
-    """
+    """Whether somebody holds the lock of a file or folder. To find out, it is taken for a moment. Raises OSError if the
+    file cannot be opened, or its file system has no locks."""
     lock = Lock(path, os.O_RDONLY)
     try:
         return not lock.take()

@@ -34,10 +34,8 @@ _FAILED = ctypes.c_void_p(-1).value
 def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     """The first bytes of an open file, memory-mapped and read-only; uint8 `[num_bytes]`.
 
-    The file may be closed at once. It stays mapped while the array, or a view of it, lives.
-
-    Raises:
-        OSError: The file is empty, or the process has too many maps (vm.max_map_count).
+    The file may be closed at once. It stays mapped while the array, or a view of it, lives. Raises OSError if the file
+    is empty, or the process has too many maps (vm.max_map_count).
     """
     address = _libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:

@@ -92,11 +92,8 @@ def gone_parts(corpus: Location, parts: Collection[Part]) -> dict[str, str]:
 
 
 def read_parts(corpus: Location, names: Sequence[str] | None = None) -> list[Part]:
-    """The parts of a corpus, in the order of their names; or those of these names, as far as there are such.
-
-    Raises:
-        DamagedError: What is recorded of one is not what was written.
-    """
+    """The parts of a corpus, in the order of their names; or those of these names, as far as there are such. Raises
+    DamagedError if what is recorded of one is not what was written."""
     store = open_store(corpus)
     there = [name.removesuffix(".json") for name in store.names(PARTS) if name.endswith(".json")]
     if len(there) > _MOST_PARTS:
@@ -118,11 +115,8 @@ def _read_part(store: Store, name: str) -> Part:
 
 
 def put_part(corpus: Location, part: Part) -> None:
-    """Record what is known of a part, in the place of what was. Each job writes of its own parts alone.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
+    """Record what is known of a part, in the place of what was. Each job writes of its own parts alone. Raises
+    StoreError if it cannot be written."""
     open_store(corpus).put(f"{PARTS}/{part.name}.json", encode_line(msgspec.to_builtins(part)))
 
 
@@ -133,10 +127,7 @@ def remove_part(corpus: Location, name: str) -> None:
 
 def record_version(version: Version, known: PartVersion) -> None:
     """Record what is known of a version, if it is one of a part of a corpus; without a manifest's hash, the one that is
-    recorded stays.
-
-    Raises:
-        StoreError, DamagedError: It cannot be written, or what there is was not what was written.
+    recorded stays. Raises StoreError, DamagedError if it cannot be written, or what there is was not what was written.
     """
     name, corpus = version.path.parent.name, version.path.parent.parent
     store = open_store(corpus)
@@ -151,11 +142,9 @@ def record_version(version: Version, known: PartVersion) -> None:
 def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
     """The manifests of parts, by the names of the parts; None if what is given is one manifest, and no corpus.
 
-    Paths of manifests are given, or patterns as in a shell, of which each may stand for any number of them.
-
-    Raises:
-        ArgumentError: Two parts would have the same name, a name is not one for a folder, nothing fits a pattern, or
-            there are several manifests, and one is standard input.
+    Paths of manifests are given, or patterns as in a shell, of which each may stand for any number of them. Raises
+    ArgumentError if two parts would have the same name, a name is not one for a folder, nothing fits a pattern, or
+    there are several manifests, and one is standard input.
     """
     found: list[Path] = []
     is_several = len(given) > 1
@@ -173,11 +162,8 @@ def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
 
 
 def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:
-    """Manifests by the names of their parts, sorted; a manifest that is given twice counts once.
-
-    Raises:
-        ArgumentError: Two parts would have the same name, or one is standard input.
-    """
+    """Manifests by the names of their parts, sorted; a manifest that is given twice counts once. Raises ArgumentError
+    if two parts would have the same name, or one is standard input."""
     parts: dict[str, Path] = {}
     for manifest in manifests:
         if str(manifest) == "-":

@@ -52,10 +52,8 @@ class InFlight:
     """The marks of one run, to be used as a context manager.
 
     They are removed when the `with` block ends, except by a MemoryError: the next run is then to know what was in
-    flight. `runs` are the versions that it fills, and its name in each; each worker has marks of its own.
-
-    Raises:
-        StoreError: The marks cannot be written.
+    flight. `runs` are the versions that it fills, and its name in each; each worker has marks of its own. Raises
+    StoreError if the marks cannot be written.
     """
 
     def __init__(self, runs: Sequence[tuple[Version, str]], workers: int) -> None:

@@ -41,12 +41,8 @@ _OF_ORDER = ("id_offset", "sorted_id_hash", "by_id_hash")
 
 def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bool = True) -> Index:
     """The index of these shards, by default of all that are there: the one that is kept, or one that is built, and with
-    `keep` written if that is possible.
-
-    Raises:
-        DamagedError: It must be built, and a shard's document or table is damaged.
-        ShardGoneError: Likewise, and a shard of these names is gone.
-    """
+    `keep` written if that is possible. Raises DamagedError if it must be built, and a shard's document or table is
+    damaged; ShardGoneError if a shard of these names is gone."""
     if names is None:
         return version.reading(lambda: open_index(version, version.shard_names(), keep=keep))
     if (index := load_index(version, names)) is not None:
@@ -65,7 +61,7 @@ def keep_index(version: Version) -> tuple[Index, bool]:
     Raises:
         DamagedError: A shard's document or table is damaged.
         StoreError: It cannot be kept.
-        MissingDependencyError: zarr-python is not installed.
+        MissingDependencyError if zarr-python is not installed.
     """
     names = version.shard_names()
     if (index := load_index(version, names)) is not None:
@@ -76,12 +72,8 @@ def keep_index(version: Version) -> tuple[Index, bool]:
 
 
 def build_index(version: Version, names: Sequence[str]) -> Index:
-    """The index of these shards, built from the largest one that is kept of some of them, and the other shards.
-
-    Raises:
-        DamagedError: A shard's document or table is damaged.
-        ShardGoneError: A shard is gone.
-    """
+    """The index of these shards, built from the largest one that is kept of some of them, and the other shards. Raises
+    DamagedError if a shard's document or table is damaged; ShardGoneError if a shard is gone."""
     older = _largest_kept(version, names)
     others = sorted({*names}.difference([] if older is None else older.shards))
     return index_of(in_parallel(version.shard, others), older)
@@ -181,12 +173,8 @@ def _refuse_collisions(ids: Strings, order: NDArray[np.int64], numbers: NDArray[
 
 
 def write_index(index: Index, version: Version) -> None:
-    """Keep an index, in place of a damaged one, and forget those that are older than the last few.
-
-    Raises:
-        StoreError: It cannot be written.
-        MissingDependencyError: zarr-python is not installed.
-    """
+    """Keep an index, in place of a damaged one, and forget those that are older than the last few. Raises StoreError if
+    it cannot be written; MissingDependencyError if zarr-python is not installed."""
     store, name = version.store, index_name(version, index.shards)
     document = {
         "fingerprint": version.info.fingerprint,

@@ -167,11 +167,8 @@ def index_name(version: Version, names: Iterable[str]) -> str:
 
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
     """The index of these shards that is kept, every byte of which has been compared with its checksum; None if there is
-    none, or anything is wrong with it.
-
-    Raises:
-        StoreError: The store cannot be reached, which is no reason to read all shards.
-    """
+    none, or anything is wrong with it. Raises StoreError if the store cannot be reached, which is no reason to read all
+    shards."""
     try:
         index = read_index(version, index_name(version, names))
     except (FileNotFoundError, DamagedError):
@@ -180,12 +177,8 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
 
 
 def read_index(version: Version, name: str) -> Index:
-    """The index of this name.
-
-    Raises:
-        FileNotFoundError: There is none.
-        DamagedError: It is not what was written, or leads out of its lists.
-    """
+    """The index of this name. Raises FileNotFoundError if there is none; DamagedError if it is not what was written, or
+    leads out of its lists."""
     group = Group(version.store, f"index/{name}", version.info.fingerprint, IndexInfo, COLUMNS)
     info, table = group.info, group.table
     index = Index(info.shards, info.makers, table, info.complete)

@@ -122,12 +122,8 @@ class _Peek(msgspec.Struct):
 
 
 def read_info(data: bytes, path: Location) -> VersionInfo:
-    """What a version says of itself, by the bytes of its `zarr.json`; `path` is the version's place.
-
-    Raises:
-        StoreError: Another featcache has written it.
-        DamagedError: It is not what was written.
-    """
+    """What a version says of itself, by the bytes of its `zarr.json`; `path` is the version's place. Raises StoreError
+    if another featcache has written it; DamagedError if it is not what was written."""
     peek: _Peek = read_attributes(data, _Peek, path / "zarr.json", path)
     if peek.format == 1:
         raise StoreError(

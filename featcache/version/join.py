@@ -230,10 +230,7 @@ def _have_other_paths(
 
 def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """The audio files of the items at some positions: size in bytes, mtime in ns, sample rate in Hz; int64 `[n, 3]`.
-
-    Raises:
-        DamagedError: A shard is not what was written.
-    """
+    Raises DamagedError if a shard is not what was written."""
     sources = np.empty((len(positions), 3), np.int64)
     shards = index.shard[positions]
     for number in np.unique(shards).tolist():
@@ -302,11 +299,8 @@ def differences(old: Segment, new: Segment) -> str:
 
 
 def item_at(version: Version, index: Index, position: int) -> Item:
-    """The item at a position of the index, without its features.
-
-    Raises:
-        DamagedError: Its shard is not what was written.
-    """
+    """The item at a position of the index, without its features. Raises DamagedError if its shard is not what was
+    written."""
     place = index.place(position)
     (item,) = version.shard(place.shard).items([place.item])
     return item

@@ -19,11 +19,8 @@ from featcache.version.version import Version
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
     """Where a version has an utterance from: its row, its file, its shard, and the run and the libraries that made it.
-
-    Raises:
-        MissingItemError: It does not have it; says whether it failed.
-        DamagedError: Its shard is not what was written.
-    """
+    Raises MissingItemError if it does not have it; says whether it failed; DamagedError if its shard is not what was
+    written."""
     index = open_index(version)
     position = index.find_one(utterance)
     if position < 0:

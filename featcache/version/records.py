@@ -42,11 +42,8 @@ class RunRecord(msgspec.Struct, kw_only=True):
 
 
 class Run:
-    """A run of a version, while it records what it does. Its record is there once this returns.
-
-    Raises:
-        StoreError: From every method, if it cannot be written.
-    """
+    """A run of a version, while it records what it does. Its record is there once this returns. Raises StoreError: from
+    every method, if it cannot be written."""
 
     def __init__(self, version: Version, asked: dict[str, Any]) -> None:
         started = datetime.now(UTC)
@@ -155,11 +152,8 @@ class _ProbeRecord(msgspec.Struct):
 
 
 def write_probe(version: Version, document: dict[str, Any]) -> None:
-    """Keep what a probe of the version's extractor has measured: any document that JSON can hold.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
+    """Keep what a probe of the version's extractor has measured: any document that JSON can hold. Raises StoreError if
+    it cannot be written."""
     version.store.put(f"probes/{new_name()}.json", encode_line({"probe": document}))
 
 

@@ -37,10 +37,8 @@ def corpus_of(location: Location) -> tuple[Location, str] | None:
 def version_folders(path: Location) -> list[Location]:
     """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
 
-    If there is no such folder, the last part of `path` may be a config's name: `features/fbank80`.
-
-    Raises:
-        StoreError: There is no version, or several have that name.
+    If there is no such folder, the last part of `path` may be a config's name: `features/fbank80`. Raises StoreError if
+    there is no version, or several have that name.
     """
     folders = _all_folders(path)
     if len(folders) > 1 and folders[0].parent != path:
@@ -132,11 +130,8 @@ def select_versions(path: Location, name: str | None = None, tag: str | None = N
     """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
 
     With a tag, with which the path may end, as in `features/fbank80@paper`: those of them that have it, as they were
-    when they were tagged.
-
-    Raises:
-        StoreError: There is no version, or no such tag.
-        DamagedError: The metadata of such a version is damaged.
+    when they were tagged. Raises StoreError if there is no version, or no such tag; DamagedError if the metadata of
+    such a version is damaged.
     """
     path, of_path = split_tag(path)
     tag = of_path if tag is None else tag
@@ -172,12 +167,8 @@ def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
 
 
 def version_of_tag(path: Location, tag: str) -> Version:
-    """The only version at `path`, as it is now, or of those that have this name the only one that has the tag.
-
-    Raises:
-        StoreError: There is none, or there are several.
-        DamagedError: The metadata of such a version is damaged.
-    """
+    """The only version at `path`, as it is now, or of those that have this name the only one that has the tag. Raises
+    StoreError if there is none, or there are several; DamagedError if the metadata of such a version is damaged."""
     versions = _opened(path, None, tag)
     if len(versions) > 1:
         raise _several(versions[0].path.parent, [version.path for version in versions], tag)
@@ -186,10 +177,7 @@ def version_of_tag(path: Location, tag: str) -> Version:
 
 def select_version(cache: Location, name: str | None = None, tag: str | None = None) -> Version:
     """The only version in the cache (that is called `name`); with a tag, the only one that has it, as it was then.
-
-    Raises:
-        StoreError: There is none, or there are several; the message says how they differ.
-    """
+    Raises StoreError if there is none, or there are several; the message says how they differ."""
     versions = select_versions(cache, name, tag)
     if len(versions) == 1:
         return versions[0]
@@ -205,10 +193,8 @@ def select_configured(
 ) -> Version:
     """The version in the cache (called `name`) that a config of this name and fingerprint makes.
 
-    `resolved` is the config with every default filled in.
-
-    Raises:
-        StoreError: There is none; says how the config of another one differs.
+    `resolved` is the config with every default filled in. Raises StoreError if there is none; says how the config of
+    another one differs.
     """
     wanted = f"{config_name}-{fingerprint[:12]}"
     versions = select_versions(path, name)

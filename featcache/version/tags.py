@@ -34,12 +34,8 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_tag(version: Version, name: str, index: Index) -> Tag:
-    """Give what is in a version now, which this is the index of, a name.
-
-    Raises:
-        ArgumentError: It is no name for a tag, or there is one of that name.
-        StoreError: It cannot be written, or there is nothing to name.
-    """
+    """Give what is in a version now, which this is the index of, a name. Raises ArgumentError if it is no name for a
+    tag, or there is one of that name; StoreError if it cannot be written, or there is nothing to name."""
     if not _NAME.fullmatch(name):
         raise ArgumentError(
             f"{name!r} is no name for a tag: it has letters, digits, `.`, `_` and `-`, at most 100, and begins with a "
@@ -61,12 +57,7 @@ def tag_names(version: Version) -> list[str]:
 
 
 def read_tag(version: Version, name: str) -> Tag:
-    """A tag.
-
-    Raises:
-        StoreError: There is none of that name.
-        DamagedError: It is not what was written.
-    """
+    """A tag. Raises StoreError if there is none of that name; DamagedError if it is not what was written."""
     where = f"{version.path}/tags/{name}"
     if name not in (names := tag_names(version)):
         there = f"there are {listing(names)}" if names else "there are no tags"
@@ -101,12 +92,8 @@ def remove_tag(version: Version, name: str) -> None:
 
 
 def at_tag(version: Version, name: str | None) -> Version:
-    """A version as it was when a tag was made; with None, as it is.
-
-    Raises:
-        StoreError: There is no such tag, or a shard of it is gone.
-        DamagedError: The tag is damaged.
-    """
+    """A version as it was when a tag was made; with None, as it is. Raises StoreError if there is no such tag, or a
+    shard of it is gone; DamagedError if the tag is damaged."""
     if name is None:
         return version
     tag = read_tag(version, name)

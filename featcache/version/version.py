@@ -67,12 +67,8 @@ class Version:
 
     @classmethod
     def open(cls, path: Location) -> Version:
-        """Open the version at `path`.
-
-        Raises:
-            StoreError: Another featcache wrote it, or it cannot be read now.
-            DamagedError: Its metadata is damaged, or missing.
-        """
+        """Open the version at `path`. Raises StoreError if another featcache wrote it, or it cannot be read now;
+        DamagedError if its metadata is damaged, or missing."""
         store = open_store(path)
         try:
             return cls(store, read_info(store.read(MARK, AT_MOST_BYTES), path))
@@ -83,12 +79,8 @@ class Version:
     @classmethod
     def create(cls, path: Location, info: VersionInfo) -> Version:
         """Open the version that `info` describes, and make it if there is none yet. It is there with its folder of
-        shards, which is made last.
-
-        Raises:
-            StoreError: It cannot be written, or the version there has another fingerprint.
-            ExtractorError: What the extractor says of its features cannot be stored.
-        """
+        shards, which is made last. Raises StoreError if it cannot be written, or the version there has another
+        fingerprint; ExtractorError if what the extractor says of its features cannot be stored."""
         from featcache.format.writing import seal_group
 
         try:
@@ -132,12 +124,8 @@ class Version:
         return [name for name in self.store.names("shards") if _SHARD_NAME.fullmatch(name)]
 
     def shard(self, name: str) -> Shard:
-        """A shard; its document has been read.
-
-        Raises:
-            ShardGoneError: There is none.
-            DamagedError: Its document is not what was written.
-        """
+        """A shard; its document has been read. Raises ShardGoneError if there is none; DamagedError if its document is
+        not what was written."""
         try:
             return Shard(self.store, name, self.info.fingerprint, self.info.spec)
         except FileNotFoundError as error:

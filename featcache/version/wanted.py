@@ -118,12 +118,8 @@ def name_of(manifest: str) -> str:
 
 
 class _File:
-    """The file of a wanted set, whose first line has been read.
-
-    Raises:
-        FileNotFoundError: There is none.
-        DamagedError: It is not what was written.
-    """
+    """The file of a wanted set, whose first line has been read. Raises FileNotFoundError if there is none; DamagedError
+    if it is not what was written."""
 
     def __init__(self, version: Version, name: str) -> None:
         self._where = f"{version.path}/wanted/{name}"
@@ -155,12 +151,7 @@ class _File:
 
 
 def read_wanted(version: Version, name: str) -> Wanted:
-    """A wanted set, by its name.
-
-    Raises:
-        FileNotFoundError: There is none.
-        DamagedError: It is not what was written.
-    """
+    """A wanted set, by its name. Raises FileNotFoundError if there is none; DamagedError if it is not as written."""
     return _File(version, name).read()
 
 
