@@ -100,8 +100,7 @@ def frame_mask(features: Tensor, lengths: Tensor | None, *, dimensions: int | No
     dtypes or devices do not fit.
 
     Features are floats `[batch, frames, ...]`, of so many `dimensions` if they are given; without lengths, there is no
-    padding.
-    """
+    padding."""
     check_floats(features)
     if features.ndim < 2 or dimensions not in (None, features.ndim):
         shape = "[batch, frames, dims]" if dimensions else "[batch, frames, ...]"
@@ -216,8 +215,7 @@ _NEPERS = {"power": 1.0, "magnitude": 2.0, "power10": math.log(10), "db": math.l
 class Mixed(NamedTuple):
     """A mixed batch, with the partner and weight of each row.
 
-    For a loss of mixed labels: `weight * loss(output, labels) + (1 - weight) * loss(output, labels[partner])`.
-    """
+    For a loss of mixed labels: `weight * loss(output, labels) + (1 - weight) * loss(output, labels[partner])`."""
 
     features: Tensor
     """The mixed features, of the input's shape and dtype."""

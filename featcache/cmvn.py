@@ -319,8 +319,7 @@ def _exact_sum(values: Tensor, counts: Tensor) -> Tensor:
     frames.
 
     Values are rounded to multiples of a power of two: 2^-52 of the largest size that the sum can have. That is small
-    enough to lose nothing that matters, and large enough for float64 to hold all partial sums exactly.
-    """
+    enough to lose nothing that matters, and large enough for float64 to hold all partial sums exactly."""
     if not values.shape[1]:
         return values.sum(1, keepdim=True)
     largest = values.abs().amax(1, keepdim=True)

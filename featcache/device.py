@@ -218,8 +218,7 @@ class Device:
         """Waveforms as float32 tensors `[num_samples]` on the device; on a GPU, by one copy from pinned memory.
 
         Each tensor begins at a multiple of `_ALIGNED` samples, since a vectorised sum that begins elsewhere rounds in
-        another way. On a CPU, a waveform that begins elsewhere is copied, unless `align` is False.
-        """
+        another way. On a CPU, a waveform that begins elsewhere is copied, unless `align` is False."""
         if not self.is_cuda:
             tensors = [torch.from_numpy(waveform) for waveform in waveforms]
             return [tensor.clone() if align and tensor.data_ptr() % (4 * _ALIGNED) else tensor for tensor in tensors]
@@ -308,8 +307,7 @@ def set_tf32(allowed: Tf32) -> None:
     """Set the switches of this process. Before torch 2.9, convolutions and LSTMs have one.
 
     The old ones come first, because torch refuses to read them once they disagree with the new ones. Alone they would
-    not do: False leaves convolutions and LSTMs to `torch.backends.fp32_precision`, which may say TF32.
-    """
+    not do: False leaves convolutions and LSTMs to `torch.backends.fp32_precision`, which may say TF32."""
     torch.backends.cuda.matmul.allow_tf32 = allowed.products
     torch.backends.cudnn.allow_tf32 = allowed.convolutions
     for part, is_allowed in zip(_tf32_parts(), allowed, strict=False):
@@ -331,8 +329,7 @@ def keep_freed_memory() -> None:
     """Let glibc's malloc keep freed memory and reuse it; other allocators are left as they are.
 
     Otherwise malloc returns large blocks to the kernel at once, and every intermediate result of a model causes page
-    faults again: EnCodec on rows of 8 s spent half its time on them.
-    """
+    faults again: EnCodec on rows of 8 s spent half its time on them."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)

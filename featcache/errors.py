@@ -57,8 +57,7 @@ class ConfigError(FeatcacheError):
 
 class ManifestError(FeatcacheError):
     """A manifest that cannot be read, or has faults: the message lists them with their lines. Or a manifest whose rows
-    are not those that a cache was extracted from, or whose files do not exist.
-    """
+    are not those that a cache was extracted from, or whose files do not exist."""
 
     exit_code = 2
 

@@ -118,8 +118,7 @@ def all_finite(array: NDArray[Any]) -> bool:
 
     NaN and infinity have all exponent bits set. So as signed integers, the positive ones are at least the bits of +inf;
     as unsigned integers, the negative ones are at least the bits of -inf. Two maxima over blocks take a tenth of the
-    time of `np.isfinite(array).all()`, which converts each value of float16.
-    """
+    time of `np.isfinite(array).all()`, which converts each value of float16."""
     if array.dtype.kind != "f":
         return True
     positive, negative = _bits_of_infinity(array.dtype)

@@ -14,8 +14,7 @@ _may_download: ContextVar[bool] = ContextVar("_may_download", default=True)
 def allow_remote_code() -> None:
     """Let models run Python code that they bring, and caches name extractors that are not registered.
 
-    This holds for the rest of the process. On the command line, `--trust-remote-code` says it.
-    """
+    This holds for the rest of the process. On the command line, `--trust-remote-code` says it."""
     global _remote_code_is_allowed
     _remote_code_is_allowed = True
 
@@ -28,8 +27,7 @@ def remote_code_is_allowed() -> bool:
 def allow_commands(commands: Iterable[str]) -> None:
     """Let these commands run, which print audio. A cache that names others runs none of them.
 
-    This holds for the rest of the process. On the command line, `--allow-commands` says it, of a manifest's.
-    """
+    This holds for the rest of the process. On the command line, `--allow-commands` says it, of a manifest's."""
     global _commands
     _commands |= frozenset(commands)
 

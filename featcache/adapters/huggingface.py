@@ -37,8 +37,7 @@ class CachedFeatures:
 
     As with `datasets.Audio`, a value is read when it is accessed, and nothing is copied into the dataset. A value is a
     numpy array of the stored dtype that belongs to the caller; formats convert it like any array. The id alone decides:
-    if an utterance is extracted again, from another file, a saved dataset reads its new features.
-    """
+    if an utterance is extracted again, from another file, a saved dataset reads its new features."""
 
     path: str
     """The version's folder."""

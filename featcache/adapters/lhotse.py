@@ -52,8 +52,7 @@ class Reader(FeaturesReader):  # type: ignore[misc]
         """The frames of the utterance `key` from the left offset to the right one, or to the end; no others are read.
 
         Returns a new array `[frames, *item_shape]`: float32 if floats are stored, and otherwise the stored dtype.
-        Raises MissingItemError if there is no such utterance, DamagedError if its shard is damaged.
-        """
+        Raises MissingItemError if there is no such utterance, DamagedError if its shard is damaged."""
         position = position_of(self._cache, key)
         first, end, _ = slice(left_offset_frames, right_offset_frames).indices(int(self._cache.lengths[position]))
         frames = self._cache.gather(np.array([position]), np.array([first]), np.array([max(0, end - first)]))[0]

@@ -38,8 +38,7 @@ def run_command(command: Command, wait: Callable[[float], object] = time.sleep) 
     """Run a command, and keep what it prints. Raises AudioError if it is not allowed, does not run, fails, prints
     nothing, or does not end within an hour.
 
-    If it takes long, `wait` is called now and then, with no seconds, and may raise to give up.
-    """
+    If it takes long, `wait` is called now and then, with no seconds, and may raise to give up."""
     if not command_is_allowed(command):
         message = "is a command, which runs only with --allow-commands, and if the manifest that is given names it"
         raise AudioError(Reason.FILE_UNREADABLE, message)

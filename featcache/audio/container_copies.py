@@ -57,8 +57,7 @@ def opened(
     changed; the mtime of members. Raises AudioError if there is none, or no copy can be made; also within the block, if
     it cannot be read.
 
-    `wait` is called with seconds to wait, also with none while it is unpacked, and may raise to give up.
-    """
+    `wait` is called with seconds to wait, also with none while it is unpacked, and may raise to give up."""
     state: tuple[Hashable, ...]
     try:
         with ExitStack() as stack:

@@ -63,8 +63,7 @@ class FFmpegDecoder:
 
     `format_name` is what `format_of` says of the file, and `unknown` what stands for a number of samples that is not
     known. The descriptor's position stays. Raises AudioError if the file cannot be read, has no sound, or PyAV is not
-    installed.
-    """
+    installed."""
 
     subtype = "FLOAT"
     """Samples may be NaN or infinite."""
@@ -192,8 +191,7 @@ class EndlessFile(io.FileIO):
 
     libmpg123 guesses the length of an MP3 without a header frame from the bitrate of its first frame and the size of
     the file, and libsndfile reads no more than that: it lost 40 % of a file at a variable bitrate. If the file claims
-    to be far longer, the guess is too, and all of the file is read.
-    """
+    to be far longer, the guess is too, and all of the file is read."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Go to `offset`. Going to the end, which is how libsndfile learns the size, gives the claimed size."""

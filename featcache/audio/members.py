@@ -46,8 +46,7 @@ def copy_of(source: CopiedSource, wait: Callable[[float], object] = time.sleep) 
     none, it cannot be fetched or read, or the command fails.
 
     `wait` is called with seconds to wait, also with none while a container is copied or a command runs, and may raise
-    to give up.
-    """
+    to give up."""
     if isinstance(source, Url):
         return fetch(source, wait)
     if isinstance(source, Command):
@@ -73,8 +72,7 @@ def stamp_now(source: Url | Member) -> tuple[int | None, int]:
     Raises AudioError if there is none, or it cannot be read.
 
     Of a container at a URL nothing is fetched, and the size is None: the other number tells. For a row of Parquet, its
-    row group is read.
-    """
+    row group is read."""
     if isinstance(source, Url):
         return stamp_of(source)
     if isinstance(source.container, Url):
@@ -107,8 +105,7 @@ def _entry(descriptor: int, offset: int, archive_size: int) -> ByteRange:
 
     `wav-copy` of Kaldi writes an entry as a WAV file; `kaldiio`, with which ESPnet dumps audio, as `AUDIO`, how many
     bytes tell the length, the length (little-endian), and a file of any format, mostly FLAC. See `read_kaldi` and
-    `_read_length_header` in https://github.com/nttcslab-sp/kaldiio/blob/master/kaldiio/matio.py.
-    """
+    `_read_length_header` in https://github.com/nttcslab-sp/kaldiio/blob/master/kaldiio/matio.py."""
     header = os.pread(descriptor, _ENTRY_HEADER, offset) if offset < archive_size else b""
     if header[:4] == b"RIFF":
         size = 8 + int.from_bytes(header[4:8], "little")

@@ -65,8 +65,7 @@ class Noise:
     """The noise of a config. Its methods may be called from several threads.
 
     `audio` is the config's section, by which noises become waveforms as utterances do. Raises ConfigError if the noise
-    is not what it was when the config was read.
-    """
+    is not what it was when the config was read."""
 
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
         self._audio = audio.model_copy(update={"max_seconds": None})
@@ -86,8 +85,7 @@ class Noise:
         powers of both, over the clip, is `snr` dB. `id_` is the copy's.
 
         The sum is a new array, and is not clipped. A silent clip stays silent, and a clip whose cut of noise is silent
-        stays clean: then it is returned itself. Raises ConfigError if the noise cannot be decoded.
-        """
+        stays clean: then it is returned itself. Raises ConfigError if the noise cannot be decoded."""
         noise = self.cut(len(waveform), id_)
         speech_power, noise_power = _power(waveform), _power(noise)
         if not speech_power or not noise_power:
@@ -163,8 +161,7 @@ def noise_content(clips: Sequence[NoiseClip]) -> str:
     ValueError if a file cannot be read.
 
     This is in the fingerprint of a config; ids, and where the files are, are not. The files are read whole, once per
-    process while they do not change: MUSAN's noise, 0.7 GB, takes about a second.
-    """
+    process while they do not change: MUSAN's noise, 0.7 GB, takes about a second."""
     paths = list(dict.fromkeys(clip.path for clip in clips))
     try:
         with ThreadPoolExecutor(_THREADS) as pool:

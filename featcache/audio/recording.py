@@ -281,8 +281,7 @@ class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
     """A SoundFile that seeks only when it is told to.
 
     After each read, soundfile seeks to where the decoder already is. In an MP3 this changes the samples that follow,
-    and it takes time in any file; soundfile does not do it in files that cannot seek.
-    """
+    and it takes time in any file; soundfile does not do it in files that cannot seek."""
 
     def seekable(self) -> bool:
         return False

@@ -105,8 +105,7 @@ def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
     """Fetch a file. What may pass (a server that is busy, a connection that breaks off) is tried again. Raises
     AudioError if it cannot be fetched, or is empty.
 
-    `wait` is called with the seconds to wait before the next try, and may raise to give up.
-    """
+    `wait` is called with the seconds to wait before the next try, and may raise to give up."""
 
     def get(store: ObjectStore, key: str) -> Fetched:
         result = store.get(key)

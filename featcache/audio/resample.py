@@ -41,8 +41,7 @@ def to_waveform(
     source_rate * speed Hz. So it lasts 1 / speed as long, and pitch and formants change with it, as with sox's `speed`
     (Ko et al., Audio augmentation for speech recognition, Interspeech 2015).
 
-    Raises AudioError (RATE_REFUSED, TOO_LONG or NO_SUCH_CHANNEL), or MissingDependencyError if it takes soxr.
-    """
+    Raises AudioError (RATE_REFUSED, TOO_LONG or NO_SUCH_CHANNEL), or MissingDependencyError if it takes soxr."""
     if source_rate < policy.min_source_rate:
         raise AudioError(
             Reason.RATE_REFUSED,

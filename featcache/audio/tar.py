@@ -46,8 +46,7 @@ class ByteRange(NamedTuple):
 class TarIndex:
     """The places of a tar's members. Raises AudioError if it is no tar.
 
-    Of members of the same name, the last one counts, as for tar. Hard links lead to the member that they name.
-    """
+    Of members of the same name, the last one counts, as for tar. Hard links lead to the member that they name."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._size = size

@@ -119,8 +119,7 @@ def _distinct(values: tuple[float, ...], lowest: float, highest: float, unit: st
 class WaveformMaker:
     """Makes the waveforms of one config from decoded samples. Equal makers make the same waveforms.
 
-    Its methods may be called from several threads. It takes clips of any length: limits are the caller's.
-    """
+    Its methods may be called from several threads. It takes clips of any length: limits are the caller's."""
 
     audio: AudioPolicy  # without its `max_seconds`
     augment: AugmentPolicy | None

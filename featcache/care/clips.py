@@ -51,8 +51,7 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
     """Sample `count` utterances at even steps in the order of their lengths, from the shortest to the longest.
 
     If the manifest does not give all durations, only rows whose headers are read can be chosen: `_MOST_HEADERS` of
-    them, drawn with a fixed seed. If audio is in containers that have to be copied, only those in the first.
-    """
+    them, drawn with a fixed seed. If audio is in containers that have to be copied, only those in the first."""
     rows = np.arange(len(manifest))
     if len(near := rows_of_first_copy(manifest, rows[:_NEAR])):
         manifest = manifest.take(near)

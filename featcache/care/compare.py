@@ -126,8 +126,7 @@ def compare_all(found: Sequence[ClipResult], reference: Sequence[ClipResult], ro
 def frame_differences(found: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The difference of each frame of two tensors `[F, ...]`: relative in norm, and largest absolute; float64 `[F]`.
 
-    The relative difference from or to NaN is infinite.
-    """
+    The relative difference from or to NaN is infinite."""
     a, b = (tensor.reshape(len(tensor), -1).double() for tensor in (found, reference))
     apart = a - b
     relative = apart.norm(dim=1) / b.norm(dim=1).clamp(min=_TINY)

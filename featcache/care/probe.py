@@ -101,8 +101,7 @@ def probe(
 
     So many of the manifest's utterances are sampled, over the whole range of their lengths. `report` is called with the
     name of each precision, before it is measured. Raises ConfigError if the extractor cannot be built; ManifestError if
-    none of the sampled utterances can be extracted.
-    """
+    none of the sampled utterances can be extracted."""
     device.configure_torch()
     extractor = _build(config, device, config.params)
     clips, skipped = _sample(config, extractor, manifest, utterances)

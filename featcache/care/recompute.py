@@ -69,8 +69,7 @@ def recompute(
 
     Relative paths are relative to `root`, or if it is None to the root of the run that extracted the item. Files at
     URLs are fetched only if they are among `urls`. Raises ConfigError if the version's config names an extractor that
-    is not registered, or its weights are not here.
-    """
+    is not registered, or its weights are not here."""
     config = recorded_config(version.info.config, str(version.path))
     device.configure_torch()
     waveform_maker, extractor = WaveformMaker.of(config.audio, config.augment), config.build(device.torch_device)

@@ -196,8 +196,7 @@ def _plan(version: Version, name: str, faulty: set[str | None], known: Strings |
 
 def _take_away(version: Version, name: str) -> dict[str, str]:
     """Remove a damaged shard. One of another version goes there, or into `aside`: returns where it is now, and
-    that version's fingerprint.
-    """
+    that version's fingerprint."""
     store, key = version.store, f"shards/{name}"
     stated = _stated_version(version, name)
     if stated in (None, version.info.fingerprint):

@@ -117,8 +117,7 @@ def _files_of(
 ) -> dict[_File, list[str]]:
     """The files of a shard's items that count, and for each the ids of its utterances.
 
-    `number` is the shard's in the index. A file that was changed between two utterances is there twice.
-    """
+    `number` is the shard's in the index. A file that was changed between two utterances is there twice."""
     first, last = index.span(number)
     items, table = index.item[first:last], shard.table
     folder = root_of(shard, version) if root is None else root
@@ -135,8 +134,7 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
     """What is wrong with a file; None if it is what it was, as far as can be told.
 
     One at a URL or inside a container is asked for, or to compare its content, copied. What a command prints is not
-    kept, and none is run for this.
-    """
+    kept, and none is run for this."""
     location, by_content, copy = file.location, file.content_hash != UNKNOWN_HASH, None
     if isinstance(location, Command):
         return None

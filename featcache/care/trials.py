@@ -90,8 +90,7 @@ def try_batchings(
 ) -> tuple[list[Measured], Alone]:
     """Measure the batchings that an extractor declares, and in fp32 the others too; and compute the clips alone.
 
-    `reference` holds the results alone in fp32; it is None if this precision is fp32.
-    """
+    `reference` holds the results alone in fp32; it is None if this precision is fp32."""
     declared = declared_batchings(extractor)
     measured: list[Measured] = []
     alone = Alone([], _ROUNDING[precision])
@@ -129,8 +128,7 @@ def _with_measured_rounding(alone: Alone, among_copies: Sequence[ClipResult], at
 def whole_clips(extractor: Extractor[Params], clips: Sequence[SampledClip], device: Device) -> list[Measured]:
     """Measure an extractor that takes no rows: each clip alone, all at once, and in two batches in the opposite order.
 
-    Such an extractor promises the same bits, so none may differ.
-    """
+    Such an extractor promises the same bits, so none may differ."""
 
     def compute(groups: Sequence[Sequence[int]]) -> tuple[list[ClipResult], float]:
         batches = []
@@ -215,8 +213,7 @@ def _compute_batches(
 ) -> tuple[list[ClipResult], float]:
     """Compute batches: as many at once as extraction does, or with `alone` one after the other.
 
-    The results of the wanted clips are in the order of their numbers; beside them, seconds of audio per second.
-    """
+    The results of the wanted clips are in the order of their numbers; beside them, seconds of audio per second."""
 
     def compute_batch(batch: _Batch) -> dict[int, ClipResult]:
         with device.slot(alone):
@@ -240,8 +237,7 @@ def _row_batches(
 
     With a seed, cuts of other clips fill the batch, in any order: of lengths that may share a batch with the clip, by
     the extractor's chosen batching. All rows of a padded batch count for the speed, since any corpus fills them: there
-    are few padded lengths. Of a batch of equal lengths, as many rows count as clips of the sample have this length.
-    """
+    are few padded lengths. Of a batch of equal lengths, as many rows count as clips of the sample have this length."""
     same_length = Counter(len(clip.waveform) for clip in clips)
     batches = []
     for number, clip in enumerate(clips):

@@ -172,8 +172,7 @@ def _report(
     subset: Subset | None,
 ) -> tuple[Report, Index | None]:
     """What checked shards come to: the shards of the subset, of all that are there. And the index of the items that
-    count; None if it cannot be built.
-    """
+    count; None if it cannot be built."""
     problems, notes = [*problems], [*_notes(version)]
     sound = [one.shard for one in checked.values() if one.shard is not None and not one.problems]
     kept_at = f"index/{index_name(version, there)}"

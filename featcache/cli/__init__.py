@@ -167,8 +167,7 @@ def main() -> None:
     several manifests, commands that look at caches do each of its parts in turn, and exit with the worst code.
 
     Exit codes: 0 success; 1 failed, or verify found damage; 2 wrong usage, config or manifest; 3
-    finished, but some utterances failed (see the failure ledger); 130 interrupted.
-    """
+    finished, but some utterances failed (see the failure ledger); 130 interrupted."""
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes()]

@@ -67,8 +67,7 @@ def printable(text: str) -> str:
     """Text without what a terminal would obey, or show as something else: control characters, also line ends, marks
     that turn the direction of writing, and halves of characters are written as Python's escapes.
 
-    Ids, paths, units and messages may come from a stranger's cache or manifest.
-    """
+    Ids, paths, units and messages may come from a stranger's cache or manifest."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

@@ -36,8 +36,7 @@ def for_each_part(command: Callable[..., int | None]) -> Callable[..., int | Non
 
     On a corpus, it is called with the cache of each part, and, if it takes one, with the part's manifest: of those that
     `--manifest` names, the one of the part's name. A command that copies, copies to the part of that name. With
-    `--json`, the parts' documents become one. An `utterance` that it looks for only has to be in one of the parts.
-    """
+    `--json`, the parts' documents become one. An `utterance` that it looks for only has to be in one of the parts."""
 
     @functools.wraps(command)
     def on_any(**given: Any) -> int | None:

@@ -62,8 +62,7 @@ def info(path: Location, failures: bool, as_csv: bool, as_json: bool) -> int:
 
 def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dict[str, Any]], bool]:
     """What each version of a cache holds, and what tells it from others of its name; and whether one is damaged, which
-    is said, and left out. With `on_disk`, the sizes of all files are added up, of which there are many.
-    """
+    is said, and left out. With `on_disk`, the sizes of all files are added up, of which there are many."""
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
@@ -84,8 +83,7 @@ def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dic
 
 def _distinctions(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
     """What tells resolved configs of one name from each other: for each of them, the keys in which not all agree, by
-    their dotted paths, with its values: `params.low_freq=20.0`. Keys that it has not are left out.
-    """
+    their dotted paths, with its values: `params.low_freq=20.0`. Keys that it has not are left out."""
     flat = [dict(_leaves(config)) for config in configs]
     keys = {key for values in flat for key in values if any(other.get(key) != values[key] for other in flat)}
     return [[f"{key}={json.dumps(values[key])}" for key in sorted(keys & values.keys())] for values in flat]

@@ -163,8 +163,7 @@ def root(default: str = "the manifest's folder") -> Decorator:
 def manifest_format(command: Callable[..., Any], what_is_set: str = _OF_MANIFEST) -> Callable[..., Any]:
     """`--format`, `--set`, `--allow-commands` and `--allow-queries`, for every command that reads a manifest.
 
-    The command gets them as one dictionary, `reading`: arguments of `read_manifest`.
-    """
+    The command gets them as one dictionary, `reading`: arguments of `read_manifest`."""
 
     @functools.wraps(command)
     def gathered(**given: Any) -> Any:
@@ -178,8 +177,7 @@ def manifest_format(command: Callable[..., Any], what_is_set: str = _OF_MANIFEST
 def manifest_and_config_keys(command: Callable[..., Any]) -> Callable[..., Any]:
     """The same, for every command that reads a manifest and configs.
 
-    The keys of configs that `--set` gives are apart, in the dictionary `keys`: an argument of `load_config`.
-    """
+    The keys of configs that `--set` gives are apart, in the dictionary `keys`: an argument of `load_config`."""
 
     @functools.wraps(command)
     def with_keys(reading: dict[str, Any], **given: Any) -> Any:

@@ -66,8 +66,7 @@ def standard_streams() -> Iterator[None]:
 def stdout_for_results() -> Iterator[None]:
     """Within the block, only Python prints to standard output; what native libraries print goes to standard error.
 
-    `sys.stdout` is exchanged for one that prints to a copy of descriptor 1, unless it prints elsewhere, as in tests.
-    """
+    `sys.stdout` is exchanged for one that prints to a copy of descriptor 1, unless it prints elsewhere, as in tests."""
     stream = sys.stdout
     if not isinstance(stream, io.TextIOWrapper) or stream is not sys.__stdout__ or stream.fileno() != 1:
         yield

@@ -319,8 +319,7 @@ def faults_of(
     error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str] = ()
 ) -> Iterator[str]:
     """Describe each fault of a document, which its model has found, in one line; `above` is the path of the document in
-    the config, part by part.
-    """
+    the config, part by part."""
     wanted: dict[str, list[str]] = {}  # by path, since a union has a fault for each of its alternatives
     values: dict[str, Any] = {}
     for fault in error.errors():

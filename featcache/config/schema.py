@@ -20,8 +20,7 @@ from featcache.errors import ConfigError
 def config_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of configs, with the parameters of every registered extractor.
 
-    What a config's values say of each other, and what is found when an extractor is built, is not in it.
-    """
+    What a config's values say of each other, and what is found when an extractor is built, is not in it."""
     models = {}
     for name in sorted(extractors.registered()):
         with suppress(ConfigError):  # an entry point of a package that is not whole

@@ -75,8 +75,7 @@ class OpenShard:
         """Record the failures, make the shards visible, and count them. Returns what the versions have got.
 
         What has not been appended is no part of the shards, and still to be done. Raises StoreError if the cache cannot
-        be written.
-        """
+        be written."""
         done = Progress(audio_seconds=self._audio_seconds)
         for shard in self._shards:
             job, version = shard.job, shard.job.version
@@ -156,8 +155,7 @@ class Delivery:
         """Commit of each shard that is not complete what has been appended, after `wait`.
 
         Batches are appended whole and in order, so this is the beginning of the shard that was to be. Raises StoreError
-        if the cache cannot be written.
-        """
+        if the cache cannot be written."""
         for shard in self._begun:
             self._commit(shard)
 

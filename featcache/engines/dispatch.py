@@ -105,8 +105,7 @@ class Chunks:
         """The next chunk for a worker; None if there is nothing for it now.
 
         A worker is not given again what it died of, unless it `is_alone`: others are lost, or may never begin. It may
-        be the worker's own device that is at fault.
-        """
+        be the worker's own device that is at fault."""
         fitting = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
         if fitting:
             chunk = fitting[0]
@@ -129,8 +128,7 @@ class Chunks:
         """Take back the chunk of a worker that has died, but for the tasks that it has `done` of it, by their names.
 
         The death `counts` if the chunk may be the cause: not that of a worker that was preempted. Returns tasks that
-        are poison, at most one.
-        """
+        are poison, at most one."""
         chunk = self._held.pop(worker, None)
         if chunk is None:
             return ()
@@ -425,8 +423,7 @@ class _Dispatch:
     def _end(self) -> None:
         """Record what is poison, and have the workers record the outcome.
 
-        This waits for the end since, where everything kills, no utterance is at fault.
-        """
+        This waits for the end since, where everything kills, no utterance is at fault."""
         if len(self._poison) > 1 and not self._total.progress.shards:
             raise self._hopeless()
         for task, how in self._poison:

@@ -166,8 +166,7 @@ def _prepare(
     """Build the extractors. Returns a function that extracts an utterance for the config of a number.
 
     `sent` are the setup, how the rows of each config are put together, and the device; `wait` waits for audio, and
-    raises `StoppedError` to give up.
-    """
+    raises `StoppedError` to give up."""
     setup, choices, device_name = sent
     device = Device(device_name, 1)
     configs, source = setup.build(device)

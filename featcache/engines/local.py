@@ -164,8 +164,7 @@ class _Workers:
     def _next(self, only_rows: bool) -> _Work | None:
         """The most urgent work; waits while there is none. None once there will be none.
 
-        With row workers, these get rows only, and the others everything else.
-        """
+        With row workers, these get rows only, and the others everything else."""
         started = perf_counter()
         may_compute, may_take = only_rows or not self._row_workers, not only_rows
         with self._state:

@@ -85,8 +85,7 @@ class OtherProcess:
 
     def end(self, seconds: float = _SECONDS_TO_END) -> str:
         """Close the connection, and wait for the end; kill it if it does not come within so many seconds. Returns how
-        it ended: a signal's name, or its exit code.
-        """
+        it ended: a signal's name, or its exit code."""
         self.connection.close()
         try:
             code = self._process.wait(seconds)

@@ -49,8 +49,7 @@ def on_ray(name: str, options: Options) -> Engine:
 
     The name `ray` is for the cluster that this process is connected to, that `RAY_ADDRESS` names, or that this machine
     is in; if there is none, one is started, and ended after the run. `ray://host:port` is for Ray Client. Raises
-    ArgumentError if the device is not one that Ray chooses; MissingDependencyError if Ray is not installed.
-    """
+    ArgumentError if the device is not one that Ray chooses; MissingDependencyError if Ray is not installed."""
     if options.device not in (None, "cpu", "cuda"):
         raise ArgumentError(f"device {options.device!r}: with --engine ray, it is cpu or cuda: Ray chooses which")
     try:
@@ -104,8 +103,7 @@ class _Shape:
         """An actor for each GPU if there are any; otherwise for every so many cores.
 
         `nodes` are the resources of each node, as Ray counts them. In the options, `device` may forbid GPUs or ask for
-        them; `threads` is the budget of an actor.
-        """
+        them; `threads` is the budget of an actor."""
         gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
         if options.device == "cuda" and not gpus:
             raise ArgumentError("device 'cuda': the Ray cluster has no GPU")
@@ -235,8 +233,7 @@ class _Actor:
     def begin(self, path: list[str], niceness: int, setup: bytes) -> str:
         """Begin to work, with the modules that are found on this path. Returns the id of the node.
 
-        `niceness` is that of the process that planned.
-        """
+        `niceness` is that of the process that planned."""
         import ray
 
         if self._inbox is not None:  # the driver has lost sight of this process, and has given its tasks to others

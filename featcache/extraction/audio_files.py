@@ -133,8 +133,7 @@ def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, vers
 def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> None:
     """Refuse a manifest with the version's ids and paths but other files, which looks like another corpus.
 
-    `find_other_files` says which files are looked at. Raises ManifestError if such files were found.
-    """
+    `find_other_files` says which files are looked at. Raises ManifestError if such files were found."""
     present = np.flatnonzero(status.present)
     positions = status.positions[present]
     other, looked_at = find_other_files(
@@ -180,8 +179,7 @@ def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manif
 
     `rows` says which are to be extracted. If the rows are a partition of a manifest, `whole` is all of it. Raises
     ManifestError if no other file of the manifest is there either, as far as some tell: the root is probably another
-    than was meant. A single file that is missing may be just that.
-    """
+    than was meant. A single file that is missing may be just that."""
     paths = some_paths(manifest, rows)
     if len(paths) < 2 or not (fault := _fault_of_all(manifest, paths)):
         return []
@@ -225,8 +223,7 @@ def some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
 def _fault_of_all(manifest: Manifest, paths: list[str]) -> str:
     """What is wrong with all of these files, with the first as an example; empty if one exists, or may exist.
 
-    What else hides a file on this machine is reported when it is decoded.
-    """
+    What else hides a file on this machine is reported when it is decoded."""
     first, *others = map(manifest.resolve, paths)
     if not (fault := _fault(first)):
         return ""

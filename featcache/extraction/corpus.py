@@ -251,8 +251,7 @@ class _PartRun:
     def unchanged(self, built: Sequence[BuiltConfig], root: AudioLocation | None) -> list[PartVersion] | None:
         """What is known of the versions of these configs if a run would find nothing to do; None if it must look.
 
-        `root` is what relative paths are relative to; None for what the latest run took.
-        """
+        `root` is what relative paths are relative to; None for what the latest run took."""
         options = self._plan.options
         if options.check_sources or options.source is not None or not self._now.hash:
             return None
@@ -292,8 +291,7 @@ class _PartRun:
 
 def _signed(known: Part, manifest: Path) -> Part:
     """What there is to know of a part's manifest now: its bytes are read if their number or time has changed. Nothing
-    is known of a folder, which may be a manifest too, so that a run looks at what is in it.
-    """
+    is known of a folder, which may be a manifest too, so that a run looks at what is in it."""
     if manifest.is_dir():
         return replace(known, manifest=str(manifest.absolute()), size=0, mtime_ns=0, hash="")
     try:
@@ -314,8 +312,7 @@ def _hash_of_rows(content: str, reading: str) -> str:
 
 def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:
     """Whether the files of all utterances that ever failed are as they were; False where a server would have to say, or
-    nothing says where they are.
-    """
+    nothing says where they are."""
     if root is None:  # a manifest may say itself what its paths are relative to
         latest = read_run(version.store, max(run_names(version.store), default=""))
         recorded = None if latest is None else latest.asked.get("root")

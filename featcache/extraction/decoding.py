@@ -56,8 +56,7 @@ class WorkerTimes:
 class AudioMemory:
     """Limits the decoded audio that all workers hold. Small recordings are not counted.
 
-    A recording of more than `SMALL_BYTES` waits until there is room for it, or no other such recording is held.
-    """
+    A recording of more than `SMALL_BYTES` waits until there is room for it, or no other such recording is held."""
 
     def __init__(self) -> None:
         self._used = 0
@@ -122,8 +121,7 @@ def batches(
     """Cut a task into batches of about `batch_seconds`, in order; they become smaller towards its end.
 
     Copies of an utterance stay together, and so do rows that cut the same file if it can only be decoded from its
-    start.
-    """
+    start."""
     first, filled, left = 0, 0.0, sum(seconds)
     for i, utterance in enumerate(utterances):
         is_full = filled >= min(batch_seconds, max(left, batch_seconds) / _SMALLEST)
@@ -153,8 +151,7 @@ def decode_all(
     """Decode utterances one by one, in order. Neighbours that cut the same file share its decoder.
 
     Neighbours that cut the same segment, being copies of one utterance, share the samples. The other arguments
-    are explained in `featcache.audio.decode.decode`.
-    """
+    are explained in `featcache.audio.decode.decode`."""
     for path, group in groupby(utterances, key=lambda utterance: utterance.path):
         copies = [(segment, list(rows)) for segment, rows in groupby(group, key=_segment)]
         segments = [segment for segment, _ in copies]

@@ -127,8 +127,7 @@ def _fill(
 
 def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
     """Sweep a version that lacks nothing, and keep what the manifest wants of it; if it can be written, and nobody is
-    at work in it.
-    """
+    at work in it."""
     version = Version.open(planned.path)
     with suppress(StoreError), nullcontext() if plan.options.partition else version.at_work("extract"):
         version.store.sweep()
@@ -138,8 +137,7 @@ def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
 
 def _want(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:
     """Keep what the manifest wants of a version, if that is not what is kept. A repair's manifest may have other rows:
-    if it is not known, it wants what is extracted again.
-    """
+    if it is not known, it wants what is extracted again."""
     if plan.only is not None:
         if not any(planned.wanted.name in one.names for one in read_all_wanted(version)):
             rows = planned.first_row + np.flatnonzero(planned.rows.missing)

@@ -84,8 +84,7 @@ def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> 
 def stat_of(location: AudioSource) -> Stamp:
     """A file's size and mtime as they are now; of a file at a URL, two Nones if the server does not tell, too.
 
-    What is inside a container has its own size and the container's mtime; see `stamp_now`.
-    """
+    What is inside a container has its own size and the container's mtime; see `stamp_now`."""
     try:
         if isinstance(location, Url | Member):
             return stamp_now(location)
@@ -135,8 +134,7 @@ def would_fail_again(
     """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
 
     `root` is what paths are relative to; `audio` and `max_seconds`, the longest recording that is allowed, are what the
-    config says now; `known` is what `stats_of_failed` gave.
-    """
+    config says now; `known` is what `stats_of_failed` gave."""
     if failure.reason in _MAY_PASS:
         return False
     path = locate(root, failure.path)

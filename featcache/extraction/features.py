@@ -144,8 +144,7 @@ def without_non_finite(
 class RaisedError(AudioError):
     """An exception that an extractor has raised, as the failure of what it extracted.
 
-    It does not hold on to the exception, whose frames hold waveforms.
-    """
+    It does not hold on to the exception, whose frames hold waveforms."""
 
     def __init__(self, error: Exception) -> None:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -65,8 +65,7 @@ class SourceVersion:
 
         The version holds an utterance if an item of its id was made from a row of the same path, start, duration and
         channel, and its file has not changed and failed since. Others give an `AudioError` with the reason
-        NOT_IN_SOURCE. Raises DamagedError if a shard is damaged.
-        """
+        NOT_IN_SOURCE. Raises DamagedError if a shard is damaged."""
         ids = [utterance.id for utterance in utterances]
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
         joined = join(self._index, RowKeys.of_utterances(utterances), failures)

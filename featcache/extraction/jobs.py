@@ -315,8 +315,7 @@ def batch_extractor(
 ) -> BatchExtractor:
     """A function that extracts batches for these configs: from audio, or if there is a source, from its features.
 
-    `fetched` gives a copy of what is not a file of this machine.
-    """
+    `fetched` gives a copy of what is not a file of this machine."""
     if source is not None:
         return partial(extract_from_version, root, configs, device, source)
     return partial(extract_from_audio, root, configs, device, AudioMemory(), ContentHashes(), fetched)

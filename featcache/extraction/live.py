@@ -35,8 +35,7 @@ class LiveExtractor:
 
     Audio is mixed down, resampled, extracted, cast or quantised as `featcache extract` does it, by the same code, so
     the features are those that a cache would give: bit for bit on the same device with the same library versions. In
-    the whole process, torch gets one thread of its own, and TF32 is turned off.
-    """
+    the whole process, torch gets one thread of its own, and TF32 is turned off."""
 
     def __init__(self, built: BuiltConfig, device: Device) -> None:
         self._built = built

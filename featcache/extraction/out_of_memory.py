@@ -87,8 +87,7 @@ class OutOfMemoryRetry:
 def is_out_of_memory(error: BaseException, alone: bool = True) -> bool:
     """Whether the memory of the device or of the machine has run out; torch's libraries say so in different words.
 
-    `alone` if nothing else was on the device: then what may have other causes has one of them.
-    """
+    `alone` if nothing else was on the device: then what may have other causes has one of them."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     all_words = _OUT_OF_MEMORY if alone else (*_OUT_OF_MEMORY, *_PERHAPS_OUT_OF_MEMORY)

@@ -79,8 +79,7 @@ class PendingRows:
 
     Not thread-safe: the caller sees to it that one thread at a time calls `finish`. Each item has a waveform,
     `[num_samples]`; other utterances of the part have failed before: `failures`, with the `traceback` of what the
-    extractor has raised, if anything. `fail` makes the failure of an item by its number.
-    """
+    extractor has raised, if anything. `fail` makes the failure of an item by its number."""
 
     rows: list[Row]
     """The rows to be computed; empty once all are."""
@@ -194,8 +193,7 @@ class PendingRows:
 class RowQueue:
     """Rows of several batches that wait until there are enough of one padded length to compute them. Not thread-safe.
 
-    The type of the device that will compute them decides how many rows make a batch.
-    """
+    The type of the device that will compute them decides how many rows make a batch."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -72,8 +72,7 @@ def _of_environment(environment: Mapping[str, str]) -> Partition:
     """The partition that a scheduler gives this job.
 
     Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; srun(1); Kubernetes, "Indexed Job"; SkyPilot, "Environment
-    Variables"; parallel(1), "ENVIRONMENT VARIABLES".
-    """
+    Variables"; parallel(1), "ENVIRONMENT VARIABLES"."""
     if "SLURM_ARRAY_TASK_ID" in environment:
         return _of_slurm_array(environment)
     if "JOB_COMPLETION_INDEX" in environment and "JOB_COMPLETIONS" not in environment:

@@ -226,8 +226,7 @@ def _rows_of_run(
     else by files' headers.
 
     A partition depends on the manifest, and on nothing else that may differ between the jobs of an array: it is a slice
-    of the utterances, cut by their durations if all have one, else by their number.
-    """
+    of the utterances, cut by their durations if all have one, else by their number."""
     whole = expand(manifest, copies)
     keys = RowKeys.of(whole)
     hashes = np.stack([keys.id_hashes, keys.hashes])
@@ -353,8 +352,7 @@ def _notes(
 def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
     """Group the versions that are filled together: they lack the same rows, and agree on what a GPU may round.
 
-    TF32 is a switch of the whole process, so that nothing else may run while one version switches it on.
-    """
+    TF32 is a switch of the whole process, so that nothing else may run while one version switches it on."""
     groups: list[list[VersionPlan]] = []
     for version in versions:
         if not version.num_missing:

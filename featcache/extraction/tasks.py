@@ -62,8 +62,7 @@ class RowStatus:
 
     def without_older(self, whole: Wanted, index: Index, first_row: int) -> RowStatus:
         """The same, where an item of an older generation than is wanted, which counts again since the shard of the
-        newer one is gone, does not stand for that. `first_row` is the number of these rows' first one in the whole.
-        """
+        newer one is gone, does not stand for that. `first_row` is the number of these rows' first one in the whole."""
         own = slice(first_row, first_row + len(self.present))
         return replace(self, present=self.present & ~whole.lacks(index)[own])
 
@@ -93,8 +92,7 @@ def compare(
 ) -> RowStatus:
     """Compare the rows of a manifest that a version should hold with what it holds, and its standing failures, by id.
 
-    `is_unchanged` says whether the file of a failed utterance is still the one that failed; else it is tried again.
-    """
+    `is_unchanged` says whether the file of a failed utterance is still the one that failed; else it is tried again."""
     joined = join(index, rows, failures)
     present = (joined.positions >= 0) & ~joined.is_changed
     failed = np.zeros(len(present), bool)

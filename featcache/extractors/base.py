@@ -103,8 +103,7 @@ class Extractor(ABC, Generic[P]):
     blocks of one shape), `padded`, `equal_length` or `single`.
 
     On the CPU, several threads call one instance at once, each with torch's own threads set to one: `extract` must not
-    store the state of a call on `self`.
-    """
+    store the state of a call on `self`."""
 
     Params: ClassVar[type[Params]]
     """The pydantic model of the config's `params`."""
@@ -186,8 +185,7 @@ class Extractor(ABC, Generic[P]):
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
         """Make features from frames `[N, D]` of the version `source_fingerprint`, on the device.
 
-        An extractor that sets `source_fingerprint` must override this; it is never called for others.
-        """
+        An extractor that sets `source_fingerprint` must override this; it is never called for others."""
         raise NotImplementedError(f"{type(self).__name__} makes features from audio only")
 
     @classmethod
@@ -233,8 +231,7 @@ def require_registered(name: str) -> None:
     `find` would import any module.
 
     featcache's own extractors and the entry points of installed packages are registered. `--trust-remote-code` accepts
-    others.
-    """
+    others."""
     if ":" in name and not remote_code_is_allowed() and name not in registered().values():
         raise ConfigError(
             f"extractor: it comes from a cache and names {name}, which is not a registered extractor; "
@@ -256,8 +253,7 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     device, are not part of it.
 
     Raises ConfigError if there is no such extractor or its weights cannot be loaded, and ValidationError for its
-    parameters.
-    """
+    parameters."""
     return _hash(_deciding(config))
 
 

@@ -43,8 +43,7 @@ class CodecExtractor(ModelExtractor[C]):
     rounding only, two codewords were tied. Codes are always looked up in float32, whatever `precision` is.
 
     There is one frame for every `granularity` samples, the model's hop, and one for what is left, unless a subclass
-    says otherwise.
-    """
+    says otherwise."""
 
     _codebooks: Iterable[Any]
     """The model's codebooks that are wanted. A subclass sets them in `__init__`, or has its own `quantize`."""

@@ -26,8 +26,7 @@ class Dac(CodecExtractor[DacParams]):
     """DAC's codes: those of `DacModel.encode` for the clip alone, as `DacFeatureExtractor` prepares it.
 
     Codes are `[T, Q]`. `DacFeatureExtractor` pads the clip with zeros to whole hops, so there is a frame for every hop
-    that has begun: ceil(num_samples / hop), from one sample on.
-    """
+    that has begun: ceil(num_samples / hop), from one sample on."""
 
     Params = DacParams
     revision = 1

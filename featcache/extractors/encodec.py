@@ -34,8 +34,7 @@ class Encodec(CodecExtractor[EncodecParams]):
     In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples, and their frames follow each other: 150
     for each chunk, or 151.5 per second, and those of the last chunk. `scales` has one number for each chunk. (At some
     lengths, the last chunk but one has 149 frames, and the reference fails to stack them.) A mono clip is given to both
-    channels.
-    """
+    channels."""
 
     Params = EncodecParams
     revision = 1

@@ -47,8 +47,7 @@ class FrameExtractor(Extractor[P]):
     of these methods may store anything on `self`.
 
     Shapes here and in the subclasses: `B` rows of a block, `L` samples of a frame, `N` samples of its Fourier
-    transform, `F = N // 2 + 1` frequencies, `M` mel bins, `T` frames of a clip.
-    """
+    transform, `F = N // 2 + 1` frequencies, `M` mel bins, `T` frames of a clip."""
 
     batching = "frames"
     needs_aligned_waveforms = False  # frames are copied into a block

@@ -177,8 +177,7 @@ class Fbank(_Kaldi[FbankParams]):
     """Kaldi's log mel filter-bank energies, as `compute-fbank-feats` makes them.
 
     Features are float32 `[T, num_mel_bins]`; with `use_energy` there is one more value, the first, or with
-    `htk_compat` the last.
-    """
+    `htk_compat` the last."""
 
     Params = FbankParams
     revision = 1
@@ -209,8 +208,7 @@ class Mfcc(_Kaldi[MfccParams]):
     """Kaldi's mel-frequency cepstral coefficients, as `compute-mfcc-feats` makes them.
 
     Features are float32 `[T, num_ceps]`. The first value is the log energy, or without `use_energy` the
-    zeroth cepstrum; `htk_compat` puts it last.
-    """
+    zeroth cepstrum; `htk_compat` puts it last."""
 
     Params = MfccParams
     revision = 1

@@ -65,8 +65,7 @@ class LogMel(FrameExtractor[LogMelParams]):
 
     Features are float32 `[T, num_mel_bins]`. With the default parameters they are what Whisper's formula gives for the
     clip alone. With `pad_to_seconds: 30` they are Whisper's input: 3,000 frames, of which the clip's last frame, and up
-    to three after it, see both the clip's end and zeros. Without padding, the clip is reflected there.
-    """
+    to three after it, see both the clip's end and zeros. Without padding, the clip is reflected there."""
 
     Params = LogMelParams
     revision = 1

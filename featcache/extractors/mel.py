@@ -39,8 +39,7 @@ class MelBank:
     the whole product. (Fewer filters make products too narrow for the CPU's kernels; more filters multiply more zeros.)
     On a GPU, one product is faster than several.
 
-    Raises ConfigError if a filter contains no frequency of the spectrum, so that its bin would be constant.
-    """
+    Raises ConfigError if a filter contains no frequency of the spectrum, so that its bin would be constant."""
 
     def __init__(self, filters: torch.Tensor, device: torch.device) -> None:
         empty = (filters == 0).all(dim=0).nonzero().flatten().tolist()
@@ -93,8 +92,7 @@ def hertz_to_mel(hertz: torch.Tensor, scale: MelScale) -> torch.Tensor:
 
     `htk` is O'Shaughnessy's formula as in HTK and Kaldi: 1127 ln(1 + f / 700). `slaney` is the formula of Slaney's
     Auditory Toolbox, librosa's default: linear up to 1 kHz, which is 15 mel; logarithmic above, where 27 mel are a
-    factor of 6.4.
-    """
+    factor of 6.4."""
     if scale == "htk":
         return 1127 * torch.log1p(hertz / 700)
     return torch.where(
@@ -113,8 +111,7 @@ def kaldi_filters(num_bins: int, band: Band, fft_length: int, sample_rate: int) 
     """Kaldi's bank: triangles over *mel* with a peak of 1 (`MelBanks` in `mel-computations.cc`).
 
     The first of `M` filters begins and the last ends at the frequencies of `band`, in Hz; `fft_length` is `N`, in
-    samples. Float64 `[N // 2 + 1, M]`: Kaldi leaves out the Nyquist frequency, at which all filters are 0 anyway.
-    """
+    samples. Float64 `[N // 2 + 1, M]`: Kaldi leaves out the Nyquist frequency, at which all filters are 0 anyway."""
     corners = _corners(num_bins, band, "htk")
     return _triangles(hertz_to_mel(_frequencies(fft_length, sample_rate), "htk"), corners)
 

@@ -30,8 +30,7 @@ class Mimi(CodecExtractor[MimiParams]):
 
     Codes are `[T, Q]`, ceil(num_samples / 1920) frames, from one sample on. The receptive field is finite: that of the
     convolutions, and for each layer of the transformer a window less one step. For kyutai/mimi (8 layers of 10 s each)
-    it is 80 s, so chunks with a shorter overlap are not exact.
-    """
+    it is 80 s, so chunks with a shorter overlap are not exact."""
 
     Params = MimiParams
     revision = 1

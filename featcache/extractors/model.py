@@ -68,8 +68,7 @@ class ModelExtractor(RowExtractor[M]):
     """The base of extractors that load a model.
 
     A subclass's `__init__` calls this one, and sets `spec` and `granularity`: if a chunk begins at sample
-    `t * granularity`, its first frame must be the clip's frame `t`.
-    """
+    `t * granularity`, its first frame must be the clip's frame `t`."""
 
     causal: bool = False
     """Whether a frame depends on no later samples. It decides where chunks overlap."""
@@ -160,8 +159,7 @@ def _tf32(allowed: bool) -> Iterator[None]:
     """Let a GPU round the factors of products to ten bits in the block, or forbid it.
 
     The switches belong to the process, and are read when a kernel is launched, so only one thread launches at a time.
-    An extractor that never rounds does not wait for this lock, and is not run beside one that does.
-    """
+    An extractor that never rounds does not wait for this lock, and is not run beside one that does."""
     with _switching_tf32:
         before = get_tf32()
         set_tf32(Tf32(allowed, allowed, allowed))

@@ -89,8 +89,7 @@ def conv1d(
     """A convolution of each row, padded at its own ends: `[R, C', T']`, and the new lengths `[R]`.
 
     The module's own padding is not used. The activation is applied to the rows first, without an extra pass over
-    memory, since rows are copied anyway to be padded.
-    """
+    memory, since rows are copied anyway to be padded."""
     nothing_to_add = not (padding.left or padding.right or (padding.whole_strides and conv.stride[0] > 1))
     if not nothing_to_add or activation:
         x_RCT = pad(x_RCT, lengths, padding, span(conv), conv.stride[0], activation)
@@ -222,8 +221,7 @@ class RaggedLSTM(nn.Module):
 
     For the backward direction, each row is reversed within its own length. `torch.nn.utils.rnn.pack_padded_sequence`
     would do this too, but each of its matrix products covers only the rows that have not ended, so a row's bits would
-    depend on the others.
-    """
+    depend on the others."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()

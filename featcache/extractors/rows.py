@@ -67,8 +67,7 @@ class RowExtractor(Extractor[P]):
 
     Shapes here and in all files that use rows: `R` rows, `P` samples of a padded row, `F` frames of a padded row, `C`
     channels of a layer, `T` its time steps, `D` dimensions of a vector, `Q` codebooks. Names of tensors may end in
-    their shape: `hidden_RFD`.
-    """
+    their shape: `hidden_RFD`."""
 
     batching: Batching = "padded"
     """The loosest batching that the extractor declares to be safe; see `chosen_batching`."""

@@ -37,8 +37,7 @@ class SpeechTokenizerParams(CodecParams):
 class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
     """SpeechTokenizer's codes: those of `SpeechTokenizer.encode` for the clip alone.
 
-    Codes are `[T, Q]`, ceil(num_samples / 320) frames, from one sample on. Every frame sees the whole clip.
-    """
+    Codes are `[T, Q]`, ceil(num_samples / 320) frames, from one sample on. Every frame sees the whole clip."""
 
     Params = SpeechTokenizerParams
     revision = 1
@@ -89,8 +88,7 @@ def _model_class() -> Any:
 
     `import speechtokenizer` imports its trainer, which needs tensorboard and beartype, undeclared, and accelerate and
     matplotlib. The modules of the model import each other relatively, so they are imported here as submodules of a
-    package with another name in the same folder.
-    """
+    package with another name in the same folder."""
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise MissingDependencyError(_PACKAGE, "the extractor speechtokenizer", extra="speechtokenizer")

@@ -27,8 +27,7 @@ class SSLParams(HiddenStatesParams):
 
     config.json beside the weights says which model it is. `do_normalize` in preprocessor_config.json beside them says
     whether a clip first gets zero mean and unit variance; without this file, waveforms are not changed. With `chunk`,
-    mean and variance are those of each chunk.
-    """
+    mean and variance are those of each chunk."""
 
 
 class SSL(HiddenStates[SSLParams]):
@@ -41,8 +40,7 @@ class SSL(HiddenStates[SSLParams]):
 
     They are stored as float32 unless the config says otherwise. float16 halves the space and rounds by at most 1 in
     2000, but holds nothing above 65504. In some layers of large models, single dimensions grow that far (transformers
-    clamps them if Whisper runs in float16); such clips would fail.
-    """
+    clamps them if Whisper runs in float16); such clips would fail."""
 
     Params = SSLParams
     revision = 1
@@ -81,8 +79,7 @@ class Whisper:
 
     The model, a `WhisperModel` in eval mode, always takes 30 s, and a shorter clip is followed by silence. So what
     follows a row's end is known, and does not depend on other rows. Frames of that silence are not kept. Shapes are
-    those of `RowExtractor`, with `M` mel bins.
-    """
+    those of `RowExtractor`, with `M` mel bins."""
 
     def __init__(self, model: Any) -> None:
         encoder = model.encoder

@@ -39,8 +39,7 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
 
     Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second. Up to rounding, layer N is
     what the model's `extract_features` gives for the clip alone at N - 1, whatever clips are batched together. Features
-    are stored as float32 unless the config says otherwise; see `SSL` about float16.
-    """
+    are stored as float32 unless the config says otherwise; see `SSL` about float16."""
 
     Params = TorchaudioSSLParams
     revision = 1

@@ -62,8 +62,7 @@ class Units(RowExtractor[UnitsParams]):
     """The nearest centroid of each frame, by squared Euclidean distance in float32; of equals, the lowest.
 
     Codes are int64 `[T, 1]`. The features' extractor decides how clips are cut, padded and batched. Units are refused
-    if that extractor or its weights have changed since the centroids were fitted.
-    """
+    if that extractor or its weights have changed since the centroids were fitted."""
 
     Params = UnitsParams
     revision = 1
@@ -204,8 +203,7 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
     """The resolved config of the features, with the present location of their weights.
 
     It is refused if it makes other features than those that the centroids were fitted to; or names an extractor that is
-    not registered, since it comes from the cache that they were fitted to.
-    """
+    not registered, since it comes from the cache that they were fitted to."""
     config, what = codebook.config, f"params.weights: {params.weights}"
     extractor = config["extractor"]
     try:
@@ -266,8 +264,7 @@ class Codebook:
         """The codebook as a safetensors file: `centroids`, and the rest in its metadata.
 
         The file is written here, in the few lines that the format needs, because the library puts metadata in a random
-        order. Here, equal codebooks are equal files.
-        """
+        order. Here, equal codebooks are equal files."""
         k, dimensions = self.centroids.shape
         metadata = {
             **self.fitted,
@@ -319,8 +316,7 @@ class Nearest:
     Frames are compared in blocks of one shape, so that a frame's code does not depend on the frames around it (see
     `featcache.extractors.frames`). Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was subtracted from
     both: if features are far from zero, float32 would have few digits left for the differences. Centroids are float32
-    `[k, D]`.
-    """
+    `[k, D]`."""
 
     def __init__(self, centroids: torch.Tensor, device: torch.device) -> None:
         exact = centroids.to(device, torch.float64)

@@ -63,8 +63,7 @@ class Wav2Vec2:
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
         """Run the model on waveforms that are normalised as it wants them; see `Encoder.hidden_states`.
 
-        Its output is the last layer's, through a final layer norm if the model has one ("stable layer norm").
-        """
+        Its output is the last layer's, through a final layer norm if the model has one ("stable layer norm")."""
         steps_RCF, num_frames = self._convolved(waveforms, num_samples)
         projected = self._projection(steps_RCF.transpose(1, 2))
         hidden_RFD: torch.Tensor = projected[0] if isinstance(projected, tuple) else projected  # [1]: normed input
@@ -125,8 +124,7 @@ class WavLMAttention(nn.Module):
     by the formulas of section 3.1 of the WavLM paper, with the weights of the module that it replaces.
 
     transformers' own attention warns in every layer with a mask, and computes the mean of all attention weights only to
-    discard it.
-    """
+    discard it."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -142,8 +140,7 @@ class WavLMAttention(nn.Module):
         """The output `[R, F, D]`, None in place of the attention weights, and the bias `[H, F, F]` for the next layers.
 
         The mask, `[R, 1, 1, F]`, is zero for a row's own frames and minus infinity for others. The bias is None in the
-        first layer, and otherwise what that layer returned. What else transformers passes is not used.
-        """
+        first layer, and otherwise what that layer returned. What else transformers passes is not used."""
         query, key, value = map(self._heads, self._projected(hidden_states))
         num_frames = hidden_states.shape[1]
         bias = self._replaced.compute_bias(num_frames, num_frames) if position_bias is None else position_bias
@@ -184,8 +181,7 @@ def group_norm(norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Ten
     """A group norm over time of `[R, C, T]`, with the statistics of each row's own steps, `num_steps` `[R]`.
 
     It is computed in float32, even under autocast. `steps_RCT` may be overwritten; what follows a row's end is
-    meaningless. `ragged.group_norm` is the same norm, and rounds differently.
-    """
+    meaningless. `ragged.group_norm` is the same norm, and rounds differently."""
     steps_RCT = steps_RCT.float()
     if steps_RCT.device.type == "cpu":  # four times as fast as the other way, and exactly the bits of the row alone
         for row_CT, length in zip(steps_RCT, num_steps.tolist(), strict=True):

@@ -31,8 +31,7 @@ class Xcodec(CodecExtractor[XcodecParams]):
     """X-Codec's codes: those of `XcodecModel.encode` for the clip alone, as its `DacFeatureExtractor` prepares it.
 
     Codes are `[T, Q]`. `DacFeatureExtractor` pads the clip with zeros to whole hops, so there is a frame for every hop
-    that has begun: ceil(num_samples / 320), from one sample on. Every frame sees the whole clip.
-    """
+    that has begun: ceil(num_samples / 320), from one sample on. Every frame sees the whole clip."""
 
     Params = XcodecParams
     revision = 1
@@ -86,8 +85,7 @@ class Xcodec(CodecExtractor[XcodecParams]):
 
         If the acoustic encoder would give another number of frames than the semantic one, `XcodecModel.encode` pads its
         input. With the strides of the published models this never happens. What holds for clips of up to `hop` hops
-        holds for all clips, because a product of strides other than `hop` is off by one frame by then.
-        """
+        holds for all clips, because a product of strides other than `hop` is off by one frame by then."""
         for hops in range(1, self._hop + 1):
             semantic = self._semantic.num_frames(hops * self._hop + 2 * self._semantic_pad)
             semantic = ragged.steps_after(semantic, _convolutions(self._semantic_encoder))

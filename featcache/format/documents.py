@@ -105,8 +105,7 @@ def parse_line(data: bytes, kind: type[_T], where: Location | str) -> _T:
 
 def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
     """What parses JSON that must be what `kind` declares. One thread at a time makes one: msgspec crashes where two
-    look at the declarations of a Struct for the first time.
-    """
+    look at the declarations of a Struct for the first time."""
     if kind not in _decoders:
         with _making:
             _decoders[kind] = msgspec.json.Decoder(kind)

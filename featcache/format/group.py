@@ -124,8 +124,7 @@ class Group(Generic[_I]):
 
     def map(self, name: str, shape: tuple[int, ...], dtype: str, *, check: bool = False) -> NDArray[Any]:
         """An array of it, mapped and read-only. Its file has the size that follows, and ends in the checksum that the
-        document has; with `check`, all of its bytes have been compared with that.
-        """
+        document has; with `check`, all of its bytes have been compared with that."""
         path, num_bytes = self._chunk(name, shape, dtype)
         if not num_bytes:
             return np.frombuffer(b"", dtype).reshape(shape)
@@ -179,8 +178,7 @@ class Group(Generic[_I]):
 
     def file_fault(self, path: str, seen: Callable[[memoryview], object] = lambda block: None) -> str:
         """Reads every byte of one of its files: what is wrong with it; empty if it is what was written. `seen` is
-        called with each block of it, the last of which may end in a chunk's own checksum.
-        """
+        called with each block of it, the last of which may end in a chunk's own checksum."""
         try:
             for block in self.checked_blocks(path):
                 seen(block)

@@ -127,8 +127,7 @@ class Shard(Group[ShardInfo]):
 
     def feature_blocks(self, copy: Path | None = None) -> Iterator[memoryview]:
         """The file of the same, or a copy of it, in blocks that are valid until the next one. After the last one,
-        DamagedError is raised if they are not what was written.
-        """
+        DamagedError is raised if they are not what was written."""
         path = self._chunk(*self._features)[0]
         place = (self.store, f"{self.key}/{path}") if copy is None else (open_store(copy.parent), copy.name)
         yield from self.checked_blocks(path, *place)
@@ -219,8 +218,7 @@ class Shard(Group[ShardInfo]):
 
     def sound_items(self, numbers: Sequence[int]) -> Iterator[tuple[int, NDArray[Any]]]:
         """Those of some items whose features are what was written, once the table has been checked: their numbers, and
-        features `[frames, *item_shape]`. Items beyond the end of the file, or on a bad sector, are not among them.
-        """
+        features `[frames, *item_shape]`. Items beyond the end of the file, or on a bad sector, are not among them."""
         checksums, offsets = self.table["item_crc32c"], self.table.offsets("frame")
         counts = np.diff(offsets)
         try:

@@ -67,8 +67,7 @@ class Table:
 
     def take(self, items: NDArray[np.int64], of: Sequence[str] = ("id", "path")) -> tuple[dict[str, Any], NDArray[Any]]:
         """The columns of some items, and their text; `of` are the offsets of strings in it, in their order. The other
-        columns of offsets are made anew from the items' sizes.
-        """
+        columns of offsets are made anew from the items' sizes."""
         values: dict[str, Any] = {}
         for name, _ in self.columns:
             if not is_offset(name):

@@ -52,8 +52,7 @@ class ShardsAhead:
     """The shards that the batches of one iteration will read. Safe to use from several threads.
 
     A batch waits for its shards, unless it is the first of those that have not been made: so whatever there is room
-    for, there is one that goes on. What cannot be fetched is no error here, but where it is read.
-    """
+    for, there is one that goes on. What cannot be fetched is no error here, but where it is read."""
 
     def __init__(self, dataset: FeatureDataset) -> None:
         self._versions = _remote(dataset)
@@ -70,8 +69,7 @@ class ShardsAhead:
 
     def windows(self, batches: Iterator[list[int]], sampler: Any) -> Iterator[list[int]]:
         """The batches, of which windows are taken ahead: at least one, and as many as keep all threads fetching while
-        there is room. `sampler`, which gives them, has the `window` of the latest.
-        """
+        there is room. `sampler`, which gives them, has the `window` of the latest."""
         upcoming: deque[list[list[int]]] = deque()
         for _, group in groupby(batches, lambda batch: sampler.window):
             upcoming.append(list(group))
@@ -148,8 +146,7 @@ class ShardsAhead:
 
     def _begin(self) -> None:
         """Begin to fetch, in the order of the queue, what there are threads and room for: no more than that, since the
-        interpreter does not end before what has been begun.
-        """
+        interpreter does not end before what has been begun."""
         while self._queue and sum(not each.done() for each in self._begun.values()) < _AT_ONCE and self._has_room():
             shard = next(iter(self._queue))
             try:

@@ -181,8 +181,7 @@ def _sorted(
 ) -> NDArray[np.int64]:
     """The positions sorted by length, the longest first; with `random`, each length is stretched at random.
 
-    Keys of 16 bits are sorted in one pass over memory: the floats from 1 to 2³², to a part in 2,048.
-    """
+    Keys of 16 bits are sorted in one pass over memory: the floats from 1 to 2³², to a part in 2,048."""
     count = len(lengths if positions is None else positions)
     keys = np.empty(count, np.uint16)
     for first in range(0, count, _CHUNK):

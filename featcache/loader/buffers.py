@@ -30,8 +30,7 @@ class Buffers:
     """Hands out arrays, and takes their memory back when they are gone. Safe to use from several threads.
 
     Training drops each batch for the next one, so it is enough to keep the memory of two arrays that nobody has any
-    more (`kept`), and they need not be returned explicitly.
-    """
+    more (`kept`), and they need not be returned explicitly."""
 
     def __init__(self, kept: int = 2) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
@@ -40,8 +39,7 @@ class Buffers:
         """An array of any content.
 
         Its memory is free again when this very object is gone: what is to outlive it must hold it, as a tensor
-        from `torch.from_numpy` does, and every view of that tensor; numpy's own views of it do not.
-        """
+        from `torch.from_numpy` does, and every view of that tensor; numpy's own views of it do not."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes > _LARGEST_KEPT:
             return np.empty(shape, dtype)

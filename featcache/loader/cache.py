@@ -253,8 +253,7 @@ class Cache:
     ) -> torch.Tensor:
         """The features that `batch` returns: of utterances by their positions, `counts` frames of each from `firsts`
         on, or from its beginning; int64 `[batch]`, not negative. Only `out` is checked: it may be buffers, too, to take
-        the memory from; by default the cache's own.
-        """
+        the memory from; by default the cache's own."""
         spec = self.spec
         as_values = spec.is_quantized and not raw
         dtype = np.dtype(spec.dtype) if as_values else self.version.dtype

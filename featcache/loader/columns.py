@@ -174,8 +174,7 @@ def _numbers(column: Strings) -> NDArray[Any] | None:
     """The values as int64 or float64, in which empty ones are NaN; None if they are not all numbers.
 
     A number is a text that can be had back from the value: not `007`, which is a name, and no whole number too large
-    for int64, or among fractions for float64.
-    """
+    for int64, or among fractions for float64."""
     if not _look_like_numbers(column):
         return None
     is_whole = not np.isin(column.blob, np.frombuffer(b".eE", np.uint8)).any() and bool(column.byte_lengths().all())

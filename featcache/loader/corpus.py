@@ -134,8 +134,7 @@ def _reopen(
 class _VersionOfParts(Version):
     """The versions of all parts as one, whose shards are called after their parts: `train-07/<shard>`.
 
-    There is no folder at its path, which is for messages, and for the name of its local copies.
-    """
+    There is no folder at its path, which is for messages, and for the name of its local copies."""
 
     def shard(self, name: str) -> Shard:
         part, _, shard = name.rpartition("/")
@@ -170,8 +169,7 @@ class _JoinedIndex:
     def find(self, ids: Strings | _JoinedIds) -> NDArray[np.int64]:
         """The position of each id, int64 `[n]`, in the first part that has it; -1 for those that are nowhere.
 
-        The ids of another corpus are looked for in the parts of the same names.
-        """
+        The ids of another corpus are looked for in the parts of the same names."""
         if isinstance(ids, _JoinedIds):
             return np.concatenate([self._find_in(part.name, part.index.ids) for part in ids.parts])
         positions = np.full(len(ids), -1, np.int64)
@@ -303,8 +301,7 @@ def _version_in(
     corpus: Location, folders: Mapping[str, Sequence[str]], name: str | None, config: tuple[str, str] | None
 ) -> tuple[str, VersionInfo]:
     """The folder and the attributes of the only version that these folders of the parts hold; of that name, or of that
-    config. StoreError if there is none, or there are several.
-    """
+    config. StoreError if there is none, or there are several."""
     first = {folder: corpus / part / folder for part, names in [*folders.items()][::-1] for folder in names}
     fingerprint = None if config is None else config[1]
     fitting = []

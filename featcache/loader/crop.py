@@ -87,8 +87,7 @@ class Windows:
 
     A window's length is counted in frames of the first version. In the others it begins at the same time, and has as
     many frames as last as long: exactly, if the versions' frames begin together at least once a second, and windows
-    then begin there; otherwise within half a frame.
-    """
+    then begin there; otherwise within half a frame."""
 
     def __init__(self, crop: Crop, frame_rates: Sequence[float]) -> None:
         self.crop = crop
@@ -108,8 +107,7 @@ class Windows:
     ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
         """For each version, the first frames of the utterances' windows, and their numbers of frames; int64 `[n]` each.
 
-        `lengths` are the utterances' in each version, in frames; `positions` are those in the first version.
-        """
+        `lengths` are the utterances' in each version, in frames; `positions` are those in the first version."""
         firsts = self.crop.firsts(self._common(lengths), self.length, positions, epoch, self._step)
         begins = [np.rint(firsts * float(ratio)).astype(np.int64) for ratio in self._ratios]
         counts = [
@@ -135,8 +133,7 @@ def _hashes(seed: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.u
     """64 well-mixed bits for each position.
 
     Source: splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), whose state is
-    drawn for each epoch from numpy's SeedSequence.
-    """
+    drawn for each epoch from numpy's SeedSequence."""
     z = _state(seed, epoch) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -335,8 +335,7 @@ def transfer_to(device: torch.device, num_batches: int) -> Transfer:
 
 class Transfer:
     """Brings batches to CPU memory; to a device that is not CUDA, torch copies them, and waits. That to a GPU returns
-    tensors that may still be on their way. Safe to use from several threads.
-    """
+    tensors that may still be on their way. Safe to use from several threads."""
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = device
@@ -376,8 +375,7 @@ class _CudaTransfer(Transfer):
     """Batches on a GPU, copied from page-locked memory on a stream of their own.
 
     The allocator must not give a batch's memory to others while the training's stream still works on it, although it
-    was taken on the copies' stream: hence `record_stream`.
-    """
+    was taken on the copies' stream: hence `record_stream`."""
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = on_this_device(device)

@@ -245,8 +245,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, also for the workers of torch's DataLoader.
 
-        `featcache.DataLoader` calls this itself. With torch's DataLoader, also in Lightning, you must call it.
-        """
+        `featcache.DataLoader` calls this itself. With torch's DataLoader, also in Lightning, you must call it."""
         self._epoch.fill_(require_int("epoch", epoch, 0, MOST_COUNTED))
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:

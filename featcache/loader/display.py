@@ -112,8 +112,7 @@ def card(title: str, facts: Callable[[], Mapping[str, object]], picture: Callabl
 def png(levels: NDArray[np.uint8]) -> bytes:
     """A PNG file of grey levels, uint8 `[height, width]`.
 
-    Source: W3C, Portable Network Graphics (PNG) Specification, sections 5 and 11.2.
-    """
+    Source: W3C, Portable Network Graphics (PNG) Specification, sections 5 and 11.2."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

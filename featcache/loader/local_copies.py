@@ -77,8 +77,7 @@ class Tiers:
     @classmethod
     def parse(cls, ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None) -> Tiers | None:
         """The tiers; None if nothing is kept elsewhere. An ArgumentError refuses an invalid size or folder, or a limit
-        without a folder.
-        """
+        without a folder."""
         if copy_limit is not None and copy_to is None:
             raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
         if not isinstance(copy_to, (str, os.PathLike, NoneType)):
@@ -155,8 +154,7 @@ class LocalCopy:
 
     def count(self, num_frames: int) -> None:
         """Count frames that are read. Once all processes have read as many as there are, the copy may go, until it is
-        read again.
-        """
+        read again."""
         if not self.is_held and self.place.count(self.name, num_frames, len(self.features)):
             self._touched = -_TOUCH_SECONDS
             self.place.let_go(self.name)
@@ -164,8 +162,7 @@ class LocalCopy:
 
 class LocalCopies:
     """The copies of a version's shards, whose names are given by their numbers in the index, in places of which the
-    nearest is the first. Safe to use from several threads.
-    """
+    nearest is the first. Safe to use from several threads."""
 
     def __init__(self, version: Version, shards: Sequence[str], places: Sequence[Place]) -> None:
         self.places = places
@@ -212,8 +209,7 @@ class LocalCopies:
 
     def collect(self) -> list[LocalCopy]:
         """The copies that were finished since the last call, to be read from now on. Warns of what went wrong; in a
-        forked child, goes on with what its parent had asked for.
-        """
+        forked child, goes on with what its parent had asked for."""
         with _lock:
             self.has_news = False
             finished, self._finished = self._finished, []
@@ -256,8 +252,7 @@ class LocalCopies:
 
     def features(self, number: int, chunk: Frames, num_frames: int) -> LocalCopy | None:
         """The copy of a shard, to read so many frames of it, which is made now if there is none; None if there is no
-        room for it. A StoreError says that the shard is not what was written, or cannot be fetched.
-        """
+        room for it. A StoreError says that the shard is not what was written, or cannot be fetched."""
         copy = self._opened(number, chunk)
         if copy is None:
             self._warn_of_no_room(chunk, "parts of shards are")
@@ -311,8 +306,7 @@ class LocalCopies:
 
     def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
         """The nearest copy of a shard, whose features these are; where a nearer place has none, it is made there. A
-        StoreError says that the features cannot be read, or are not what was written.
-        """
+        StoreError says that the features cannot be read, or are not what was written."""
         name, num_bytes = self._shards[number].rpartition("/")[2], chunk.num_bytes + CHECKSUM_BYTES
         copy: LocalCopy | None = None
         nearer: list[Place] = []

@@ -59,8 +59,7 @@ class CopyRefused(Enum):
 
 def memory(version: Version, limit: int, idle_seconds: float | None) -> Place:
     """The place of a version's copies in memory: one that all processes share, unless the machine has less memory for
-    files than `limit`, as in many containers, or somebody else has made a folder of this user's name there.
-    """
+    files than `limit`, as in many containers, or somebody else has made a folder of this user's name there."""
     folder = _SHARED / f"featcache-{os.getuid()}"
     with suppress(OSError):
         shared = os.statvfs(_SHARED)
@@ -333,8 +332,7 @@ class _Kept:
 
 class _PrivateMemory:
     """Copies in this process's own memory, used as those of a `Disk` are, which says what each method does. A forked
-    child begins with those of its parent.
-    """
+    child begins with those of its parent."""
 
     def __init__(self, limit: int, idle_seconds: float | None) -> None:
         self.where, self.setting, self.limit, self._idle_seconds = "memory", "ram", limit, idle_seconds

@@ -31,8 +31,7 @@ class Shards:
     shorter, the kernel ends the process by SIGBUS. `load` reads it at once, from the file, and raises an error.
 
     Every method that reads raises DamagedError if the shard is not what was written, and StoreError if it cannot be
-    read. With `check`, side arrays are compared with their checksums.
-    """
+    read. With `check`, side arrays are compared with their checksums."""
 
     def __init__(self, version: Version, index: Index, *, check: bool = False) -> None:
         self.version = version

@@ -192,8 +192,7 @@ def find_utterances(
     """The utterances of a manifest, with all their copies; without one, those of the first version.
 
     The copies of an utterance are next to each other, each with the columns of its row. The arguments are those of
-    `FeatureDataset`, which lists the errors.
-    """
+    `FeatureDataset`, which lists the errors."""
     if isinstance(manifest, os.PathLike):
         manifest = Path(manifest)
     if where is not None and not (isinstance(where, Mapping) or callable(where)):

@@ -129,8 +129,7 @@ def expand(manifest: Manifest, copies: Copies) -> Manifest:
     """A manifest with a row for every copy, those of an utterance next to each other; a ManifestError if an id ends in
     a copy's suffix.
 
-    The `start` and `duration` of a copy are those of the recording, whatever the copy's speed.
-    """
+    The `start` and `duration` of a copy are those of the recording, whatever the copy's speed."""
     if copies.are_plain:
         return manifest
     copies.refuse_suffixed(manifest.ids, manifest.source)

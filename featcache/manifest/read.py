@@ -301,8 +301,7 @@ def manifest_of(
     ArgumentError refuses others). None, NaN, NA and NaT are values that are not given. `audio` says whether paths are
     required, `carry` whether to keep the columns that an `Utterance` does not have, `root` what relative paths are
     relative to, a folder or a URL; None for the current folder. A ManifestError lists the first 20 faults, with rows
-    counted from 1.
-    """
+    counted from 1."""
     is_list = isinstance(table, Sequence) and not isinstance(table, (str, bytes))
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):
         raise ArgumentError(

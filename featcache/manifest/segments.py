@@ -22,8 +22,7 @@ class Segment:
     """A stretch of one channel of an audio file, in Kaldi's sense: what a row of a manifest asks for.
 
     Features belong to their segment: rows ask for the same features if their segments are equal. Among many segments,
-    `SegmentColumns.hashes` tells which are.
-    """
+    `SegmentColumns.hashes` tells which are."""
 
     path: str
     """The audio file, as the manifest has it; `Manifest.resolve` gives its place."""
@@ -85,8 +84,7 @@ class SegmentColumns(NamedTuple):
         channel.
 
         It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one zero)
-        and channel (little-endian int32).
-        """
+        and channel (little-endian int32)."""
         hashes = self.paths.hashes()
         for seconds in (self.start, self.duration):
             hashes = extend_hashes(hashes, np.where(np.isnan(seconds), np.nan, seconds + 0.0))

@@ -90,8 +90,7 @@ class CallersUrls:
     """The URLs that a user's own manifest names, if he has given one, and no others.
 
     Paths in a cache are a stranger's, if the cache is: they alone must not make this machine send a request, since that
-    may be to a service that trusts this machine. A file at a URL is fetched if a manifest names it, too.
-    """
+    may be to a service that trusts this machine. A file at a URL is fetched if a manifest names it, too."""
 
     def __init__(self, manifest: Manifest | None) -> None:
         self._urls: frozenset[str] = frozenset()

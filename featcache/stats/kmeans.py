@@ -64,8 +64,7 @@ def fit_version(
     utterances lie in its shards, and with any number of threads (one is enough for a GPU; torch's own should be one).
 
     Raises ConfigError if the features are no vectors of floats, the sample has fewer frames than `k`, or holds NaN or
-    infinity; DamagedError if a shard is damaged.
-    """
+    infinity; DamagedError if a shard is damaged."""
     spec = version.info.spec
     if np.dtype(spec.dtype).kind != "f":
         raise ConfigError(f"{version.path}: holds {spec.dtype}, {spec.units}; k-means takes float16 or float32")
@@ -145,8 +144,7 @@ def _assign(
     """The sum of the frames nearest to each centroid, float64 `[k, D]`; their number, int64 `[k]`; and the squared
     distance of each frame from its centroid, float32 `[N]`.
 
-    Frames are summed block by block, and the blocks' sums in their order: the number of threads changes nothing.
-    """
+    Frames are summed block by block, and the blocks' sums in their order: the number of threads changes nothing."""
     k, nearest = len(centroids), Nearest(centroids, frames.device)
 
     def assign_block(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

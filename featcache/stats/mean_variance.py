@@ -199,8 +199,7 @@ def _finish(sums: list[list[int]], squares: list[list[int]], frames: list[int], 
     """Means and variances, float64 `[groups, dims]`, from exact sums: rounded once, at the end.
 
     With s = sum(x - c) and q = sum((x - c)²) over n frames, mean = c + s / n and variance = q / n - (s / n)²; here c, s
-    and q are in units of 2^-LOWEST.
-    """
+    and q are in units of 2^-LOWEST."""
     mean, variance = np.empty((2, len(frames), len(shift)))
     centres = [in_units(centre) for centre in shift.tolist()]
     for group, n in enumerate(frames):
@@ -216,8 +215,7 @@ class ExactSums:
     A float64 is cut at fixed powers of two, every 32 bits, into whole numbers; those of each power are added as int64,
     which is exact. R. M. Neal calls this a small superaccumulator (2015, "Fast exact summation using small and large
     superaccumulators", arXiv:1505.05571). Parts are at most 2^32, so 2^31 of them can be added before one would
-    overflow, and no carry is ever moved.
-    """
+    overflow, and no carry is ever moved."""
 
     def __init__(self, groups: int, columns: int) -> None:
         self._shape = groups, columns

@@ -105,8 +105,7 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
     """The utterances of a manifest, or all of a cache; in groups by a column of the manifest, or in a single group.
 
     Raises ManifestError if the manifest cannot be read, has faults, or no such column, or the cache has the features of
-    another row under an id; MissingItemError if the cache lacks utterances; StoreError if there are none.
-    """
+    another row under an id; MissingItemError if the cache lacks utterances; StoreError if there are none."""
     if manifest is None:
         if by is not None:
             raise ManifestError(f"to group by {by!r} takes a manifest, whose column that is")

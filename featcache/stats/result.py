@@ -27,8 +27,7 @@ _STILL = 1e-3
 class Stats:
     """Mean and variance of every dimension of a version's features.
 
-    Variances are those of the frames themselves, not estimates for other frames: sum((x - mean)²) / frames.
-    """
+    Variances are those of the frames themselves, not estimates for other frames: sum((x - mean)²) / frames."""
 
     version: str
     """The name of the version's folder."""

@@ -82,16 +82,14 @@ class Store(Protocol):
 
     def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
         """A file of exactly this size, mapped and read-only, uint8 `[num_bytes]`. What is remote is fetched first. All
-        bytes pass `passed` before, block by block, so that what a disk cannot read is an error, and not a signal.
-        """
+        bytes pass `passed` before, block by block, so that what a disk cannot read is an error, and not a signal."""
 
     def exists(self, key: str) -> bool:
         """Whether there is a file, or a folder with something in it; without a key, whether the store's own is."""
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder, sorted: of files, and of folders that have been published; none if there is no folder.
-        Names that begin with a dot are left out. On a file system, folders count that have not been published, too.
-        """
+        Names that begin with a dot are left out. On a file system, folders count that have not been published, too."""
 
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
         """The keys of all files below a folder, and their sizes."""
@@ -101,8 +99,7 @@ class Store(Protocol):
 
     def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
         """Write a folder, which appears whole, of files by their paths in it; one of them is `MARK`. If there is one of
-        this name, it has the same content, and stays.
-        """
+        this name, it has the same content, and stays."""
 
     def remove(self, key: str) -> None:
         """Remove a file or a folder, which disappears as a whole; nothing happens if it is not there."""

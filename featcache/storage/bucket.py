@@ -120,8 +120,7 @@ class Bucket:
 
     def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
         """A file of exactly this size, read-only, uint8 `[num_bytes]`; it is fetched, if it is large to a file that has
-        no name. All bytes pass `passed` before.
-        """
+        no name. All bytes pass `passed` before."""
         if num_bytes <= _MAPPED_BYTES:
             data = self.read(key, num_bytes)
             require_size(len(data), num_bytes, self._place(key))
@@ -303,8 +302,7 @@ class Bucket:
         self, folder: str, after: str | None = None, until: str | None = None, at_most: float = math.inf
     ) -> list[Any]:
         """A listing of all files below a folder whose paths are after one, and not after another; it may end as soon as
-        there are `at_most`.
-        """
+        there are `at_most`."""
 
         def fetch(connection: Any, path: str) -> list[Any]:
             entries: list[Any] = []

@@ -163,8 +163,7 @@ def awaited(base: str, request: Callable[[], _T]) -> _T:
     """What a request to a bucket or server returns that brings little.
 
     In the main thread, an interrupt ends it, for which obstore does not wait; and if it takes long, that is said, once
-    for each bucket.
-    """
+    for each bucket."""
     if threading.current_thread() is not threading.main_thread():
         return request()
     answer: Future[_T] = Future()

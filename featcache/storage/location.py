@@ -24,8 +24,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 class ObjectPath:
     """A location in an object store, which has no folders: a key is a name with slashes in it.
 
-    It holds no connection, and may be pickled into any process.
-    """
+    It holds no connection, and may be pickled into any process."""
 
     root: str
     """The bucket, as a URL: `s3://bucket`."""
@@ -107,8 +106,7 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
 
 def desk_of(location: ObjectPath) -> Path:
     """The folder of this machine in which is made what is then written to an object store, below the temporary one
-    (`TMPDIR`): of this user alone, and for everything that writes there the same. It need not exist.
-    """
+    (`TMPDIR`): of this user alone, and for everything that writes there the same. It need not exist."""
     key = hashlib.sha256(str(location).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir(), f"featcache-{os.getuid()}", key)
 

@@ -35,8 +35,7 @@ def map_file(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     """The first bytes of an open file, memory-mapped and read-only; uint8 `[num_bytes]`.
 
     The file may be closed at once. It stays mapped while the array, or a view of it, lives. Raises OSError if the file
-    is empty, or the process has too many maps (vm.max_map_count).
-    """
+    is empty, or the process has too many maps (vm.max_map_count)."""
     address = _libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         error = ctypes.get_errno()
@@ -49,8 +48,7 @@ def will_need(array: NDArray[Any]) -> None:
 
     Copying from cold maps one after another waits for the disk whenever the kernel's own readahead falls short. If all
     are asked for beforehand, they are read side by side. Arrays that are not mapped, or in memory already, are left
-    alone.
-    """
+    alone."""
     if array.nbytes:
         address = array.__array_interface__["data"][0]
         start = address // mmap.PAGESIZE * mmap.PAGESIZE
@@ -60,8 +58,7 @@ def will_need(array: NDArray[Any]) -> None:
 class Readahead:
     """Requests all reads of a batch before the first is waited for, while batches come from a disk.
 
-    A disk does several at once. Requests cost a little even if everything is in memory, hence only "while".
-    """
+    A disk does several at once. Requests cost a little even if everything is in memory, hence only "while"."""
 
     def __init__(self) -> None:
         self._patience = _WARM_BATCHES

@@ -144,8 +144,7 @@ def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
 
     Paths of manifests are given, or patterns as in a shell, of which each may stand for any number of them. Raises
     ArgumentError if two parts would have the same name, a name is not one for a folder, nothing fits a pattern, or
-    there are several manifests, and one is standard input.
-    """
+    there are several manifests, and one is standard input."""
     found: list[Path] = []
     is_several = len(given) > 1
     for one in map(str, given):

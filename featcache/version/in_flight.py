@@ -53,8 +53,7 @@ class InFlight:
 
     They are removed when the `with` block ends, except by a MemoryError: the next run is then to know what was in
     flight. `runs` are the versions that it fills, and its name in each; each worker has marks of its own. Raises
-    StoreError if the marks cannot be written.
-    """
+    StoreError if the marks cannot be written."""
 
     def __init__(self, runs: Sequence[tuple[Version, str]], workers: int) -> None:
         self._runs = runs
@@ -135,8 +134,7 @@ def find_suspects(
 ) -> Suspects:
     """The utterances that dead runs had in flight, and those that crashed before, by the latest `failures`.
 
-    `living` runs are known to be running, by their names, and `dead` ones to have died; of others, their locks tell.
-    """
+    `living` runs are known to be running, by their names, and `dead` ones to have died; of others, their locks tell."""
     suspects = {id_ for id_, failure in failures.items() if failure.reason == Reason.CRASHED}
     has_crashed = bool(suspects)
     killed, apart = set[str](), Counter[str]()

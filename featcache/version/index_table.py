@@ -90,8 +90,7 @@ class IndexInfo(GroupInfo, kw_only=True, frozen=True):
 class Index:
     """The items of some shards of a version that count, in the order of the version: of its shards, then of the items.
 
-    `shard`, `item`, `first_frame`, `num_frames`, `generation` and `row_hash` are columns, integers `[items]`.
-    """
+    `shard`, `item`, `first_frame`, `num_frames`, `generation` and `row_hash` are columns, integers `[items]`."""
 
     def __init__(
         self,

@@ -147,8 +147,7 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
 def library_versions() -> dict[str, str]:
     """The versions of Python, of the libraries that decide values, and of libsndfile.
 
-    They are recorded with every version and shard, and are no part of the fingerprint.
-    """
+    They are recorded with every version and shard, and are no part of the fingerprint."""
     versions = {"python": platform.python_version(), "machine": platform.machine()}
     for library in _LIBRARIES:
         with suppress(PackageNotFoundError):  # an optional one

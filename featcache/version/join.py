@@ -114,8 +114,7 @@ def join_version(version: Version, index: Index, rows: RowKeys, manifest: Manife
 def with_other_files(joined: Joined, rows: RowKeys, manifest: Manifest, version: Version, index: Index) -> Joined:
     """The same, with the rows whose files are another corpus's with the same ids and paths, as far as a sample tells.
 
-    `rows` may be the keys of the manifest's copies.
-    """
+    `rows` may be the keys of the manifest's copies."""
     same = np.flatnonzero((joined.positions >= 0) & rows.has_path & ~joined.is_changed)
     copies = max(1, len(rows.ids) // max(1, len(manifest)))
     other, _ = find_other_files(manifest, same // copies, joined.positions[same], version, index)
@@ -172,8 +171,7 @@ def find_other_files(
 
 def are_few(count: int, utterances: int) -> bool:
     """Whether so many of a version's utterances may get other files, or go, without a word from the user: a few per
-    cent, and one in any case.
-    """
+    cent, and one in any case."""
     return count <= max(1.0, _FEW * utterances)
 
 
@@ -311,8 +309,7 @@ def missing_error(
 ) -> MissingItemError:
     """The error for ids that have no item, of `num_wanted` in all; it says whether, and why, they failed.
 
-    `failures` are those that the version's ledger has, by id.
-    """
+    `failures` are those that the version's ledger has, by id."""
     failed = [failures[id_] for id_ in ids if id_ in failures]
     where = f"{version.path}, which holds {len(index):,}"
     if len(ids) == 1 and failed:

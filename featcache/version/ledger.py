@@ -57,8 +57,7 @@ def _document(failure: Failure) -> dict[str, object]:
 
 def read_failures(version: Version, damaged: list[str] | None = None, run: str = "") -> list[Failure]:
     """All failures, or those of a run, in the order of their files' names, which begin with the time; whether they
-    stand is another question. What is damaged is passed over, and named in `damaged`.
-    """
+    stand is another question. What is damaged is passed over, and named in `damaged`."""
     names = [name for name in version.store.names("failures") if name.startswith(run)]
     failures = []
     for name, data in zip(names, in_parallel(lambda name: _read(version, name), names), strict=True):
@@ -85,8 +84,7 @@ def _read(version: Version, name: str) -> bytes | DamagedError:
 
 def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
     """The failures that stand, by id: of each id, that of the highest generation, and of several the last. Of a tag,
-    there are none: what runs have tried is no part of it.
-    """
+    there are none: what runs have tried is no part of it."""
     latest: dict[str, Failure] = {}
     for failure in [] if version.tag is not None else read_failures(version):
         if failure.id not in latest or failure.generation >= latest[failure.id].generation:

@@ -100,8 +100,7 @@ def manifest_roots(version: Version) -> set[str]:
 
 def failures_as_manifest(version: Version) -> Manifest:
     """The failures of a version that stand, as rows with the columns `reason` and `message`: those of a copy are of its
-    utterance.
-    """
+    utterance."""
     copies = copies_of(version.info.config)
     rows = {
         failure.id.removesuffix(copies.copy_of(failure.id).suffix): failure

@@ -25,8 +25,7 @@ def is_corpus(location: Location) -> bool:
 def corpus_of(location: Location) -> tuple[Location, str] | None:
     """The corpus that a path names, and the name of a version in its parts (empty for all); None if it names no corpus.
 
-    As in a cache, the last part of the path may be a config's name: `corpus/fbank80`.
-    """
+    As in a cache, the last part of the path may be a config's name: `corpus/fbank80`."""
     if is_corpus(location):
         return location, ""
     if is_corpus(location.parent) and not open_store(location.parent).exists(location.name):
@@ -38,8 +37,7 @@ def version_folders(path: Location) -> list[Location]:
     """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
 
     If there is no such folder, the last part of `path` may be a config's name: `features/fbank80`. Raises StoreError if
-    there is no version, or several have that name.
-    """
+    there is no version, or several have that name."""
     folders = _all_folders(path)
     if len(folders) > 1 and folders[0].parent != path:
         raise _several(path.parent, folders)
@@ -131,8 +129,7 @@ def select_versions(path: Location, name: str | None = None, tag: str | None = N
 
     With a tag, with which the path may end, as in `features/fbank80@paper`: those of them that have it, as they were
     when they were tagged. Raises StoreError if there is no version, or no such tag; DamagedError if the metadata of
-    such a version is damaged.
-    """
+    such a version is damaged."""
     path, of_path = split_tag(path)
     tag = of_path if tag is None else tag
     versions = _opened(path, name, tag)
@@ -194,8 +191,7 @@ def select_configured(
     """The version in the cache (called `name`) that a config of this name and fingerprint makes.
 
     `resolved` is the config with every default filled in. Raises StoreError if there is none; says how the config of
-    another one differs.
-    """
+    another one differs."""
     wanted = f"{config_name}-{fingerprint[:12]}"
     versions = select_versions(path, name)
     fitting = [version for version in versions if version.info.fingerprint == fingerprint]

@@ -46,8 +46,7 @@ class ShardGoneError(StoreError):
 
 class Version:
     """An opened version: the store of its files, and what it says of itself. It is as it is now; or of these `shards`,
-    as it was when a `tag` was made.
-    """
+    as it was when a `tag` was made."""
 
     def __init__(
         self, store: Store, info: VersionInfo, *, tag: str | None = None, shards: Sequence[str] | None = None
@@ -139,8 +138,7 @@ class Version:
 
     def reading(self, read: Callable[[], _T]) -> _T:
         """What `read` returns, which lists the shards and reads them. If one of them is taken away meanwhile, it is
-        called again: what counted in it is in another.
-        """
+        called again: what counted in it is in another."""
         while True:
             names = self.shard_names()
             try:

@@ -239,8 +239,7 @@ Finding = Unfinished | DamagedRecord
 
 def find_lacking(version: Version, index: Index) -> list[Finding]:
     """Why a version, of which these items count, may not be whole; nothing of a tag: what was wanted since is no part
-    of it.
-    """
+    of it."""
     if version.tag is not None:
         return []
     damaged, known, wanted = list[str](), set[str](), list[Wanted]()

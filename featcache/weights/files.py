@@ -162,8 +162,7 @@ def digest(located: Located) -> str:
 
     All copies have the same digest, wherever they are, in one file or several, as safetensors or saved by torch. If
     config.json names Python code in the folder, the code is hashed too. There is one exception: a tensor that a model
-    uses twice is saved twice by torch and once as safetensors, so these two files have different digests.
-    """
+    uses twice is saved twice by torch and once as safetensors, so these two files have different digests."""
     jsons = [located.folder / name for name in ("config.json", *PREPROCESSING)]
     code = sorted(located.folder.rglob("*.py")) if "auto_map" in read_json(located, "config.json") else []
     key = tuple(_identity(path) for path in (*weight_files(located), *jsons, *code))

@@ -78,8 +78,7 @@ def locate(weights: str, revision: str | None) -> Located:
     `weights` is a folder, a file in such a folder, or a hub's id, `org/name`, with a commit of 40 hex digits as
     `revision`. Raises ConfigError if there is no such folder, file, model or commit, or it may not be downloaded: then
     the message says what to download, and to where; ExtractorError if the hub cannot be reached, or its files cannot be
-    kept.
-    """
+    kept."""
     path = Path(os.path.expanduser(weights))  # Path.expanduser would raise for the home of an unknown user
     if weights and os.path.isdir(path):  # "" would be the current folder
         folder = folder_with_weights(path)
@@ -152,8 +151,7 @@ class HubModel:
 
         Other programs share this cache, and may have downloaded weights without the file that says how waveforms are
         prepared. So a folder is complete if it holds that file; or if it holds `.gitattributes`, which means that the
-        whole repository was downloaded; or if there is a note that the repository has no such file.
-        """
+        whole repository was downloaded; or if there is a note that the repository has no such file."""
         folder = folder_with_weights(self.snapshot) if self.snapshot.is_dir() else None
         if folder is None or not has_all_weights(folder) or not (folder / "config.json").is_file():
             return None
@@ -281,8 +279,7 @@ def _errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
 def to_one_line_error(error: Exception, model: HubModel, is_listing: bool) -> FeatcacheError | None:
     """The error to raise for an error of huggingface_hub, of its HTTP library, or of the file system: a ConfigError if
     the config or the environment has to change, an ExtractorError if the same may work at another time; None if the
-    error is a bug. It was raised while the hub was asked which files there are, or while they were downloaded.
-    """
+    error is a bug. It was raised while the hub was asked which files there are, or while they were downloaded."""
     what = f"params.weights: {model.name}"
     if not model.endpoint.startswith(("http://", "https://")):
         return ConfigError(f"{what}: HF_ENDPOINT is {model.endpoint!r}, and has to begin with https://")

@@ -45,8 +45,7 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
 
     `model_class` is `EncodecModel`, say, or `AutoModel` for the class that config.json names; `options` are further
     ones of `from_pretrained`. Raises ConfigError if config.json is missing or another class's; weights are damaged,
-    missing or have other shapes; or the model brings its own code.
-    """
+    missing or have other shapes; or the model brings its own code."""
     with _loading, _quiet():
         config, found_class = _resolve(model_class, located)
         tensors = state_dict(located)

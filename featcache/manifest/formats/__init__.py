@@ -49,8 +49,7 @@ def format_of(source: Source, name: str | None = None) -> str:
     is recognised as (a ManifestError if several fit, or it is plainly no manifest).
 
     A folder that fits none is one of audio files. A file that fits none is a table with a header or keys: the suffix
-    says which, or else the first line.
-    """
+    says which, or else the first line."""
     if name is not None:
         if name not in FORMATS:
             raise ArgumentError(f"--format: there is no {name!r}: choose {listing(FORMATS, len(FORMATS))}")

@@ -64,8 +64,7 @@ Batch = tuple[Sequence[int], dict[str, Sequence[Any]]]
 class Faults:
     """Counts the faults of a manifest, and keeps those that are shown: the first by place, like ones together.
 
-    A place is a line of a file, as one number: the line's, and what `file` gave for the file. Line 0 is all of it.
-    """
+    A place is a line of a file, as one number: the line's, and what `file` gave for the file. Line 0 is all of it."""
 
     def __init__(self, source: str) -> None:
         self.count = 0
