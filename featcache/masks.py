@@ -72,11 +72,7 @@ def causal_mask(num_frames: int, *, device: torch.device | str | None = None) ->
 
 
 def chunk_mask(
-    num_frames: int,
-    chunk_size: int,
-    num_left_chunks: int | None = None,
-    *,
-    device: torch.device | str | None = None,
+    num_frames: int, chunk_size: int, num_left_chunks: int | None = None, *, device: torch.device | str | None = None
 ) -> Tensor:
     """Each frame may attend to its whole chunk, and to the chunks before it.
 

@@ -229,12 +229,7 @@ def _report(
 
 
 def _check_shards(
-    version: Version,
-    names: list[str],
-    data: bool,
-    threads: int,
-    report: Callable[[], object],
-    stop: threading.Event,
+    version: Version, names: list[str], data: bool, threads: int, report: Callable[[], object], stop: threading.Event
 ) -> dict[str, _CheckedShard]:
     """What is wrong in each shard, by name. Shards that were not checked before `stop` was set are left out."""
     checked: dict[str, _CheckedShard] = {}

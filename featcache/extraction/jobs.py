@@ -268,12 +268,7 @@ def maker(device: Device) -> dict[str, Any]:
 
 def made_by(device: Device, batching: BatchingChoice) -> dict[str, Any]:
     """What is recorded with every shard of a version: the libraries and the device that make it, and how."""
-    return {
-        **library_versions(),
-        "device": device.label,
-        "batching": batching.batching,
-        "mismatch": batching.mismatch,
-    }
+    return {**library_versions(), "device": device.label, "batching": batching.batching, "mismatch": batching.mismatch}
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 
 from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError
-from featcache.extraction.features import (
-    Extracted,
-    cast,
-    errors_of,
-    in_halves,
-    last_traceback,
-    without_non_finite,
-)
+from featcache.extraction.features import Extracted, cast, errors_of, in_halves, last_traceback, without_non_finite
 from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
 from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor

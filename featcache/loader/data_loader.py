@@ -439,10 +439,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def dequantized(
-    levels: torch.Tensor,
-    ranges: FrameRanges,
-    dtype: torch.dtype | None,
-    move: Callable[[torch.Tensor], torch.Tensor],
+    levels: torch.Tensor, ranges: FrameRanges, dtype: torch.dtype | None, move: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """The values of levels, uint8 `[batch, frames, *item_shape]`, on their device; `move` copies to that."""
     quantization = move(ranges.version.cache.quantization(ranges.positions))

@@ -208,12 +208,7 @@ class _Pass(Iterator[list[int]]):
     """
 
     def __init__(
-        self,
-        sampler: BucketBatchSampler,
-        epoch: int,
-        *,
-        before: Sequence[tuple[Rules, int]] = (),
-        first: int = 0,
+        self, sampler: BucketBatchSampler, epoch: int, *, before: Sequence[tuple[Rules, int]] = (), first: int = 0
     ) -> None:
         self.epoch = epoch
         self.before = list(before)

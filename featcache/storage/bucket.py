@@ -24,15 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError
-from featcache.storage.base import (
-    MARK,
-    Buffer,
-    checked_key,
-    in_parallel,
-    require_at_most,
-    require_size,
-    require_within,
-)
+from featcache.storage.base import MARK, Buffer, checked_key, in_parallel, require_at_most, require_size, require_within
 from featcache.storage.clients import asked
 from featcache.storage.location import ObjectPath, desk_of, make_desk
 from featcache.storage.maps import map_file

@@ -19,15 +19,7 @@ from featcache.format.table import Table
 from featcache.format.writing import group_files
 from featcache.storage.base import in_parallel
 from featcache.strings import Strings
-from featcache.version.index_table import (
-    COLUMNS,
-    Index,
-    Maker,
-    ShardSummary,
-    index_name,
-    load_index,
-    read_index,
-)
+from featcache.version.index_table import COLUMNS, Index, Maker, ShardSummary, index_name, load_index, read_index
 from featcache.version.version import Version
 from featcache.version.wanted import read_all_wanted
 

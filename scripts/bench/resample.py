@@ -192,11 +192,7 @@ def show(results: list[dict]) -> str:
 
 
 def main() -> None:
-    asked = options(
-        __doc__,
-        device=("cpu", "for torchaudio"),
-        rounds=7,
-    )
+    asked = options(__doc__, device=("cpu", "for torchaudio"), rounds=7)
     torch.set_num_threads(1)
     results = []
     for source, target in PAIRS:

@@ -220,11 +220,7 @@ def show(result: dict) -> str:
     rows = [
         (f"model alone, {result['shape']}", f"{result['model']:,.1f}", "the limit"),
         ("featcache, from files to shards", f"{result['featcache']:,.1f}", f"{result['of_limit']:.2f} of the limit"),
-        (
-            "load, resample, encode, np.save",
-            f"{result['loop']:,.1f}",
-            f"1 / {result['of_loop']:.1f} of featcache",
-        ),
+        ("load, resample, encode, np.save", f"{result['loop']:,.1f}", f"1 / {result['of_loop']:.1f} of featcache"),
     ]
     return "\n".join(
         [

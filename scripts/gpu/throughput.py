@@ -60,12 +60,7 @@ SECONDS_OF_A_RUN = 6.0
 DECODED_BY_A_CORE = 600.0
 """About as many × real time does a core read, so that a run is not much longer than that."""
 KERNELS = 6
-SWEEP = {
-    "ROW_SECONDS": (60.0, 120.0, 480.0),
-    "MAX_ROWS": (64, 256, 1024),
-    "slots": (1, 3),
-    "threads": (2, 4, 8),
-}
+SWEEP = {"ROW_SECONDS": (60.0, 120.0, 480.0), "MAX_ROWS": (64, 256, 1024), "slots": (1, 3), "threads": (2, 4, 8)}
 Function = Callable[[torch.Tensor], object]
 
 

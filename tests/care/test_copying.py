@@ -77,10 +77,7 @@ class TestCopies:
         assert contents(to) == contents(folder)
         copy = select_version(to)
         assert says(copy) == says(version)
-        local, far = (
-            featcache.open(folder, strict=True),
-            featcache.open(as_given(to), strict=True),
-        )
+        local, far = (featcache.open(folder, strict=True), featcache.open(as_given(to), strict=True))
         assert torch.equal(far.batch(range(60), check=True)[0], local.batch(range(60))[0])
         again = copy_version(version, to)
         assert (again.copied, again.there, again.num_bytes, again.records) == (0, SHARDS, 0, 0)

@@ -176,10 +176,7 @@ def test_an_installed_packages_extractor_is_taken_by_both_its_names(shell):
         assert shell.imported == ["planted"]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [{}, {"extractor": "os"}, {"name": 3, "extractor": "fbank"}],
-)
+@pytest.mark.parametrize("config", [{}, {"extractor": "os"}, {"name": 3, "extractor": "fbank"}])
 def test_metadata_that_holds_no_config_is_a_note(cli, cache, config):
     version = only_version(cache)
     save_config(version, config)

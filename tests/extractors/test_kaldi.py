@@ -156,12 +156,7 @@ def test_real_speech_is_as_near_to_the_formula_as_others(options, rms_factor):
             params = FbankParams(num_mel_bins=min(options["num_mel_bins"], sample_rate // 200), snip_edges=False)
         by = {
             function.__name__: np.concatenate([function(waveform, sample_rate, params) for waveform, _ in clips])
-            for function in (
-                reference.by_featcache,
-                reference.by_torchaudio,
-                reference.by_native,
-                reference.exact,
-            )
+            for function in (reference.by_featcache, reference.by_torchaudio, reference.by_native, reference.exact)
         }
         truth, ours = by["exact"], by["by_featcache"]
         for other in "by_torchaudio", "by_native":
@@ -191,10 +186,7 @@ def test_frames_at_every_boundary(sample_rate, snip_edges):
 
 
 @given(
-    num_samples=st.integers(0, 5000),
-    length=st.integers(2, 900),
-    shift=st.integers(1, 900),
-    snip_edges=st.booleans(),
+    num_samples=st.integers(0, 5000), length=st.integers(2, 900), shift=st.integers(1, 900), snip_edges=st.booleans()
 )
 def test_num_frames(num_samples, length, shift, snip_edges):
     params = FbankParams(

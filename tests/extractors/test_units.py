@@ -260,10 +260,7 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            Utterance(id="utt-1", path="audio/utt-2.wav"),
-            "whose features of this id are of another row or file: ",
-        ),
+        (Utterance(id="utt-1", path="audio/utt-2.wav"), "whose features of this id are of another row or file: "),
         (
             Utterance(id="utt-1", path="audio/utt-1.wav", start=0.5),
             "whose features of this id are of another row or file: ",

@@ -89,10 +89,7 @@ SEMANTIC = {
 
 @pytest.mark.parametrize(
     "semantic",
-    [
-        {"model_type": "wavlm"},
-        {"model_type": "hubert", "feat_extract_norm": "layer", "do_stable_layer_norm": True},
-    ],
+    [{"model_type": "wavlm"}, {"model_type": "hubert", "feat_extract_norm": "layer", "do_stable_layer_norm": True}],
     ids=lambda semantic: "-".join(map(str, semantic.values())),
 )
 def test_other_semantic_models(tmp_path, semantic):

@@ -175,11 +175,7 @@ def test_a_shard_keeps_its_bytes(version):
     """Formats are kept: what a later featcache writes of the same items is the same, byte for byte."""
     shard = write(version, [item("a", content_hash=7), item("b", 2, start=0.5, channel=1)], run="20260101")
     chunks = {path: tuple(written) for path, written in shard.info.files.items() if "/c/" in path}
-    assert chunks == {
-        "features/c/0/0": (44, 1024106899),
-        "items/c/0/0": (388, 3284908568),
-        "text/c/0": (16, 491774346),
-    }
+    assert chunks == {"features/c/0/0": (44, 1024106899), "items/c/0/0": (388, 3284908568), "text/c/0": (16, 491774346)}
 
 
 # What does not belong
@@ -446,10 +442,7 @@ class _With:
     [
         ({"format": 1}, "has format 1, which only development versions of featcache wrote: extract it again"),
         ({"format": 3}, "has format 3; this featcache reads format 2: upgrade it"),
-        (
-            {"spec": {"kind": "vector"}},
-            "holds features of the kind 'vector', which this featcache cannot read",
-        ),
+        ({"spec": {"kind": "vector"}}, "holds features of the kind 'vector', which this featcache cannot read"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_clear_line(version, changes, words):

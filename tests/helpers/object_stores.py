@@ -21,11 +21,7 @@ from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
 
 BUCKET = "speech"
-_ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": "id",
-    "AWS_SECRET_ACCESS_KEY": "secret",
-    "AWS_REGION": "us-east-1",
-}
+_ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 _SERVER = """
 import socket, sys
 from moto.server import ThreadedMotoServer

@@ -97,11 +97,7 @@ class Cli:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        env: dict[str, str] | None = None,
-        modules: Sequence[str] = (),
-        beside: Cli | None = None,
+        self, folder: Path, env: dict[str, str] | None = None, modules: Sequence[str] = (), beside: Cli | None = None
     ) -> None:
         self.folder = folder
         self.socket = str(folder / "socket")

@@ -7,13 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    EncodecConfig,
-    EncodecModel,
-    HubertConfig,
-    HubertForCTC,
-    HubertModel,
-)
+from transformers import EncodecConfig, EncodecModel, HubertConfig, HubertForCTC, HubertModel
 
 from featcache import weights
 from featcache.errors import ConfigError

@@ -18,11 +18,7 @@ from featcache.version.version import Version
 
 SPEC = FeatureSpec((2,), "float32", 100.0, 160, 16000, "anything")
 INFO = VersionInfo(
-    name="mine",
-    fingerprint="0123456789abcdef" * 4,
-    config={"name": "mine"},
-    spec=SPEC,
-    made_by={"featcache": "0"},
+    name="mine", fingerprint="0123456789abcdef" * 4, config={"name": "mine"}, spec=SPEC, made_by={"featcache": "0"}
 )
 SIDE = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "where from and where to")
 SIDED = structs.replace(INFO, spec=replace(SPEC, side=SIDE))

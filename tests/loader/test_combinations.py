@@ -84,10 +84,7 @@ def parts_of(stored, names, ids, crop, epoch, positions):
 
 
 crops = st.none() | st.builds(
-    Crop,
-    frames=st.integers(1, 60),
-    where=st.sampled_from(["random", "start", "center"]),
-    seed=st.integers(0, 2**40),
+    Crop, frames=st.integers(1, 60), where=st.sampled_from(["random", "start", "center"]), seed=st.integers(0, 2**40)
 )
 
 

@@ -9,14 +9,7 @@ import pytest
 import torch
 from forking import forked
 from make_cache import make_features, make_version
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DistributedSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, SequentialSampler, Subset, TensorDataset
 
 import featcache
 from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset

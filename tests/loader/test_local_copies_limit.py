@@ -6,18 +6,7 @@ import signal
 
 import pytest
 from forking import fork, join, wait_for_word, wait_until
-from local_copies import (
-    SHARDS,
-    chunk,
-    copies_in,
-    mapped,
-    parts_in,
-    read_all,
-    settle,
-    shards,
-    told,
-    wait_until_idle,
-)
+from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, shards, told, wait_until_idle
 from make_cache import make_version
 
 import featcache

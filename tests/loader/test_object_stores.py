@@ -139,12 +139,7 @@ def data_bytes(local):
 
 @pytest.mark.parametrize(
     ("context", "copies"),
-    [
-        ("fork", False),
-        ("fork", True),
-        pytest.param("spawn", False, marks=pytest.mark.slow),
-        ("spawn", True),
-    ],
+    [("fork", False), ("fork", True), pytest.param("spawn", False, marks=pytest.mark.slow), ("spawn", True)],
 )
 def test_workers_read_the_same_and_with_copies_fetch_each_byte_once(s3, uploaded, folder, tmp_path, context, copies):
     local = featcache.open(folder)

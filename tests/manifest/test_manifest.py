@@ -81,12 +81,7 @@ def test_format_by_suffix_then_by_first_line(written, name, content):
 
 @pytest.mark.parametrize(
     "content",
-    [
-        "id,path\na,x.wav\n",
-        "id\tpath\na\tx.wav\n",
-        '\n{"id": "a", "path": "x.wav"}\n',
-        "\ufeffid,path\na,x.wav",
-    ],
+    ["id,path\na,x.wav\n", "id\tpath\na\tx.wav\n", '\n{"id": "a", "path": "x.wav"}\n', "\ufeffid,path\na,x.wav"],
 )
 def test_standard_input(monkeypatch, tmp_path, content):
     monkeypatch.chdir(tmp_path)
@@ -399,12 +394,7 @@ def test_row_hashes_equal_the_slow_reference(rows):
 
 def test_row_hashes_tell_rows_apart_by_each_column():
     row = ("a.wav", 0.0, 1.0, 0)
-    others = [
-        ("b.wav", 0.0, 1.0, 0),
-        ("a.wav", math.nan, 1.0, 0),
-        ("a.wav", 0.0, 2.0, 0),
-        ("a.wav", 0.0, 1.0, -1),
-    ]
+    others = [("b.wav", 0.0, 1.0, 0), ("a.wav", math.nan, 1.0, 0), ("a.wav", 0.0, 2.0, 0), ("a.wav", 0.0, 1.0, -1)]
     assert len(set(hashes_of([row, *others]))) == 5
     assert len(set(hashes_of([row, ("a.wav", -0.0, 1.0, 0)]))) == 1
     assert len(set(hashes_of([("a", OTHER_NAN, math.nan, -1), ("a", math.nan, -OTHER_NAN, -1)]))) == 1

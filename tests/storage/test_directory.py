@@ -168,10 +168,7 @@ def test_a_second_run_is_told_who_has_the_lock_or_waits(store):
 
     holder = fork(hold)
     wait_for_word(begun[0])
-    with (
-        pytest.raises(LockedError, match=r"version: is in use by run 7of\[31m node1$"),
-        store.lock("other"),
-    ):
+    with pytest.raises(LockedError, match=r"version: is in use by run 7of\[31m node1$"), store.lock("other"):
         pass
     with forked(lambda: (time.sleep(0.3), os.kill(holder, signal.SIGKILL))), store.lock("another run", told.append):
         assert (store.location / "lock").read_text() == "another run"

@@ -22,11 +22,7 @@ from saved_models import (
     hubert_model,
     located,
 )
-from transformers import (
-    AutoModel,
-    EncodecModel,
-    HubertModel,
-)
+from transformers import AutoModel, EncodecModel, HubertModel
 
 from featcache import weights
 from featcache.errors import MissingDependencyError

@@ -9,11 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from saved_models import CPU, digest, edit_json, edit_tensors, fault, load_fault, located
-from transformers import (
-    AutoModel,
-    EncodecModel,
-    HubertModel,
-)
+from transformers import AutoModel, EncodecModel, HubertModel
 
 from featcache import trust, weights
 
