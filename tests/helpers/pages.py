@@ -36,9 +36,9 @@ OUTPUT = {"", "text", "hexdump"}
 INSTALLS = [
     "python3 -m venv .venv && .venv/bin/pip install --quiet '.[extract]'",
     "python3 -m venv .venv && .venv/bin/pip install -e '.[extract,test]'",
-    "pip install '.[extract,models,bench]'",
+    "pip install '.[extract,models]'",
     "pip install '.[extract,bench]'",
-    "pip install '.[bench]'",
+    "pip install '.[extract]'",
     ".ci/run",
     ".venv/bin/ruff check && .venv/bin/ruff format && .venv/bin/mypy",
     ".venv/bin/python scripts/make_docs.py",
@@ -53,7 +53,7 @@ SMALL = {
     "python scripts/stories/train_xvector.py": "--limit 60 --epochs 2 --channels 8 --threads 1",
     "python scripts/gpu/day.py": "--only sanitizer",
     "python scripts/bench/masks.py": "--rounds 1",
-    "python scripts/bench/resample.py": "--rounds 1 --no-shares",
+    "python scripts/bench/resample.py": "--rounds 1",
 }
 """Commands that take long, with options that make them small."""
 
