@@ -231,15 +231,19 @@ class Recording:
 
     def _levels(self, at: int, num_samples: int) -> NDArray[np.float32] | None:
         """So many 16-bit samples from a byte on; None if they are not there."""
-        num_bytes = 2 * self.num_channels * num_samples
-        if self.size <= _SMALL_BYTES:
-            data = self._all_bytes()[at : at + num_bytes]
-        else:
-            data = os.pread(self._file.fileno(), num_bytes, at)
-        if len(data) < num_bytes:
-            return None
-        levels = np.frombuffer(data, "<i2").reshape(num_samples, self.num_channels)
-        samples: NDArray[np.float32] = np.multiply(levels, _LEVEL, dtype=np.float32)
+        samples = np.empty((num_samples, self.num_channels), np.float32)
+        flat, done = samples.reshape(-1), 0
+        while done < len(flat):
+            end = at + 2 * min(len(flat), done + _SMALL_BYTES)
+            if self.size <= _SMALL_BYTES:
+                data = self._all_bytes()[at + 2 * done : end]
+            else:
+                data = os.pread(self._file.fileno(), end - at - 2 * done, at + 2 * done)
+            levels = np.frombuffer(data, "<i2", len(data) // 2)
+            if not len(levels):
+                return None
+            np.multiply(levels, _LEVEL, out=flat[done : done + len(levels)])
+            done += len(levels)
         return samples
 
     def _is_believable(self, num_samples: int) -> bool:
