@@ -69,7 +69,6 @@ def decode(
     In a truncated or damaged file, the segments before the damage are good and the others fail.
 
     Args:
-        location: The file.
         segments: The segments, in any order. They may overlap.
         max_seconds: Longer segments fail: before they are decoded, if the header tells how long they are.
         reserve: Called before anything is decoded, with the bytes that the longest segment will take and its seconds,

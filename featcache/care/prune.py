@@ -191,9 +191,7 @@ def prune(
     """Take away what `plan_prune` has found, with the same ids.
 
     Args:
-        version: The version.
         plan: What has been said and agreed.
-        wanted_ids: As for the plan.
         report: Called after each shard.
         stop: Once it is set, no more shards are begun.
 

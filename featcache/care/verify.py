@@ -104,12 +104,10 @@ def verify(
     """Check a version.
 
     Args:
-        version: The version to check.
         data: Whether to read every byte of the features, or only structure, metadata and columns.
         manifest: A manifest to compare the version with; None for none.
         sources: How to compare the audio files with what they were; None to leave them alone.
         subset: The shards to look at; None for all.
-        threads: The number of threads that read shards.
         report: Called after each shard; again if its audio files have been looked at.
         stop: If it is set, the verification ends where it is.
 

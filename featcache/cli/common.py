@@ -158,7 +158,6 @@ def read_manifest(
     """Read a manifest, and say on stderr what there is to say about it.
 
     Args:
-        source: The manifest.
         reading: What `options.manifest_format` gives.
         keys: The keys of configs that `--set` could have meant.
         is_part: Whether it is one of several, in any of which there may be the placeholders that `--set` gives.

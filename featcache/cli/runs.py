@@ -84,7 +84,6 @@ class Display:
     """Shows hours of audio done, time left, failures and times real time; use it as a context manager.
 
     Args:
-        plan: What is to be done.
         kind: `bar`, `json` or `none`. The log gets plain lines, whichever it is.
     """
 

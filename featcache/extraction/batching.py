@@ -50,9 +50,7 @@ def choose_batching(
     (What a lower precision changes by itself, the config has asked for.)
 
     Args:
-        extractor: The config's extractor.
         probes: The documents that `featcache probe` has kept with the version.
-        device_label: The name of the device that will extract.
         requested: What the user asks for, one of `BATCHINGS`.
         allow_mismatch: Accept the request even if it is looser than what is declared or was found to be clean.
 

@@ -193,11 +193,9 @@ def extract_parts(
     """Extract the parts of a corpus, one after the other.
 
     Args:
-        plan: What `plan_corpus` returned.
         configs: The configs. Their extractors are built once for all parts, on the device of the run.
         root: What relative paths are relative to; None if the manifests say it.
         extract_part: Extracts a manifest into a cache; returns no summary if nothing is to be extracted now.
-        note: Takes lines that a user should read.
 
     Raises:
         ConfigError, ArgumentError, StoreError: As `plan_extraction` and `run_extraction` raise them.

@@ -171,8 +171,6 @@ def errors_of(
     What is no clip's fault stays what it is: errors of featcache's own, memory that runs out, a device that is lost.
 
     Args:
-        extractor: The extractor.
-        ids: The ids of the clips.
         device: What it computes on; None if it computes nothing.
         alone: Whether nothing else is on the device, as for `is_out_of_memory`.
     """

@@ -69,7 +69,6 @@ def read_headers(
     frame, and what FFmpeg decodes, whose headers round.
 
     Args:
-        manifest: The rows.
         threads: Files that are looked at side by side; at URLs, more are.
         report: Called with a number of rows that are done, from several threads.
         every: Whether to look at the files of all rows.

@@ -116,7 +116,6 @@ def want(
     Args:
         manifest: What tells the manifest from others.
         keys: The hashes of its rows' ids, and of the rows, uint64 `[2, rows]`.
-        index: What there is.
         before: The wanted sets that are kept.
         again: The numbers of rows that are to be extracted although they are there.
 
@@ -153,7 +152,6 @@ def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDAr
     """The number of the range that each row is in, int64 `[rows]`; it depends on the rows' durations only.
 
     Args:
-        seconds: The durations of the rows.
         seconds_per_shard: How much audio fills a shard, about. A range ends before it at `SHARD_HOURS`, or at a part of
             all audio if that is more: so shards of codes are not tiny, and a kill costs little of the whole.
     """

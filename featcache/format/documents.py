@@ -76,7 +76,6 @@ def parse(data: bytes, kind: type[_T], where: Location | str, version: object = 
     """The sealed document in some JSON, which must be what `kind` declares.
 
     Args:
-        data: The JSON.
         kind: A Struct; of a Zarr group, one that has the group's keys.
         where: Names the document in messages.
         version: The place of the version that `featcache repair` can repair it in, if it can.

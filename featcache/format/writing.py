@@ -46,8 +46,6 @@ def group_files(
 
     Args:
         document: What its document says besides `GroupInfo`, and the `fingerprint`.
-        table: Its table.
-        arrays: Its other arrays.
         where: Names the version in messages.
 
     Raises:
@@ -125,7 +123,6 @@ class ShardBuilder:
         """Add items.
 
         Args:
-            items: The items.
             features: Their frames, one item after another: `[frames, *item_shape]` of the stored dtype, C-contiguous;
                 kept, not copied.
             num_frames: How many frames each item has, at least one.
@@ -171,7 +168,6 @@ class ShardBuilder:
         """The name and the files of the shard, to be published as `shards/<name>`. The features are let go of.
 
         Args:
-            fingerprint: The version's.
             row, manifest, made_by: See `ShardInfo`.
             where: Names the version in messages.
         """

@@ -112,7 +112,6 @@ def make_batches(
         lengths: The lengths of all utterances, in frames; integers `[utterances]`. None is longer than
             `rules.max_frames`.
         positions: The positions of the utterances that are to be in the batches; all of them by default.
-        rules: How batches are made.
         epoch: The epoch; with `rules.shuffle`, each has other batches.
         shards: The number of each utterance's shard, from 0, integers `[utterances]`; with `rules.shards_in_memory`.
     """
