@@ -33,7 +33,7 @@ def item(given: Cache | FeatureDataset, *, takes: str = "id", provides: str | No
             dataset with several versions provides the features of each under its name.
 
     Raises:
-        MissingDependencyError if SpeechBrain is not installed.
+        MissingDependencyError: SpeechBrain is not installed.
         ArgumentError: `provides` is given, and there are several versions.
     """
     try:
@@ -56,7 +56,7 @@ def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | No
         provides: The key of the features, as for `item`.
 
     Raises:
-        MissingDependencyError if SpeechBrain is not installed.
+        MissingDependencyError: SpeechBrain is not installed.
         ArgumentError: A column has the name of something else that the dataset provides; or as `item` raises it.
     """
     try:
@@ -91,7 +91,7 @@ class Collate:
         options: Arguments of `PaddedBatch`, for the other keys.
 
     Raises:
-        MissingDependencyError if SpeechBrain is not installed.
+        MissingDependencyError: SpeechBrain is not installed.
         ArgumentError: `provides` is given, and there are several versions; or the examples of a batch have no ids, or
             have features.
         MissingItemError: The utterance of an example does not exist.

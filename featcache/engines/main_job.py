@@ -40,7 +40,7 @@ def choose_engine(name: str, options: Options) -> tuple[Engine, Options]:
     Raises:
         ArgumentError: There is no such engine, or it takes no such device.
         ConfigError: There is no such device.
-        MissingDependencyError if Ray is not installed.
+        MissingDependencyError: Ray is not installed.
     """
     device = options.device
     if name == LOCAL:

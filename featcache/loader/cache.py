@@ -223,7 +223,7 @@ class Cache:
             IndexError: There is no such position.
             ArgumentError: There are no such parts, or `out` or a key is invalid.
             DamagedError: A shard is damaged, or `check` found a wrong checksum.
-            MissingDependencyError if torch is not installed: `item` needs only numpy.
+            MissingDependencyError: torch is not installed: `item` needs only numpy.
         """
         codebooks = check_codebooks(self.spec, codebooks)
         check_padding(self.spec, padding_value)

@@ -109,7 +109,7 @@ def client(base: str, *, retries: bool = True) -> Any:
 
     Raises:
         StoreError: The URL, or what the environment says of it, makes no sense; obstore's error is its cause.
-        MissingDependencyError if obstore is not installed.
+        MissingDependencyError: obstore is not installed.
     """
     with _lock:
         if (base, retries) not in _clients:

@@ -53,7 +53,7 @@ def keep_index(version: Version) -> tuple[Index, bool]:
     Raises:
         DamagedError: A shard's document or table is damaged.
         StoreError: It cannot be kept.
-        MissingDependencyError if zarr-python is not installed.
+        MissingDependencyError: zarr-python is not installed.
     """
     names = version.shard_names()
     if (index := load_index(version, names)) is not None:
