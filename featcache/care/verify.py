@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -292,9 +293,10 @@ def _notes(version: Version) -> Iterator[str]:
 def _notes_on_records(version: Version) -> Iterator[str]:
     """That records of what was done or measured cannot be read, on which nothing depends."""
     store, runs = version.store, run_names(version.store)
-    is_damaged = in_parallel(lambda name: read_run(store, name) is None and store.exists(f"runs/{name}.json"), runs)
+    unread = [name for name, run in zip(runs, in_parallel(partial(read_run, store), runs), strict=True) if run is None]
+    damaged_runs = len({*unread} & {*run_names(store)})  # the others have gone meanwhile
     probes = probe_names(version)
-    counts = {"runs": (sum(is_damaged), len(runs)), "probes": (len(probes) - len(read_probes(version)), len(probes))}
+    counts = {"runs": (damaged_runs, len(runs)), "probes": (len(probes) - len(read_probes(version)), len(probes))}
     for folder, (damaged, there) in counts.items():
         if damaged:
             yield f"{version.path}/{folder}: damaged: {damaged} of {counted(there, 'record')}: they count for nothing"

@@ -187,6 +187,8 @@ class Directory:
         with _writing_to(path):
             self._folder("")
             _refuse_link(path)
+            if path.is_dir():  # which nobody here has made
+                path.rmdir()
             lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             is_ours = taken(lock)
             said = "" if is_ours else os.pread(lock.descriptor, _SAID_BYTES, 0).decode(errors="replace")

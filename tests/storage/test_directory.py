@@ -342,6 +342,18 @@ def test_a_file_takes_the_place_of_a_folder_where_a_file_belongs(store):
     assert store.names("work") == []
 
 
+def test_a_folder_in_the_place_of_the_lock_goes_if_it_is_empty(store):
+    place = store.location / "lock"
+    place.mkdir(parents=True)
+    with store.lock("me"):
+        assert place.is_file()
+    place.unlink()
+    (place / "kept").mkdir(parents=True)
+    with pytest.raises(StoreError, match="lock: cannot be written: Directory not empty"), store.lock("me"):
+        pass
+    assert (place / "kept").is_dir()
+
+
 def test_a_lock_is_closed_in_a_forked_child(scratch):
     (scratch / "x").write_text("")
     lock = locks.Lock(scratch / "x")
