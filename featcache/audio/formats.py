@@ -52,6 +52,19 @@ _ESTIMATED = ("amr", "aac", "ac3", "eac3", "mpegts")
 BEGINNING = 377  # the bytes of a file that tell its format: two packets of MPEG-TS, and one byte
 _TOLERANCE_SECONDS = 0.1  # headers round the length, and encoders add or drop a little
 
+_LOG_LIMIT = 2047  # characters that libsndfile keeps of its log
+_DATA_SIZE = re.compile(r"^ *(?:data|SSND|BODY|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.M)
+_FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
+# A program that writes to a pipe cannot go back to fill in the size: it leaves the largest number, or one near it.
+_UNFINISHED_SIZE = 0x7F000000
+_PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
+_MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
+_FLAC = b"fLaC\0\0\x22"  # and the type of the first block before its length
+_MOST_BLOCKS = 128  # one of each type that there may be
+_SHORTEN = re.compile(rb"NIST_1A\n.*\nsample_coding -s\d+ [^\n]*shorten", re.S)
+_MP3_FRAME = 2881  # bytes, at most
+_HEAD_BYTES = 512  # of a file: FFmpeg writes what it is called before the samples of a WAV
+
 
 def format_of(beginning: bytes) -> str | None:
     """The format of a file that FFmpeg is to decode, by its first `BEGINNING` bytes; None for any other file."""
@@ -172,20 +185,6 @@ def _words(error: Exception) -> str:
     return words[:1].lower() + words[1:]
 
 
-_LOG_LIMIT = 2047  # characters that libsndfile keeps of its log
-_DATA_SIZE = re.compile(r"^ *(?:data|SSND|BODY|Data Size|Riff size|riff) *: (\d+) \(should be (\d+)\)", re.M)
-_FILE_SIZE = re.compile(r"^RIFF : (\d+) \(should be (\d+)\)", re.M)
-# A program that writes to a pipe cannot go back to fill in the size: it leaves the largest number, or one near it.
-_UNFINISHED_SIZE = 0x7F000000
-_PAGE = 65536  # holds the largest Ogg page, 65,307 bytes
-_MP3_HEADER = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.S)
-_FLAC = b"fLaC\0\0\x22"  # and the type of the first block before its length
-_MOST_BLOCKS = 128  # one of each type that there may be
-_SHORTEN = re.compile(rb"NIST_1A\n.*\nsample_coding -s\d+ [^\n]*shorten", re.S)
-_MP3_FRAME = 2881  # bytes, at most
-_HEAD_BYTES = 512  # of a file: FFmpeg writes what it is called before the samples of a WAV
-
-
 class EndlessFile(io.FileIO):
     """A file that claims to be far longer than it is.
 
@@ -263,9 +262,9 @@ def plain_header(fd: int, size: int) -> PlainHeader | None:
     packed = int.from_bytes(head[18:26])
     rate, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
     num_samples = packed & (1 << 36) - 1
-    return (
-        PlainHeader(rate, channels, num_samples, bits, None) if rate and num_samples and bits in (8, 16, 24) else None
-    )
+    if not (rate and num_samples and bits in (8, 16, 24)):
+        return None
+    return PlainHeader(rate, channels, num_samples, bits, None)
 
 
 def _wav_header(head: bytes, size: int) -> PlainHeader | None:

@@ -234,11 +234,11 @@ class Recording:
         samples = np.empty((num_samples, self.num_channels), np.float32)
         flat, done = samples.reshape(-1), 0
         while done < len(flat):
-            end = at + 2 * min(len(flat), done + _SMALL_BYTES)
+            first, num_bytes = at + 2 * done, 2 * min(len(flat) - done, _SMALL_BYTES)
             if self.size <= _SMALL_BYTES:
-                data = self._all_bytes()[at + 2 * done : end]
+                data = self._all_bytes()[first : first + num_bytes]
             else:
-                data = os.pread(self._file.fileno(), end - at - 2 * done, at + 2 * done)
+                data = os.pread(self._file.fileno(), num_bytes, first)
             levels = np.frombuffer(data, "<i2", len(data) // 2)
             if not len(levels):
                 return None

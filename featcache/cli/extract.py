@@ -201,9 +201,10 @@ def extract(
     if parsed.partition is not None and parsed.partition.chosen_by:
         note(f"--partition {parsed.partition}, by {parsed.partition.chosen_by}")
     known = list(dict.fromkeys(key for config in loaded for key in config.keys))
-    corpus = plan_corpus(cache, manifests, parsed, {**reading, "root": root}, writes=not dry_run)
+    reading = {**reading, "root": root}
+    corpus = plan_corpus(cache, manifests, parsed, reading, writes=not dry_run)
     run_options = parsed if corpus is None else corpus.options
-    job = _Job(engine_to_run, run_options, {**reading, "root": root}, known, dry_run, trial, progress, as_json)
+    job = _Job(engine_to_run, run_options, reading, known, dry_run, trial, progress, as_json)
     if corpus is None:
         outcome = job.extract(manifests[0], loaded, cache)
         if as_json:

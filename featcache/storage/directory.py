@@ -41,6 +41,10 @@ _BLOCK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
 _SAID_BYTES = 1000
 
+_DAY_SECONDS = 86400.0
+_WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")
+_REMOVED = re.compile(r"removed-[0-9a-f]{16}")
+
 _FLUSHES = 8
 """Files that are flushed side by side: a disk flushes many together in little more time than one."""
 
@@ -352,11 +356,6 @@ def write_file(path: Path, data: bytes) -> None:
         with suppress(OSError):  # it was never made, or the disk is read-only by now
             beside.unlink()
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-_DAY_SECONDS = 86400.0
-_WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")
-_REMOVED = re.compile(r"removed-[0-9a-f]{16}")
 
 
 @contextmanager
