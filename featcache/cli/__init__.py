@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import sys
 import warnings
@@ -22,7 +23,7 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 from featcache import __version__
 from featcache.cli.common import ERRORS_AS_JSON, complain, note, print_json
 from featcache.cli.process import INTERRUPTED, signals_interrupt, standard_streams, stdout_for_results
-from featcache.errors import FeatcacheError, MissingDependencyError, without_secrets
+from featcache.errors import FeatcacheError, MissingDependencyError, StoreError, without_secrets
 
 _COMMANDS = (
     *("extract", "verify", "repair", "index", "ls", "info", "diff", "tag", "rm"),
@@ -36,6 +37,9 @@ _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
 
 _NOBODY_READS = 128 + signal.SIGPIPE
 """The exit code if the reader of our output has gone: what a shell reports of most programs then."""
+
+_FILES = 16
+"""That may be open at least. With fewer, zarr-python's event loop does not begin, and says so in lines of its own."""
 
 _NO_THREAD = "can't start new thread"
 """What a RuntimeError says if there is no room for another thread."""
@@ -171,3 +175,6 @@ def main() -> None:
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes()]
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < _FILES:
+        raise StoreError(f"only {files} files may be open at a time: allow some hundred, with ulimit -n")

@@ -118,7 +118,7 @@ def _show(cache: Cache, found: Stats, output: Path | None, as_json: bool) -> Non
     if output is not None:
         say(f"  saved to {output}")
     else:
-        note("not saved; -o FILE saves them for featcache.Cmvn.load")
+        say("  not saved; -o FILE saves them for featcache.Cmvn.load")
 
 
 def _document(cache: Cache, found: Stats, output: Path | None) -> dict[str, Any]:

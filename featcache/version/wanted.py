@@ -242,7 +242,7 @@ def find_lacking(version: Version, index: Index) -> list[Finding]:
     of it."""
     if version.tag is not None:
         return []
-    damaged, known, wanted = list[str](), set[str](), list[Wanted]()
+    damaged, known, wanted, ledger = list[str](), set[str](), list[Wanted](), list[str]()
     for name in version.store.names("wanted"):
         try:
             file = _File(version, name)
@@ -253,28 +253,31 @@ def find_lacking(version: Version, index: Index) -> list[Finding]:
             continue
         except DamagedError as error:
             damaged.append(str(error))
-    failures = read_failures(version, damaged)
-    missing = find_missing(wanted, index, failures)
-    of_shards = {shard.manifest for shard in index.summaries}
-    findings: list[Finding] = []
-    for one in wanted:
-        if (count := len(missing.missing.get(one.manifest, ()))) > 0:
-            findings.append(Unfinished(one.manifest, len(one), count, missing.num_failed(one)))
-    if not known and not len(index):
+    missing = find_missing(wanted, index, read_failures(version, ledger))
+    findings: list[Finding] = [
+        Unfinished(one.manifest, len(one), len(missing.missing[one.manifest]), missing.num_failed(one))
+        for one in wanted
+        if one.manifest in missing.missing
+    ]
+    if ledger and findings:  # it may have said that they have failed
+        count = counted(sum(map(len, missing.missing.values())), "utterance")
+        findings, ledger = [], [f"{what}: {count} may be missing, or have failed" for what in ledger]
+    if not known and not len(index) and not damaged:
         findings.append(
             DamagedRecord(
                 "it holds nothing, and nothing says what it is to hold; run the same `featcache extract` again (or of "
                 "a copy, the same `featcache copy`)"
             )
         )
-    if gone := sorted(of_shards - known):
+    gone = sorted({shard.manifest for shard in index.summaries} - known)
+    if gone and not damaged:  # what is damaged may be them
         shards = counted(sum(shard.manifest in gone for shard in index.summaries), "shard was", "shards were")
         what = (
             f"wanted: {listing(gone)} is gone, of which {shards} made: what else the manifest wants is "
             "not known; run the same `featcache extract` again"
         )
         findings.append(DamagedRecord(what))
-    return [*findings, *(DamagedRecord(what.removeprefix(f"{version.path}/")) for what in damaged)]
+    return [*findings, *(DamagedRecord(what.removeprefix(f"{version.path}/")) for what in damaged + ledger)]
 
 
 def forget_rows(version: Version, wanted_ids: NDArray[np.uint64]) -> None:

@@ -31,10 +31,8 @@ def limited(cli, scenario, trials, **limits) -> bool:
     else:
         assert ended.code in (1, 2), f"{limits}: {ended}"  # 2 if the manifest or the config cannot be opened
         complaints = scenario.complaints(ended)
-        own = [line for line in complaints if line.startswith("featcache: ")]
-        assert len(own) == 1, f"{limits}: {ended}"
-        # With fewer than nine files zarr-python's event loop cannot begin, which it says in lines of its own.
-        assert complaints == own or limits.get("NOFILE", 9) < 9, f"{limits}: {complaints}"
+        assert len(complaints) == 1, f"{limits}: {ended}"
+        assert complaints[0].startswith("featcache: "), f"{limits}: {complaints}"
     assert_old_or_new(scenario, cache, limits)
     # Whoever cannot open /proc to say who it is leaves what is removed only when it is a day old.
     assert_finishes(cli, scenario, cache, limits, leftovers="NOFILE" in limits)

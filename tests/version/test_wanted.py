@@ -348,6 +348,18 @@ def test_the_ledger_keeps_any_text(names):
         assert read_failures(version) == failures
 
 
+def test_a_damaged_ledger_is_all_that_is_told_of_what_may_have_failed(version):
+    """Its utterances count as missing, which they may not be."""
+    plan(version, "m", A)
+    put_failures(version, "one", [failure("a"), failure("b")])
+    assert says(version) == []
+    (path,) = (version.path / "failures").iterdir()
+    flip(path, 5)
+    (finding,) = says(version)
+    assert finding.startswith("failures/one, line 1: damaged")
+    assert finding.endswith(": 1 utterance may be missing, or have failed")
+
+
 def test_a_damaged_line_is_passed_over_and_named(version):
     """Its utterance is missing then, and tried again; the other lines count."""
     run(version, "m", B, failing={"a", "b", "c"})
