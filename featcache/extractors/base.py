@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Ty
 
 from pydantic import AfterValidator, SerializerFunctionWrapHandler, ValidationInfo, model_serializer
 
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, ExtractorError
 from featcache.sections import Section
 from featcache.spec import FeatureSpec
 from featcache.trust import remote_code_is_allowed
@@ -186,7 +186,7 @@ class Extractor(ABC, Generic[P]):
         """Make features from frames `[N, D]` of the version `source_fingerprint`, on the device.
 
         An extractor that sets `source_fingerprint` must override this; it is never called for others."""
-        raise NotImplementedError(f"{type(self).__name__} makes features from audio only")
+        raise ExtractorError(f"{type(self).__name__} makes features from audio only")
 
     @classmethod
     def stored_dtype(cls, params: P) -> str:

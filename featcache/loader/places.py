@@ -155,11 +155,10 @@ class Disk:
     def touch(self, name: str) -> bool:
         """Have a copy be the last to be removed; False if it has been removed."""
         try:
-            os.utime(self.path(name))
+            with suppress(PermissionError):  # another user's
+                os.utime(self.path(name))
         except FileNotFoundError:
             return False
-        except PermissionError:  # another user's
-            pass
         return True
 
     def count(self, name: str, amount: int, whole: int) -> bool:

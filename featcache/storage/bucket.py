@@ -129,12 +129,10 @@ class Bucket:
             return map_file(file.fileno(), num_bytes)
 
     def exists(self, key: str) -> bool:
-        try:
+        with suppress(FileNotFoundError):  # there may be a folder of this name
             if self._place(key).key:
                 self._asked(key, lambda connection, path: connection.head(path))
                 return True
-        except FileNotFoundError:
-            pass
         return bool(self._listed(key, at_most=1))
 
     def names(self, folder: str) -> list[str]:

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
@@ -254,11 +254,9 @@ def busy_share(step: Step):
     is_done = threading.Event()
 
     def watch() -> None:
-        try:
+        with suppress(Exception):  # without pynvml, or without its permission
             while not is_done.wait(0.2):
                 shares.append(torch.cuda.utilization(step.device.torch_device) / 100)
-        except Exception:  # noqa: BLE001 - without pynvml, or without its permission
-            pass
 
     watcher = threading.Thread(target=watch)
     if step.device.is_cuda:

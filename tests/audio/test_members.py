@@ -202,21 +202,21 @@ def test_what_could_not_be_made_is_kept_only_if_the_audio_is_at_fault():
 
 
 def test_a_fault_is_kept_for_a_minute_and_a_result_as_long_as_is_said(monkeypatch):
-    now, made = [0.0], []
-    monkeypatch.setattr("featcache.audio.kept.time.monotonic", lambda: now[0])
+    clock, made = [0.0], []
+    monkeypatch.setattr("featcache.audio.kept.time.monotonic", lambda: clock[0])
     kept: Kept[int] = Kept(10, seconds=100)
 
     def make(is_good):
-        made.append(now[0])
+        made.append(clock[0])
         if not is_good:
             raise TriedInVainError(Reason.FILE_UNREADABLE, "not now")
         return len(made)
 
-    for now[0] in (0, 59, 61, 99, 150):
+    for clock[0] in (0, 59, 61, 99, 150):
         with pytest.raises(TriedInVainError, match="not now"):
             kept.get("bad", lambda: make(False))
     assert made == [0, 61, 150]
-    for now[0] in (200, 299, 301):
+    for clock[0] in (200, 299, 301):
         kept.get("good", lambda: make(True))
     assert made[3:] == [200, 301]
 

@@ -90,7 +90,7 @@ class TestCopies:
         assert copy_version(select_version(folder), far).num_bytes == 0
         copy_version(select_version(far), tmp_path)
         assert contents(tmp_path) == contents(folder)
-        assert not [name for path in tmp_path.glob("*/work/*") if (name := path.name) and not name.endswith(".lock")]
+        assert not [name for path in tmp_path.rglob("work/*") if (name := path.name) and not name.endswith(".lock")]
 
     def test_what_is_added_is_copied_later(self, folder, tmp_path, to):
         shutil.copytree(folder, tmp_path / "c")

@@ -65,10 +65,10 @@ def test_shards_copied_beside_anothers_are_taken_away(plain, two, pair):
     shutil.copytree(b.path / "shards", a.path / "shards", dirs_exist_ok=True)
     done = mend(a, plain)
     assert (done.extracted, done.aside, {*done.removed}) == (0, {}, {*b.shard_names()})
-    for now, before in zip(pair, versions(two), strict=True):
-        assert now.shard_names() == before.shard_names()
-        assert values(now) == values(before)
-        assert verify(now).problems == []
+    for mended, before in zip(pair, versions(two), strict=True):
+        assert mended.shard_names() == before.shard_names()
+        assert values(mended) == values(before)
+        assert verify(mended).problems == []
 
 
 def test_a_shard_that_was_moved_goes_back_to_its_version_or_aside(plain, two, pair):

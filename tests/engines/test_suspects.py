@@ -45,7 +45,7 @@ def run_until_it_ends(cli, *job, **options) -> tuple[int, int]:
 
 def marks(cache: Path) -> list[Path]:
     """What runs have left of what was in flight."""
-    return [*cache.glob("*/work/desk/*/in_flight.*"), *cache.glob("*/work/desk/*/crash.txt")]
+    return [*cache.rglob("desk/*/in_flight.*"), *cache.rglob("desk/*/crash.txt")]
 
 
 def failures(cache: Path) -> dict[str, tuple[str, str]]:

@@ -12,6 +12,7 @@ import json
 import os
 import posixpath
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -201,13 +202,11 @@ def _listed(source: Source, file: str, key: str) -> list[Any]:
     """The list that a small JSON file has under a key."""
     with opened(source.path / file) as stream:
         data = stream.read(_STATE_BYTES)
-    try:
+    with suppress(ValueError, KeyError, TypeError, RecursionError):  # it is not as written: as if no name were good
         found = json.loads(data)[key]
         names = [item["filename"] if isinstance(item, dict) else item for item in found]
         if all(isinstance(name, str) and os.path.basename(name) == name and name.isprintable() for name in names):
             return list(found)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
     raise ManifestError(f"{file} is not as save_to_disk writes it: no list of names under {key!r}")
 
 
