@@ -276,10 +276,12 @@ def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
 
 
 def _forget_failures(version: Version, index: Index, run: str) -> None:
-    """Keep of the ledger what stands: once an item has gone, an old failure of it is not to stand again."""
-    failures = read_failures(version)
-    standing = find_missing([*read_all_wanted(version)], index, failures).failed
-    if len(standing) < len(failures):
+    """Keep of the ledger what stands: once an item has gone, an old failure of it is not to stand again. Where not all
+    records can be read, it is left as it is."""
+    damaged: list[str] = []
+    failures = read_failures(version, damaged)
+    standing = find_missing([*read_all_wanted(version, damaged)], index, failures).failed
+    if len(standing) < len(failures) and not damaged:
         with suppress(StoreError):
             rewrite_failures(version, f"{run}.000000", [*standing.values()])
 

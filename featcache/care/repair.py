@@ -47,7 +47,7 @@ from featcache.version.records import new_name, read_run, run_names
 from featcache.version.selection import select_versions
 from featcache.version.tags import check_tags
 from featcache.version.version import PLAIN_GROUP, Version
-from featcache.version.wanted import read_wanted
+from featcache.version.wanted import damaged_wanted
 
 
 @dataclass(frozen=True)
@@ -237,18 +237,16 @@ def _sound_owner(version: Version, fingerprint: str, name: str) -> Version | Non
 
 def _mend_records(version: Version) -> int:
     """Remove damaged lines of the ledger, and damaged wanted sets; returns how many there were."""
-    damaged: list[str] = []
-    failures = read_failures(version, damaged)
-    if damaged:
+    lines: list[str] = []
+    failures = read_failures(version, lines)
+    if lines:  # at a second look, too? A disk may refuse once
+        failures = read_failures(version, lines := [])
+    if lines:
         rewrite_failures(version, f"{new_name()}.000000", failures)
-    count = len(damaged)
-    for name in version.store.names("wanted"):
-        try:
-            read_wanted(version, name)
-        except DamagedError:
-            version.store.remove(f"wanted/{name}")
-            count += 1
-    return count
+    damaged = damaged_wanted(version)
+    for name in damaged:
+        version.store.remove(f"wanted/{name}")
+    return len(lines) + len(damaged)
 
 
 def _config_for(version: Version, options: Options) -> Config:

@@ -21,7 +21,7 @@ from featcache.extraction.tasks import ShardTask, shard_tasks
 from featcache.extraction.version_plan import VersionPlan
 from featcache.version.records import Run
 from featcache.version.version import Version
-from featcache.version.wanted import Wanted, read_all_wanted, read_wanted
+from featcache.version.wanted import Wanted, damaged_wanted, read_all_wanted, read_wanted
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +139,9 @@ def _want(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:
     """Keep what the manifest wants of a version, if that is not what is kept. A repair's manifest may have other rows:
     if it is not known, it wants what is extracted again."""
     if plan.only is not None:
-        if not any(planned.wanted.name in one.names for one in read_all_wanted(version)):
+        known = {*version.store.names("wanted")} - {*damaged_wanted(version)}
+        known.update(*(one.names for one in read_all_wanted(version)))
+        if planned.wanted.name not in known:
             rows = planned.first_row + np.flatnonzero(planned.rows.missing)
             Wanted(planned.wanted.manifest, planned.wanted.rows[:, rows]).save(version)
         return

@@ -9,7 +9,6 @@ manifests all of whose rows it has: so one that has moved, or has grown, leaves 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -155,11 +154,31 @@ def read_wanted(version: Version, name: str) -> Wanted:
     return _File(version, name).read()
 
 
-def read_all_wanted(version: Version) -> Iterator[Wanted]:
-    """All wanted sets that are not damaged."""
+def read_all_wanted(version: Version, damaged: list[str] | None = None) -> Iterator[Wanted]:
+    """All wanted sets that are not damaged. The others are passed over, and named in `damaged`."""
     for name in version.store.names("wanted"):
-        with suppress(FileNotFoundError, DamagedError):  # a run has taken it away since, or verify tells of it
+        try:
             yield read_wanted(version, name)
+        except FileNotFoundError:  # a run has taken it away since
+            continue
+        except DamagedError as error:
+            if damaged is not None:
+                damaged.append(str(error))
+
+
+def damaged_wanted(version: Version) -> list[str]:
+    """The names of the wanted sets that are damaged, also at a second look: a disk may refuse once."""
+
+    def is_damaged(name: str) -> bool:
+        try:
+            read_wanted(version, name)
+        except FileNotFoundError:  # a run has taken it away since
+            return False
+        except DamagedError:
+            return True
+        return False
+
+    return [name for name in version.store.names("wanted") if is_damaged(name) and is_damaged(name)]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from featcache.version.index import open_index
 from featcache.version.ledger import Failure, put_failures, read_failures
 from featcache.version.tags import at_tag, make_tag, read_tags
 from featcache.version.version import Version
+from featcache.version.wanted import Wanted
 
 
 def manifest(folder, ids):
@@ -113,6 +114,20 @@ def test_a_failure_that_was_made_up_for_does_not_stand_again(version):
     add(version, ["a", "b"], 1)
     prune_all(version, ["a"])
     assert read_failures(version) == []
+
+
+@pytest.mark.parametrize("folder", ["failures", "wanted"])
+def test_where_a_record_cannot_be_read_the_ledger_stays(version, folder):
+    """What cannot be read may say that a failure stands: repair sees to it."""
+    put_failures(version, "run 1", [Failure(id=id_, path="b.wav", reason="empty", message="") for id_ in "bc"])
+    add(version, ["a", "b"], 1)
+    Wanted("m", np.stack([hashes(["a", "b"])] * 3)).save(version)
+    (damaged,) = (version.path / folder).iterdir()
+    flip(damaged, 20)
+    (ledger,) = (version.path / "failures").iterdir()
+    before = ledger.read_bytes()
+    prune_all(version, ["a"])
+    assert ledger.read_bytes() == before
 
 
 def test_a_damaged_shard_stays_and_what_it_replaces_does_not_count_again(version):

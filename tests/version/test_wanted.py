@@ -24,6 +24,7 @@ from featcache.version.version import Version
 from featcache.version.wanted import (
     Unfinished,
     Wanted,
+    damaged_wanted,
     find_lacking,
     find_missing,
     forget_rows,
@@ -284,6 +285,21 @@ def test_no_flipped_bit_of_a_wanted_set_is_believed(version):
     assert missing(version) == {"m": {"a", "b"}}
     (damaged,) = [finding for finding in says(version) if name_of("n") in finding and "damaged" in finding]
     assert "not what was written" in damaged
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_wanted_set_is_damaged_that_cannot_be_read_twice(version, monkeypatch, times):
+    """A disk may refuse once: what is damaged is removed by repair, and a run over the manifest has to make it anew."""
+    run(version, "m", A)
+    refusals = iter([DamagedError("Input/output error")] * times)
+
+    def read(version: Version, name: str) -> Wanted:
+        for refusal in refusals:
+            raise refusal
+        return read_wanted(version, name)
+
+    monkeypatch.setattr("featcache.version.wanted.read_wanted", read)
+    assert damaged_wanted(version) == [name_of("m")] * (times > 1)
 
 
 def test_rows_that_an_index_is_known_to_have_are_not_read_again(version):
