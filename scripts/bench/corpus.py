@@ -19,8 +19,9 @@ import math
 import os
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 300
 
 
 def packed(manifest: Path, form: str) -> Path:
-    """The manifest of the same corpus in `tar`, `parquet` or files of `mp3`, which are made if they are not there.
+    """The manifest of the same corpus in another form, one of `FORMS`, which is made if it is not there.
 
     A tar has 1,000 members, as NeMo's may have; a row group of Parquet has 100 rows, as those of datasets have.
     """
@@ -99,8 +100,7 @@ def packed(manifest: Path, form: str) -> Path:
     home.mkdir(exist_ok=True)
     with manifest.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    make = {"tar": _tars, "parquet": _parquet, "mp3": _mp3}[form]
-    paths = make(home, [manifest.parent / row["path"] for row in rows])
+    paths = FORMS[form](home, [manifest.parent / row["path"] for row in rows])
     found = [(row["id"], path, row["duration"]) for row, path in zip(rows, paths, strict=True)]
     write_manifest(home / "manifest.csv", found)
     return home / "manifest.csv"
@@ -127,11 +127,20 @@ def _parquet(home: Path, files: list[Path]) -> Iterator[str]:
             yield from (f"train.parquet/audio/{first + row}" for row in range(len(values)))
 
 
-def _mp3(home: Path, files: list[Path]) -> Iterator[str]:
+def _encoded(home: Path, files: list[Path], suffix: str, form: str, subtype: str) -> Iterator[str]:
     for file in files:
         samples, rate = soundfile.read(file, dtype="float32")
-        soundfile.write(home / f"{file.stem}.mp3", samples, rate, format="MP3")
-        yield f"{file.stem}.mp3"
+        soundfile.write(home / f"{file.stem}.{suffix}", samples, rate, format=form, subtype=subtype)
+        yield f"{file.stem}.{suffix}"
+
+
+FORMS: dict[str, Callable[[Path, list[Path]], Iterator[str]]] = {
+    "tar": _tars,
+    "parquet": _parquet,
+    "mp3": partial(_encoded, suffix="mp3", form="MP3", subtype="MPEG_LAYER_III"),
+    "opus": partial(_encoded, suffix="opus", form="OGG", subtype="OPUS"),
+    "wav": partial(_encoded, suffix="wav", form="WAV", subtype="PCM_16"),
+}
 
 
 def write_manifest(path: Path, rows: list[tuple[str, str, str]]) -> None:

@@ -3,7 +3,7 @@
     pip install '.[extract,bench]'
     python scripts/bench/extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]
     python scripts/bench/extract.py --kind short          many short clips, that are resampled too
-    python scripts/bench/extract.py --no-peers --packed   the same corpus in tars, in Parquet, and as MP3, too
+    python scripts/bench/extract.py --no-peers --form mp3 the same corpus as MP3: opus, wav, or in a tar or parquet
 
 A stage by itself goes over the whole corpus on one core: decoding all files; resampling, where the corpus has
 another rate; fbank of all waveforms, in the batches that a run makes; writing all features as one shard, flushed
@@ -27,11 +27,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from corpus import KINDS, make_corpus, packed
+from corpus import FORMS, KINDS, make_corpus, packed
 from harness import KEPT, Timed, columns, median, options, present, remark, timed, undisturbed
 
 from featcache.audio.resample import to_waveform
@@ -121,10 +120,6 @@ def measure(path: Path, asked: argparse.Namespace) -> dict:
             "featcache, library": lambda: _library(manifest, config, folder / "library", asked.threads),
             "featcache, command": lambda: _command(path, folder / "command", asked.threads),
         }
-        for form in ("tar", "parquet", "mp3") if asked.packed else ():
-            runs[f"featcache, library, {form}"] = partial(
-                _library, read_manifest(packed(path, form)), config, folder / form, asked.threads
-            )
         runs |= _lhotse_runs(path, asked)
         rounds = []
         for number in range(asked.rounds):
@@ -248,10 +243,11 @@ def main() -> None:
         threads=2,
         rounds=5,
         no_peers=(False, "leave Lhotse out"),
-        packed=(False, "also from tars, from Parquet and from MP3 files"),
+        form=("", f"of the files: {', '.join(FORMS)}; by default FLAC, or WAV if they are short"),
     )
     asked.folder.mkdir(parents=True, exist_ok=True)
-    present(measure(make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count), asked), show, asked)
+    path = make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count)
+    present(measure(packed(path, asked.form) if asked.form else path, asked), show, asked)
 
 
 if __name__ == "__main__":
