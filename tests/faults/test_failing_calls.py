@@ -8,6 +8,7 @@ import errno
 import random
 
 import pytest
+from cache_contents import only_version
 from promises import CACHE, TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old_or_new
 from shim import CHANGES, GROWS, KINDS, STEP, Faults, Strike
 
@@ -34,13 +35,16 @@ UNNOTICED = {
 }
 
 
-def fail(cli, scenario, trials, fault, at) -> str:
-    """One trial; returns the line on stderr, empty if the command did everything."""
+def fail(cli, scenario, trials, fault, at, folder="") -> str:
+    """One trial; returns the line on stderr, empty if the command did everything. Calls count in all of the cache, or
+    in a folder of its version.
+    """
     action, kinds, error, times = fault
     strike = Strike(at, action, kinds, error, times)
-    where = f"{errno.errorcode.get(error, 'short')} at call {at} of {', '.join(kinds)}, {times} times"
+    where = f"{errno.errorcode.get(error, 'short')} at call {at} of {', '.join(kinds)}, {times} times {folder}"
     cache = scenario.prepare(trials / "cache")
-    ended = cli.start(*scenario.arguments(cache), faults=Faults(cache, strike)).wait(TRIAL_SECONDS)
+    watched = only_version(cache).path / folder if folder else cache
+    ended = cli.start(*scenario.arguments(cache), faults=Faults(watched, strike)).wait(TRIAL_SECONDS)
     assert "Traceback" not in ended.err, f"{where}: {ended.err}"
     if ended.code == scenario.code:
         assert not scenario.complaints(ended), f"{where}: {ended.err}"
@@ -77,6 +81,14 @@ def test_a_call_fails(faulty, from_nothing, repair, indexing, trials, name):
 def test_what_callers_get_over_is_not_noticed(faulty, from_nothing, repair, trials, name):
     for scenario in (from_nothing, repair):
         assert not fail(faulty, scenario, trials, UNNOTICED[name], 5)
+
+
+@pytest.mark.parametrize("folder", ["wanted", "failures"])
+def test_a_disk_that_refuses_to_read_a_record_once_costs_none(faulty, repair, extraction_of_more, trials, folder):
+    """Of what is wanted and has failed nothing is forgotten."""
+    for scenario in (repair, extraction_of_more):
+        for at in range(12):
+            fail(faulty, scenario, trials, ("error", ("read",), errno.EIO, 1), at, folder)
 
 
 READERS = {

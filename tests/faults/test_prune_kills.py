@@ -89,14 +89,17 @@ def assert_goes_on(cli, pruning, cache, where) -> None:
     assert_no_leftovers(cache, where)
 
 
-def fail(cli, pruning, trials, fault, at) -> bool:
-    """One trial in which a call fails; returns whether the command noticed."""
+def fail(cli, pruning, trials, fault, at, folder="") -> bool:
+    """One trial in which a call fails, in all of the cache or a folder of its version; returns whether the command
+    noticed.
+    """
     base, command, after = pruning
     action, kinds, error, times = fault
     cache = trials / "cache"
     shutil.rmtree(cache, ignore_errors=True)
     shutil.copytree(base, cache)
-    ended = run(cli, command, cache, faults=Faults(cache, Strike(at, action, kinds, error, times)))
+    watched = only_version(cache).path / folder if folder else cache
+    ended = run(cli, command, cache, faults=Faults(watched, Strike(at, action, kinds, error, times)))
     where = f"{errno.errorcode[error]} at call {at} of {', '.join(kinds)}, {times} times"
     assert ended.code in (0, 1), f"{where}: {ended}"
     assert "Traceback" not in ended.err, f"{where}: {ended}"
@@ -120,6 +123,12 @@ def test_killed_at_some_calls(faulty, pruning, trials):
     calls = count_calls(faulty, pruning, trials)
     killed = sum(kill(faulty, pruning, trials, strike) for strike in spread_kills(calls, SAMPLE))
     assert killed > SAMPLE // 2
+
+
+@pytest.mark.parametrize("folder", ["wanted", "failures"])
+def test_a_disk_that_refuses_to_read_a_record_once_costs_none(faulty, pruning, trials, folder):
+    for at in range(12):
+        fail(faulty, pruning, trials, ("error", ("read",), errno.EIO, 1), at, folder)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
