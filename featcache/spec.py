@@ -22,7 +22,7 @@ SIDE_NAME = r"[a-z][a-z0-9_]*"
 
 Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 22)], ...], msgspec.Meta(max_length=8)]
 Dtype = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
-"""The types of the fields say what documents of strangers may hold; see `featcache.version.info`."""
+"""The types of the fields say what documents of strangers may hold; see `featcache.version.version`."""
 
 _BLOCK = 1 << 20
 """The number of values that `all_finite` looks at in one step."""

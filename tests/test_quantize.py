@@ -11,7 +11,7 @@ from hypothesis import given
 from make_cache import MANIFEST, in_three_shards, make_features, make_version
 
 import featcache
-from featcache.care.check import examine_shard
+from featcache.care.verify import examine_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
 from featcache.format.frames import dequantize_array
 from featcache.format.shard import Item

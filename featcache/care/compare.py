@@ -14,6 +14,7 @@ that leaks into a frame changes it by a thousandth or more; another shape of the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -23,11 +24,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featcache.audio.waveform import WaveformMaker
+from featcache.device import Device
+from featcache.extraction.decoding import decode_all
+from featcache.extractors import Clip, Extractor, Params
+from featcache.extractors.codec import CodecExtractor
+from featcache.extractors.rows import Rows
+from featcache.manifest import Utterance
+from featcache.manifest.audio_locations import AudioLocation
+
 ROUNDING = 2e-5
 """The largest difference of a frame by rounding in float32, relative to the frame's norm."""
 
 _DRAWS = 64
 _TINY = 1e-30
+
+
+@dataclass(frozen=True, eq=False)
+class SampledClip:
+    """An utterance to try something on."""
+
+    id: str
+    waveform: NDArray[np.float32]
+    """The waveform, float32 `[num_samples]` at the config's rate."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,50 @@ class ClipResult:
     def cpu(self) -> ClipResult:
         """The features and latents in the memory of the CPU."""
         return ClipResult(self.features.cpu(), None if self.latents is None else self.latents.cpu())
+
+
+def decode_waveform(utterance: Utterance, root: AudioLocation, waveform_maker: WaveformMaker) -> NDArray[np.float32]:
+    """Decode an utterance and make its waveform, float32 `[num_samples]`. Raises AudioError if it cannot be decoded."""
+    (decoded,) = decode_all([utterance], root)
+    if decoded.samples is None or decoded.source is None:
+        assert decoded.error is not None
+        raise decoded.error
+    rate = decoded.source.sample_rate
+    return waveform_maker.waveform(decoded.samples, rate, utterance.id, utterance.channel)
+
+
+def extract_results(extractor: Extractor[Params], clips: Sequence[SampledClip], device: Device) -> list[ClipResult]:
+    """Extract clips in one call. The results are on the device, of which the caller holds a slot."""
+    waveforms = device.upload([clip.waveform for clip in clips])
+    given = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
+    if (codec := extractor.as_codec_extractor()) is not None:
+        num_codebooks = len(extractor.spec.codebook_sizes)
+        return [
+            ClipResult(rows.features[:, :num_codebooks].long(), rows.features[:, num_codebooks:], rows.side)
+            for rows in _with_latents(codec).extract_rows(given)
+        ]
+    if (row_extractor := extractor.as_row_extractor()) is not None:
+        return [ClipResult(_comparable(rows.features), side=rows.side) for rows in row_extractor.extract_rows(given)]
+    return [ClipResult(_comparable(features)) for features in extractor.extract(given)]
+
+
+def _comparable(features: torch.Tensor) -> torch.Tensor:
+    return features if features.is_floating_point() else features.long()  # torch cannot compare all unsigned integers
+
+
+def _with_latents(extractor: CodecExtractor[Any]) -> CodecExtractor[Any]:
+    """A copy of the extractor whose features are float64 `[R, F, Q + D]`: codes, and the latents they are made from."""
+    showing = copy.copy(extractor)
+
+    def encode(waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
+        latents = extractor.latents(waveforms, num_samples)
+        this_call = copy.copy(extractor)  # threads call at once
+        this_call.latents = lambda *_: latents  # type: ignore[method-assign]
+        rows = this_call.encode(waveforms, num_samples)
+        return Rows(torch.cat([rows.features.double(), latents.double()], dim=2), rows.side)
+
+    showing.encode = encode  # type: ignore[method-assign]
+    return showing
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from featcache.care.check import Problem
+from featcache.care.verify import Problem
 from featcache.errors import ArgumentError, DamagedError, StoreError, listing
 from featcache.format.documents import AT_MOST_BYTES
 from featcache.format.shard import Shard
 from featcache.storage.base import MARK, Buffer, Store, open_store
 from featcache.storage.location import Location
 from featcache.version.corpus import put_part, read_parts
-from featcache.version.index import open_index
-from featcache.version.index_table import index_name, load_index
-from featcache.version.info import read_info
+from featcache.version.index import index_name, load_index, open_index
 from featcache.version.selection import is_corpus, version_names
 from featcache.version.tags import read_tag, tag_names
-from featcache.version.version import PLAIN_GROUP, Version
+from featcache.version.version import PLAIN_GROUP, Version, read_info
 
 _AT_MOST_BYTES = 1 << 37
 _AT_ONCE_BYTES = 1 << 30

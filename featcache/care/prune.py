@@ -22,8 +22,7 @@ from featcache.format.writing import ShardBuilder
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
 from featcache.storage.base import in_parallel
-from featcache.version.index import open_index
-from featcache.version.index_table import Index
+from featcache.version.index import Index, open_index
 from featcache.version.join import RowKeys, are_few, describe_changed, join, refuse_paths, with_other_files
 from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import Run

@@ -7,6 +7,7 @@ Of quantised features the values are compared, and one level counts as rounding.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.audio.waveform import WaveformMaker
-from featcache.care.check import Problem
-from featcache.care.clips import SampledClip, decode_waveform, extract_results
-from featcache.care.compare import largest_difference, tied_frames
+from featcache.care.compare import SampledClip, decode_waveform, extract_results, largest_difference, tied_frames
 from featcache.care.sources import root_of
+from featcache.care.verify import Problem
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
@@ -33,7 +33,7 @@ from featcache.manifest import CallersUrls
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.version import Version
 
 _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
@@ -55,6 +55,11 @@ class Recomputed:
     """The number of differing codes in frames where rounding decides between codewords."""
     problems: list[Problem] = field(default_factory=list)
     """What differs by more than rounding, or could not be extracted again."""
+
+
+def items_at_random(index: Index, count: int) -> list[int]:
+    """Sample positions of the index at random, distinct and sorted."""
+    return sorted(random.Random().sample(range(len(index)), min(count, len(index))))
 
 
 def recompute(

@@ -39,14 +39,12 @@ from featcache.manifest.copies import expand
 from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location
 from featcache.strings import Strings
-from featcache.version.index import open_index
-from featcache.version.index_table import load_index
-from featcache.version.info import VersionInfo
+from featcache.version.index import load_index, open_index
 from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import new_name, read_run, run_names
 from featcache.version.selection import select_versions
 from featcache.version.tags import check_tags
-from featcache.version.version import PLAIN_GROUP, Version
+from featcache.version.version import PLAIN_GROUP, Version, VersionInfo
 from featcache.version.wanted import damaged_wanted
 
 

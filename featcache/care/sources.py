@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.members import copy_of, stamp_now
-from featcache.care.check import Problem
 from featcache.errors import AudioError, counted
 from featcache.format.shard import Shard
 from featcache.manifest import CallersUrls
@@ -26,7 +25,7 @@ from featcache.manifest.audio_locations import (
     locate,
     url_of,
 )
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.records import read_run
 from featcache.version.version import Version
 
@@ -65,15 +64,15 @@ def check_sources(
     threads: int,
     report: Callable[[], object],
     stopped: Callable[[], bool],
-) -> tuple[list[Problem], list[str]]:
+) -> tuple[dict[tuple[AudioSource, str], list[str]], list[str]]:
     """Compare the audio files of the items that count in some sound shards with what they were, as `wanted`.
 
     So many threads hash files. `report` is called after each shard. Once `stopped`, which is called now and then,
     returns True, the rest is not looked at.
 
     Returns:
-        Files that are missing, changed or unreadable, each once: they are in no shard, so none is damaged. And notes on
-        utterances whose files could not be compared so.
+        Files that are missing, changed or unreadable, each with what is wrong with it, and the ids of its utterances.
+        And notes on utterances whose files could not be compared so.
     """
     hashes, unknown, not_asked = ContentHashes(), 0, 0
     faulty: dict[tuple[AudioSource, str], list[str]] = {}
@@ -102,7 +101,7 @@ def check_sources(
     if not_asked:
         utterances = counted(not_asked, "utterance")
         notes.append(f"extracted from URLs, which are asked for only if --manifest names them: {utterances}")
-    return [_problem(location, fault, ids) for (location, fault), ids in faulty.items()], notes
+    return faulty, notes
 
 
 def root_of(shard: Shard, version: Version) -> AudioLocation:
@@ -168,8 +167,3 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
     except ValueError as error:  # a zero byte, say
         return f"not a valid path: {error}"
     return None if content_hash == file.content_hash else "has changed since: other bytes, of the same number"
-
-
-def _problem(path: AudioSource, fault: str, ids: list[str]) -> Problem:
-    more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
-    return Problem("source", f"{ids[0]}{more}: {path}: {fault}", id=ids[0] if len(ids) == 1 else None)

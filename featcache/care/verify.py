@@ -1,4 +1,6 @@
-"""What is damaged, missing, changed or surplus in a version."""
+"""What is damaged, missing, changed or surplus in a version: whether each shard is what was written, byte for byte, and
+makes sense; and whether all that is wanted is there.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from featcache.care.check import Problem, StoppedError, examine_shard
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted
 from featcache.extraction.tasks import compare
+from featcache.format.documents import AT_MOST_BYTES, decoder_of
+from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Shard
 from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
+from featcache.spec import all_finite
 from featcache.storage.base import MARK, in_parallel
-from featcache.version.index import build_index, index_of
-from featcache.version.index_table import Index, index_name, load_index
+from featcache.version.index import Index, build_index, index_name, index_of, load_index
 from featcache.version.join import RowKeys
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names
@@ -33,6 +36,26 @@ _MOST_MAPPED = 8192
 """How many checked shards keep their tables mapped: a process may map some 65,000 files. Others are mapped anew."""
 _LACKING = frozenset({"unfinished", "record", "missing"})
 """The kinds of problems that may be over as soon as a run that is going on has added another shard."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is not as it should be."""
+
+    kind: str
+    """What kind of fault: `metadata`, `structure`, `checksum`, `non_finite`, `frames`, `missing` …"""
+    message: str
+    shard: str | None = None
+    """The damaged shard; None if the fault is in none."""
+    id: str | None = None
+    """The utterance; None if the fault is not of a single one."""
+
+
+class CheckedShard(NamedTuple):
+    """A shard, if its document can be read, and what is wrong with it."""
+
+    shard: Shard | None
+    problems: list[Problem]
 
 
 @dataclass(frozen=True)
@@ -115,7 +138,7 @@ def verify(
     Raises:
         StoreError: A shard may not be read.
     """
-    checked: dict[str, _CheckedShard] = {}
+    checked: dict[str, CheckedShard] = {}
     stop = stop or threading.Event()
     is_second_look = False
     while True:
@@ -145,26 +168,18 @@ def verify(
     if sources is None or index is None:
         return result
     sound = [name for name in names if not checked[name].problems]
-    of_sources, source_notes = check_sources(version, index, sound, sources, threads, report, stop.is_set)
-    return replace(
-        result,
-        problems=[*result.problems, *of_sources],
-        notes=[*result.notes, *source_notes],
-        interrupted=stop.is_set(),
-    )
-
-
-class _CheckedShard(NamedTuple):
-    """A shard, if its document can be read, and what is wrong with it."""
-
-    shard: Shard | None
-    problems: list[Problem]
+    faulty, source_notes = check_sources(version, index, sound, sources, threads, report, stop.is_set)
+    for (file, fault), ids in faulty.items():  # which is in no shard, so none is damaged
+        more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
+        problem = Problem("source", f"{ids[0]}{more}: {file}: {fault}", id=ids[0] if len(ids) == 1 else None)
+        result.problems.append(problem)
+    return replace(result, notes=[*result.notes, *source_notes], interrupted=stop.is_set())
 
 
 def _report(
     version: Version,
     there: list[str],
-    checked: Mapping[str, _CheckedShard],
+    checked: Mapping[str, CheckedShard],
     problems: list[Problem],
     data: bool,
     manifest: Manifest | None,
@@ -206,7 +221,7 @@ def _report(
             problems += lacking
         inside = {shard.name for shard in sound}
         numbers = [number for number, name in enumerate(index.shards) if name in inside]
-        utterances = int(np.isin(index.shard, np.array(numbers, np.int64)).sum())
+        utterances = int(np.isin(index.shard, numbers).sum())
         repeated = _count_newest(index, sound) - utterances if subset is None else 0
     damaged = [one.shard for one in checked.values() if one.problems]
     result = Report(
@@ -229,19 +244,19 @@ def _report(
 
 def _check_shards(
     version: Version, names: list[str], data: bool, threads: int, report: Callable[[], object], stop: threading.Event
-) -> dict[str, _CheckedShard]:
+) -> dict[str, CheckedShard]:
     """What is wrong in each shard, by name. Shards that were not checked before `stop` was set are left out."""
-    checked: dict[str, _CheckedShard] = {}
+    checked: dict[str, CheckedShard] = {}
     ended = threading.Event()
 
     def stopped() -> bool:
         return stop.is_set() or ended.is_set()
 
-    def check(name: str, number: int) -> _CheckedShard:
+    def check(name: str, number: int) -> CheckedShard:
         try:
-            one = _CheckedShard(*examine_shard(version, name, data, stopped))
+            one = examine_shard(version, name, data, stopped)
         except StoppedError:
-            return _CheckedShard(None, [])
+            return CheckedShard(None, [])
         if one.shard is not None and number >= _MOST_MAPPED:
             one.shard.unmap_table()
         return one
@@ -306,18 +321,126 @@ def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) 
     """What a version lacks of a manifest, how many of its utterances have failed, and how many are not in it."""
     todo = compare(RowKeys.of(manifest), index, failures)
     is_older = todo.replaces >= 0
-
-    def of_rows(kind: str, rows: NDArray[np.bool_], what: Callable[[str], str]) -> Iterator[Problem]:
-        for id_ in manifest.ids.take(np.flatnonzero(rows)):
-            yield Problem(kind, f"{id_}: {what(id_)}", id=id_)
-
-    def failed(id_: str) -> str:
-        failure = failures[id_]
-        return f"what is there of it is older: extracting {failure.path} failed: {failure.reason}: {failure.message}"
-
-    problems = [
-        *of_rows("missing", todo.missing & ~is_older, lambda _: "is in no shard"),
-        *of_rows("changed", is_older & ~todo.failed, lambda _: "its row is not the one that was extracted"),
-        *of_rows("changed", is_older & todo.failed, failed),
-    ]
+    missing = manifest.ids.take(np.flatnonzero(todo.missing & ~is_older))
+    problems = [Problem("missing", f"{id_}: is in no shard", id=id_) for id_ in missing]
+    for row in np.flatnonzero(is_older).tolist():
+        id_, what = manifest.ids[row], "its row is not the one that was extracted"
+        if todo.failed[row]:
+            failure = failures[id_]
+            failed = f"extracting {failure.path} failed: {failure.reason}: {failure.message}"
+            what = f"what is there of it is older: {failed}"
+        problems.append(Problem("changed", f"{id_}: {what}", id=id_))
     return problems, int(todo.failed.sum()), len(index) - int((todo.present | is_older).sum())
+
+
+# A shard
+
+
+class StoppedError(Exception):
+    """Whoever asked does not want to know any more."""
+
+
+def examine_shard(version: Version, name: str, data: bool, stopped: Callable[[], bool] = lambda: False) -> CheckedShard:
+    """Check a shard. With `data`, every byte of its features is read, else only everything else.
+
+    Raises:
+        ShardGoneError: There is no such shard any more.
+        StoreError: It cannot be read now.
+        StoppedError: `stopped` said so.
+    """
+    try:
+        shard = version.shard(name)
+    except DamagedError as error:
+        return CheckedShard(None, [Problem("metadata", error.what, name)])
+    try:
+        return CheckedShard(shard, [*_problems(shard, data, stopped)])
+    except DamagedError as error:
+        return CheckedShard(shard, [Problem("structure", error.what, name)])
+
+
+def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator[Problem]:
+    paths = [path for path in shard.info.files if not path.startswith("features/c/")]
+    faults = [fault for path in paths if (fault := shard.file_fault(path))]
+    if not faults:
+        faults = [f"{shard}: damaged: {fault}" for fault in shard.faults()] or [*_metadata_faults(shard)]
+    if faults:
+        yield from (Problem("checksum" if "checksum" in fault else "structure", fault, shard.name) for fault in faults)
+        return
+    yield from _item_problems(shard)
+    if data:
+        yield from _feature_problems(shard, stopped)
+    else:
+        shard.open_features()  # which compares its size, and the checksum at its end
+
+
+def _metadata_faults(shard: Shard) -> Iterator[str]:
+    """Whether Zarr libraries find the arrays that featcache finds."""
+    expected = {"features": ((shard.info.frames, *shard.spec.item_shape), shard.spec.stored_dtype)}
+    for side in shard.spec.side:
+        last = int(shard.table.offsets(f"side_{side.name}")[-1])
+        expected[f"side_{side.name}"] = (last, *side.item_shape), side.dtype
+    for name, (shape, dtype) in expected.items():
+        path = f"{name}/zarr.json"
+        try:
+            array = decoder_of(_ArrayMetadata).decode(shard.store.read(f"{shard.key}/{path}", AT_MOST_BYTES))
+        except FileNotFoundError:  # since its bytes were read: a repair takes the shard away
+            yield f"{shard}/{path}: damaged: the file is missing"
+            continue
+        except ValueError as error:
+            yield f"{shard}/{path}: damaged: {error}"
+            continue
+        if (array.shape, array.data_type) != (shape, dtype):
+            yield f"{shard}/{path}: damaged: it is {array.data_type} {[*array.shape]}, not {dtype} {[*shape]}"
+
+
+class _ArrayMetadata(msgspec.Struct):
+    shape: tuple[int, ...]
+    data_type: str
+
+
+def _item_problems(shard: Shard) -> Iterator[Problem]:
+    """Whether each item can be dequantised, and has as many frames as its audio should give."""
+    table, spec, ids = shard.table, shard.spec, shard.table.ids
+    if spec.is_quantized:
+        parameters = shard.quantization.reshape(len(ids), -1)
+        for item in np.flatnonzero(~np.isfinite(parameters).all(axis=1)).tolist():
+            message = f"{ids[item]}: its scale or offset is NaN or infinite"
+            yield Problem("non_finite", message, shard.name, ids[item])
+    # An extractor may have a frame more or less at either end. Beyond that, the frames are not of this audio.
+    num_frames, num_samples = np.diff(table.offsets("frame")), table["num_samples"]
+    per_sample = spec.frame_rate / spec.sample_rate
+    expected = np.maximum(num_samples, spec.padded_to) * per_sample
+    for item in np.flatnonzero(np.abs(num_frames - expected) > spec.frame_length * per_sample + 2).tolist():
+        seconds = int(num_samples[item]) / spec.sample_rate
+        message = f"{ids[item]}: {num_frames[item]} frames for {seconds:.3f} s of audio"
+        yield Problem("frames", message, shard.name, ids[item])
+
+
+def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Problem]:
+    """Whether the features are what was written, and finite; read once if so."""
+    path = next(path for path in shard.info.files if path.startswith("features/c/"))
+    dtype, rest, is_finite = np.dtype(shard.spec.stored_dtype).newbyteorder("<"), b"", True
+    left = shard.info.files[path][0] - CHECKSUM_BYTES
+
+    def seen(block: memoryview) -> None:
+        nonlocal rest, is_finite, left
+        if stopped():
+            raise StoppedError
+        whole, left = block[:left], max(0, left - len(block))
+        if rest or len(whole) % dtype.itemsize:  # of a stream, blocks have any size
+            joined = rest + whole
+            end = len(joined) // dtype.itemsize * dtype.itemsize
+            whole, rest = memoryview(joined)[:end], joined[end:]
+        is_finite = is_finite and all_finite(np.frombuffer(whole, dtype))
+
+    fault = shard.file_fault(path, seen)
+    if not fault and is_finite:
+        return
+    ids, num_items = shard.table.ids, len(shard.table)
+    sound = {number for number, _ in shard.sound_items(range(num_items))}
+    for item in range(num_items):
+        if item not in sound:
+            what = "the checksum of its features does not match" if fault else "features are NaN or infinite"
+            yield Problem("checksum" if fault else "non_finite", f"{ids[item]}: {what}", shard.name, ids[item])
+    if fault and ("checksum" not in fault or len(sound) == num_items):  # a disk that cannot be read, for example
+        yield Problem("checksum", fault, shard.name)

@@ -19,7 +19,7 @@ from featcache.storage.location import Location
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from featcache.version.index_table import Index
+    from featcache.version.index import Index
     from featcache.version.version import Version
 
 

@@ -13,8 +13,7 @@ from featcache.errors import counted, percent
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from featcache.care.probe import Probe
-    from featcache.care.trials import Measured
+    from featcache.care.probe import Measured, Probe
     from featcache.config import Config
     from featcache.manifest.audio_locations import AudioLocation
     from featcache.version.version import Version

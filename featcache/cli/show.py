@@ -69,7 +69,7 @@ def describe_in_each(
 def _document(version: Version, utterance: str) -> dict[str, Any]:
     """What a version has of an utterance."""
     from featcache.loader.cache import Cache
-    from featcache.version.origin import describe_origin
+    from featcache.version.join import describe_origin
 
     cache = Cache(version, check=True)
     features = cache[utterance]

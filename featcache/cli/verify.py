@@ -95,9 +95,8 @@ def verify(
       featcache verify features --no-data --sources=content
       featcache verify features --subset 0/10
     """
-    from featcache.care.check import Problem
     from featcache.care.sources import SourceCheck
-    from featcache.care.verify import Report, Subset
+    from featcache.care.verify import Problem, Report, Subset
     from featcache.care.verify import verify as check
     from featcache.manifest import CallersUrls
     from featcache.version.selection import split_tag, version_folders
@@ -137,8 +136,7 @@ def _recompute(
     version: Version, root: AudioLocation | None, count: int, device: str | None, threads: int, urls: CallersUrls
 ) -> Recomputed:
     try:
-        from featcache.care.clips import items_at_random
-        from featcache.care.recompute import recompute
+        from featcache.care.recompute import items_at_random, recompute
         from featcache.device import Device
     except ImportError as error:
         raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error

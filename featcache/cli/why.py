@@ -131,7 +131,7 @@ def _describe_utterance(
     utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]
 ) -> dict[str, Any]:
     """Its row in the plan's manifest, and where each version that has it has it from."""
-    from featcache.version.origin import describe_origin
+    from featcache.version.join import describe_origin
 
     row = None if plan is None else plan.find(utterance)
     found, missing = describe_in_each(versions, utterance, describe_origin)

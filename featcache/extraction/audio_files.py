@@ -36,7 +36,7 @@ from featcache.manifest.audio_locations import (
     need_pyarrow,
     url_of,
 )
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.join import find_other_files, refuse_paths, sources_of
 from featcache.version.version import Version
 

@@ -27,12 +27,10 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource
 from featcache.version.in_flight import Suspects, forget_suspects
-from featcache.version.index import open_index
-from featcache.version.index_table import Index
-from featcache.version.info import library_versions
+from featcache.version.index import Index, open_index
 from featcache.version.ledger import Failure, read_failures
 from featcache.version.records import Run
-from featcache.version.version import Version
+from featcache.version.version import Version, library_versions
 from featcache.version.wanted import find_missing, read_all_wanted
 
 STAGES = ("decode", "resample", "extract", "write", "wait")

@@ -43,8 +43,7 @@ from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location, as_location
 from featcache.strings import Strings
 from featcache.version.in_flight import Suspects, find_suspects
-from featcache.version.index import index_of, open_index
-from featcache.version.index_table import Index
+from featcache.version.index import Index, index_of, open_index
 from featcache.version.join import RowKeys
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import read_probes

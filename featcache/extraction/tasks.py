@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from featcache.errors import ManifestError
 from featcache.manifest import Manifest, Utterance
 from featcache.strings import are_distinct
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure
 from featcache.version.wanted import Wanted

@@ -28,12 +28,11 @@ from featcache.spec import FeatureSpec
 from featcache.storage.location import Location
 from featcache.strings import hash_of
 from featcache.version.in_flight import Suspects
-from featcache.version.index_table import Index
-from featcache.version.info import VersionInfo, library_versions
+from featcache.version.index import Index
 from featcache.version.join import differences, item_at
 from featcache.version.ledger import Failure
 from featcache.version.selection import version_folders
-from featcache.version.version import Version
+from featcache.version.version import Version, VersionInfo, library_versions
 from featcache.version.wanted import Wanted
 
 _NAMED = 5

@@ -18,7 +18,7 @@ from featcache.loader.shards import Shards
 from featcache.loader.spans import check_codebooks, check_padding, frames_between, positions_in
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
-from featcache.version.index_table import Index, load_index
+from featcache.version.index import Index, load_index
 from featcache.version.version import Version
 
 if TYPE_CHECKING:

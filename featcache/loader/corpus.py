@@ -23,12 +23,10 @@ from featcache.storage.base import in_parallel, open_store
 from featcache.storage.location import Location
 from featcache.strings import Strings
 from featcache.version.corpus import PartVersion, gone_parts, read_parts
-from featcache.version.index import open_index
-from featcache.version.index_table import Index, index_name
-from featcache.version.info import VersionInfo
+from featcache.version.index import Index, index_name, open_index
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.selection import version_names
-from featcache.version.version import Version
+from featcache.version.version import Version, VersionInfo
 from featcache.version.wanted import find_lacking
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from featcache.loader.local_copies import LocalCopies, LocalCopy, Tiers, blaming
 from featcache.loader.shards import Shards
 from featcache.storage.base import in_parallel
 from featcache.storage.directory import Directory
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.version import Version
 
 

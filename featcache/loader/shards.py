@@ -17,7 +17,7 @@ from featcache.format.shard import Shard, SideArray
 from featcache.spec import QUANTIZATION
 from featcache.storage.location import Location
 from featcache.storage.maps import Readahead
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.version import Version
 
 _FILES_OPEN = 128

@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
 from featcache.format.frames import dequantize_array
-from featcache.version.index import open_index
-from featcache.version.index_table import Index
-from featcache.version.info import library_versions
-from featcache.version.version import Version
+from featcache.version.index import Index, open_index
+from featcache.version.version import Version, library_versions
 
 FRAMES_PER_UNIT = 1000
 """The default number of frames in the sample for each unit; more hardly lower the inertia of other frames."""

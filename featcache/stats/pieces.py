@@ -17,7 +17,7 @@ from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import copies_of, expand
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.join import RowKeys, describe_changed, join_version
 
 PIECE_FRAMES = 256

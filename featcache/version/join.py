@@ -2,7 +2,7 @@
 
 An id alone does not say what an item was extracted from: two manifests may use it for different files, a row's `start`
 may have been edited since, or a file may have been exchanged and the new one be unreadable. So whatever joins a
-manifest with a version does it here.
+manifest with a version does it here. And of one item, all that is known of where it came from.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from __future__ import annotations
 import filecmp
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, ManifestError, MissingItemError, listing
-from featcache.format.shard import Item
+from featcache.format.shard import Item, Shard
 from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 from featcache.manifest.audio_locations import AudioSource
-from featcache.strings import Strings
-from featcache.version.index_table import Index
+from featcache.storage.base import in_parallel
+from featcache.strings import Strings, hash_of
+from featcache.version.index import Index, open_index
 from featcache.version.ledger import Failure, standing_failures
-from featcache.version.records import manifest_roots
+from featcache.version.records import began, manifest_roots, read_run
 from featcache.version.version import Version
 
 _FEW = 0.05
@@ -218,11 +220,8 @@ def _have_other_paths(
 ) -> NDArray[np.bool_]:
     """Which rows have another path than the items at these positions; bool `[rows]`."""
     differ = np.zeros(len(rows), bool)
-    shards = index.shard[positions]
-    for number in np.unique(shards).tolist():
-        inside = np.flatnonzero(shards == number)
-        paths = version.shard(index.shards[number]).table.paths.take(index.item[positions[inside]])
-        differ[inside] = paths.hashes() != manifest.paths.take(rows[inside]).hashes()
+    for inside, shard, items in by_shard(version, index, positions):
+        differ[inside] = shard.table.paths.take(items).hashes() != manifest.paths.take(rows[inside]).hashes()
     return differ
 
 
@@ -230,15 +229,24 @@ def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> 
     """The audio files of the items at some positions: size in bytes, mtime in ns, sample rate in Hz; int64 `[n, 3]`.
     Raises DamagedError if a shard is not what was written."""
     sources = np.empty((len(positions), 3), np.int64)
+    for inside, shard, items in by_shard(version, index, positions):
+        for column, name in enumerate(("source_size", "source_mtime_ns", "sample_rate")):
+            sources[inside, column] = shard.table[name][items]
+    return sources
+
+
+def by_shard(
+    version: Version, index: Index, positions: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], Shard, NDArray[np.int64]]]:
+    """Each shard that has some of the items at these positions: which of `positions`, as numbers below n, rising; the
+    shard; and the numbers of the items in it. Raises DamagedError if a shard is not what was written."""
     shards = index.shard[positions]
     for number in np.unique(shards).tolist():
         inside = np.flatnonzero(shards == number)
-        items, table = index.item[positions[inside]], version.shard(index.shards[number]).table
-        if items.max() >= len(table):  # an index that is sealed, and wrong all the same
+        shard, items = version.shard(index.shards[number]), index.item[positions[inside]]
+        if items.max() >= len(shard.table):  # an index that is sealed, and wrong all the same
             raise DamagedError(f"{version.path / 'index'}: damaged: there is no item {items.max()}: remove this folder")
-        for column, name in enumerate(("source_size", "source_mtime_ns", "sample_rate")):
-            sources[inside, column] = table[name][items]
-    return sources
+        yield inside, shard, items
 
 
 def _sizes_elsewhere(
@@ -296,11 +304,15 @@ def differences(old: Segment, new: Segment) -> str:
     return ", ".join(f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now)
 
 
+def _shown(value: object) -> object:
+    return "(none)" if value is None else value
+
+
 def item_at(version: Version, index: Index, position: int) -> Item:
     """The item at a position of the index, without its features. Raises DamagedError if its shard is not what was
     written."""
-    place = index.place(position)
-    (item,) = version.shard(place.shard).items([place.item])
+    name, number = index.place(position)
+    (item,) = version.shard(name).items([number])
     return item
 
 
@@ -326,5 +338,45 @@ def missing_error(
     )
 
 
-def _shown(value: object) -> object:
-    return "(none)" if value is None else value
+def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
+    """Where a version has an utterance from: its row, its file, its shard, and the run and the libraries that made it.
+    Raises MissingItemError if it does not have it; says whether it failed; DamagedError if its shard is not what was
+    written."""
+    index = open_index(version)
+    position = index.find_one(utterance)
+    if position < 0:
+        raise missing_error(version, index, standing_failures(version, index), [utterance], 1)
+    name, number = index.place(position)
+    shard = version.shard(name)
+    (item,) = shard.items([number])
+    record = read_run(version.store, shard.run) if shard.run else None
+    asked = {} if record is None else record.asked
+    started = began(shard.run)
+    row_and_file = item.document()
+    row_and_file["source_rate"] = row_and_file.pop("sample_rate")
+    return {
+        "version": str(version.path),
+        "shard": shard.name,
+        **row_and_file,
+        "run": shard.run or None,
+        "run_began": None if started is None else started.isoformat(timespec="seconds"),
+        **{name: asked.get(name) for name in ("manifest", "root", "host", "from")},
+        "made_by": {name: value for name, value in shard.info.made_by.items() if name != "run"},
+        "superseded": _superseded(version, index, item),
+        "audio_seconds": item.num_samples / version.info.spec.sample_rate,
+    }
+
+
+def _superseded(version: Version, index: Index, item: Item) -> list[str]:
+    """The shards of older items of an utterance, from the latest to the earliest, as far as they are still there."""
+    if item.generation == 1:
+        return []
+    id_hash = np.uint64(hash_of(item.id))
+
+    def generation(name: str) -> int:
+        table = version.shard(name).table
+        return int(table["generation"][table["id_hash"] == id_hash].max(initial=0))
+
+    generations = dict(zip(index.shards, in_parallel(generation, index.shards), strict=True))
+    older = [name for name, own in generations.items() if 0 < own < item.generation]
+    return sorted(older, key=lambda name: -generations[name])

@@ -19,7 +19,7 @@ from featcache.format.documents import encode_line, parse
 from featcache.manifest.segments import Utterance
 from featcache.storage.base import in_parallel
 from featcache.strings import Strings
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.version import Version
 
 _AT_MOST_BYTES = 1 << 30

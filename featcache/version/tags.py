@@ -15,7 +15,7 @@ import msgspec
 
 from featcache.errors import ArgumentError, DamagedError, StoreError, listing
 from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, parse_line
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.version import Version
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

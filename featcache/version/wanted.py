@@ -23,7 +23,7 @@ from featcache.format.documents import AT_MOST_BYTES, Count, Hash, encode_line, 
 from featcache.manifest.segments import SegmentColumns
 from featcache.storage.base import as_bytes
 from featcache.strings import Strings
-from featcache.version.index_table import Index
+from featcache.version.index import Index
 from featcache.version.ledger import Failure, read_failures
 from featcache.version.version import Version
 

@@ -14,8 +14,7 @@ from featcache.format.writing import ShardBuilder
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.location import Location
-from featcache.version.info import VersionInfo
-from featcache.version.version import Version
+from featcache.version.version import Version, VersionInfo
 from featcache.version.wanted import Wanted
 
 BINS = 80

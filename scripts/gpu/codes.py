@@ -19,9 +19,8 @@ import numpy as np
 import small_models
 import torch
 
-from featcache.care.clips import SampledClip, extract_results
-from featcache.care.compare import ROUNDING, compare_all, tied_frames
-from featcache.care.trials import Alone, try_batchings
+from featcache.care.compare import ROUNDING, SampledClip, compare_all, extract_results, tied_frames
+from featcache.care.probe import Alone, try_batchings
 from featcache.device import Device
 from featcache.extractors.codec import CodecExtractor
 

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.spec import FeatureSpec
-from featcache.version.info import VersionInfo
-from featcache.version.version import Version
+from featcache.version.version import Version, VersionInfo
 
 lhotse = pytest.importorskip("lhotse")
 

@@ -14,8 +14,7 @@ from cache_contents import check, chunk_files, items, only_version
 from damage import CHUNKS, FILES, SPOIL, assert_repaired, flip, victim
 
 import featcache.care.verify
-from featcache.care.check import examine_shard
-from featcache.care.verify import verify
+from featcache.care.verify import examine_shard, verify
 from featcache.errors import DamagedError
 from featcache.version.version import Version
 

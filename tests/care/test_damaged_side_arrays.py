@@ -12,7 +12,7 @@ from extractions import write_config
 from make_cache import make_features, make_version
 
 import featcache
-from featcache.care.check import examine_shard
+from featcache.care.verify import examine_shard
 from featcache.format.shard import Shard
 from featcache.spec import SideSpec
 from featcache.version.version import Version

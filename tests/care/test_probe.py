@@ -12,8 +12,7 @@ from corpora import Corpus
 from extractions import write_config
 from small_models import encodec_24khz
 
-from featcache.care.clips import utterances_by_length
-from featcache.care.probe import probe
+from featcache.care.probe import probe, utterances_by_length
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ManifestError

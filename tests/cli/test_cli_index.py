@@ -7,7 +7,7 @@ import os
 
 from cache_contents import only_version
 
-from featcache.version.index_table import load_index
+from featcache.version.index import load_index
 
 
 def test_index_is_built_once(cli, plain, scratch):

@@ -14,7 +14,7 @@ from featcache.extraction.tasks import MAX_ITEMS, compare, shard_ranges, shard_t
 from featcache.format.table import Table
 from featcache.manifest import Manifest
 from featcache.strings import Strings
-from featcache.version.index_table import COLUMNS, Index, ShardSummary
+from featcache.version.index import COLUMNS, Index, ShardSummary
 from featcache.version.join import RowKeys
 from featcache.version.ledger import Failure
 

@@ -12,8 +12,7 @@ import small_ssl
 import torch
 from devices import DEVICES
 
-from featcache.care.clips import SampledClip, extract_results
-from featcache.care.compare import compare_all
+from featcache.care.compare import SampledClip, compare_all, extract_results
 from featcache.config import Config, config_from, load_config
 from featcache.device import Device, Tf32, set_tf32
 from featcache.extractors import rows

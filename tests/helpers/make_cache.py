@@ -15,8 +15,7 @@ from featcache.loader.cache import Cache
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.location import ObjectPath
-from featcache.version.info import VersionInfo
-from featcache.version.version import Version
+from featcache.version.version import Version, VersionInfo
 from featcache.version.wanted import Wanted, name_of
 
 MANIFEST = name_of("made up")

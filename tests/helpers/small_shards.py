@@ -9,12 +9,11 @@ import numpy as np
 from make_cache import MANIFEST, want_nothing
 from msgspec import structs
 
-from featcache.care.check import examine_shard
+from featcache.care.verify import examine_shard
 from featcache.format.shard import Item, Shard
 from featcache.format.writing import ShardBuilder
 from featcache.spec import FeatureSpec, SideSpec
-from featcache.version.info import VersionInfo
-from featcache.version.version import Version
+from featcache.version.version import Version, VersionInfo
 
 SPEC = FeatureSpec((2,), "float32", 100.0, 160, 16000, "anything")
 INFO = VersionInfo(

@@ -12,7 +12,7 @@ from make_cache import make_features, make_version
 import featcache
 from featcache.errors import DamagedError, StoreError
 from featcache.loader.shards import Shards
-from featcache.version.index_table import index_name
+from featcache.version.index import index_name
 
 
 class TestDamage:

@@ -23,8 +23,7 @@ from featcache.format.table import Table
 from featcache.format.writing import group_files
 from featcache.storage.base import MARK
 from featcache.strings import Strings
-from featcache.version.index import build_index, keep_index, open_index
-from featcache.version.index_table import Index, index_name, load_index
+from featcache.version.index import Index, build_index, index_name, keep_index, load_index, open_index
 from featcache.version.version import ShardGoneError, Version
 
 
@@ -276,7 +275,7 @@ def test_a_cache_that_cannot_be_written_is_read_all_the_same(small, monkeypatch)
     expected = build_index(small, small.shard_names())
     shutil.rmtree(small.path / "index")
     for error in (StoreError("full"), OSError("read-only"), MissingDependencyError("zarr", "writing a cache")):
-        monkeypatch.setattr("featcache.version.index.group_files", Mock(side_effect=error))
+        monkeypatch.setattr("featcache.format.writing.group_files", Mock(side_effect=error))
         assert same(open_index(small), expected)
         with pytest.raises(type(error)):
             keep_index(small)

@@ -20,8 +20,7 @@ from featcache.care.verify import verify
 from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.format.documents import encode_line
 from featcache.storage.location import parse_location
-from featcache.version.index import open_index
-from featcache.version.index_table import index_name
+from featcache.version.index import index_name, open_index
 from featcache.version.selection import select_version, version_folders
 from featcache.version.tags import at_tag, make_tag, read_tag, read_tags, remove_tag, tag_names, tags_to_show
 from featcache.version.version import Version
