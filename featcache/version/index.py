@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, FeatcacheError, StoreError
 from featcache.format.documents import decoder_of
+from featcache.format.group import Table
 from featcache.format.shard import Shard
-from featcache.format.table import Table
 from featcache.format.writing import group_files
 from featcache.storage.base import in_parallel
 from featcache.strings import Strings

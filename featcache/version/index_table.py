@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
 from featcache.format.documents import Count, Hash
-from featcache.format.group import NAME_DIGITS, Group, GroupInfo
-from featcache.format.table import Table, rise
+from featcache.format.group import NAME_DIGITS, Group, GroupInfo, Table, rise
 from featcache.strings import Strings, hash_of
 from featcache.version.version import Version
 
