@@ -304,12 +304,18 @@ def refuse_almost_url(name: str, text: str) -> None:
         raise ArgumentError(f"{name}: {text} is no URL: did you mean {meant}? A path of that name is ./{text}")
 
 
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a text, or a path that was made of one, is a URL."""
+    match = _URL_START.match(os.fspath(path))
+    # `Path("s3://bucket")` has one slash left; a text with one slash is the path of an odd folder.
+    return match is not None and (not isinstance(path, str) or path.startswith("/", match.end()))
+
+
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
     """Refuse a URL, or almost one, where a path is wanted, by an ArgumentError: as a path it would name a folder called
     `s3:`."""
-    given = os.fspath(path)
     if isinstance(path, str):
         refuse_almost_url(name, path)
-    if (match := _URL_START.match(given)) and (not isinstance(path, str) or given.startswith("/", match.end())):
-        what = "it" if secret_in(given) else given
+    if is_url(path):
+        what = "it" if secret_in(os.fspath(path)) else path
         raise ArgumentError(f"{name}: {what} is a URL: mount or copy what is there, and give a path on this machine")

@@ -13,8 +13,7 @@ from make_cache import MANIFEST, in_three_shards, make_features, make_version
 import featcache
 from featcache.care.verify import examine_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
-from featcache.format.frames import dequantize_array
-from featcache.format.shard import Item
+from featcache.format.shard import Item, dequantize_array
 from featcache.format.writing import ShardBuilder
 from featcache.loader import places
 from featcache.loader.data_loader import dequantized

@@ -27,8 +27,7 @@ from featcache.extraction.batching import BATCHINGS
 from featcache.extraction.features import cast, compute_clips, errors_of
 from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
 from featcache.extractors import Extractor, Params
-from featcache.format.frames import dequantize_array
-from featcache.format.shard import Shard
+from featcache.format.shard import Shard, dequantize_array
 from featcache.manifest import CallersUrls
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.quantize import quantize

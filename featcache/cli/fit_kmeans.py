@@ -52,7 +52,7 @@ def fit_kmeans(
 
     from featcache.device import Device
     from featcache.stats.kmeans import fit_version
-    from featcache.storage.directory import write_file
+    from featcache.storage.files import write_file
     from featcache.version.selection import select_version
 
     refuse_output(output, force)

@@ -63,7 +63,7 @@ def manifest(
     import numpy as np
 
     from featcache.manifest.write import WRITTEN, format_to_write, packed, require_names
-    from featcache.storage.directory import write_file
+    from featcache.storage.files import write_file
 
     is_printed = str(output) == "-"
     if is_printed and as_json:

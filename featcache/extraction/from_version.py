@@ -21,8 +21,7 @@ from featcache.extraction.failures import failure_of
 from featcache.extraction.features import Extracted, cast, errors_of, in_halves, last_traceback
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.format.frames import Frames, dequantize_array
-from featcache.format.shard import Item, Shard
+from featcache.format.shard import Frames, Item, Shard, dequantize_array
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of

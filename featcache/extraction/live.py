@@ -17,7 +17,7 @@ from featcache.extraction.batching import choose_batching
 from featcache.extraction.decoding import Decoded, decode_all
 from featcache.extraction.from_audio import extract_alone
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.format.frames import dequantize_array
+from featcache.format.shard import dequantize_array
 from featcache.manifest import Utterance
 from featcache.manifest.utterances import MOST_SECONDS
 from featcache.spec import QUANTIZATION, FeatureSpec

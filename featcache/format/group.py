@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
 from featcache.format.documents import AT_MOST_BYTES, Count, Hex, parse
-from featcache.format.table import Table
 from featcache.storage.base import MARK, Opened, Store, as_bytes
 from featcache.storage.location import Location
+from featcache.strings import Strings
 
 NAME_DIGITS = 16
 """So many digits of a digest name a group."""
@@ -35,6 +35,66 @@ _envelopes: dict[Any, Any] = {}
 FilePath = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,80}/(zarr\.json|c(/0){1,17})\Z")]
 ColumnName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,90}\Z")]
 ColumnDtype = Annotated[str, msgspec.Meta(pattern=r"^(u?int|float)64\Z")]
+
+
+class Table:
+    """What is known of each item, besides its features: a matrix of 64-bit numbers, and the text of ids and paths.
+    `table["row_hash"]` is a column of it, `[items]`.
+
+    A column is a row of the matrix. It has one entry more than there are items: columns whose names end in `_offset`
+    say where each item's part of something begins, and the entry behind the last item's says where that one ends. In
+    all others, it is 0. A shard has such a table of its items, and an index has one of all items that count; both are
+    read from mapped memory, and nothing is parsed.
+
+    Args:
+        matrix: uint64 `[columns, items + 1]`.
+        text: The bytes of the strings, uint8 `[bytes]`.
+        columns: The names of the columns, and the dtypes of 64 bits that they are of.
+    """
+
+    def __init__(self, matrix: NDArray[np.uint64], text: NDArray[np.uint8], columns: Sequence[tuple[str, str]]) -> None:
+        self.matrix = matrix
+        self.text = text
+        self.columns = [(name, dtype) for name, dtype in columns]
+        self._rows: dict[str, NDArray[Any]] = {
+            name: matrix[number].view(dtype) for number, (name, dtype) in enumerate(columns)
+        }
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], dtypes: Mapping[str, str], text: NDArray[np.uint8]) -> Table:
+        """A table of these columns, in the order of `dtypes`: `[items + 1]` of offsets, else `[items]`."""
+        items = max((len(values[name]) - name.endswith("_offset") for name in dtypes), default=0)
+        matrix = np.zeros((len(dtypes), items + 1), np.uint64)
+        for row, (name, dtype) in zip(matrix, dtypes.items(), strict=True):
+            row.view(dtype)[: items + name.endswith("_offset")] = values[name]
+        return cls(matrix, text, [*dtypes.items()])
+
+    def __len__(self) -> int:
+        return int(self.matrix.shape[1]) - 1
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        column: NDArray[Any] = self._rows[name][:-1]
+        return column
+
+    def offsets(self, of: str) -> NDArray[np.int64]:
+        """Where the parts of the items begin, int64 `[items + 1]`: of `frame`, `id`, `path`, `side_<name>`."""
+        offsets: NDArray[np.int64] = self._rows[f"{of}_offset"].view(np.int64)
+        return offsets
+
+    @property
+    def ids(self) -> Strings:
+        """The ids, `[items]`."""
+        return Strings(self.text, self.offsets("id"))
+
+    @property
+    def paths(self) -> Strings:
+        """The paths, `[items]`, as the manifest had them. (An index has none.)"""
+        return Strings(self.text, self.offsets("path"))
+
+
+def rise(offsets: NDArray[np.int64], first: int, last: int, at_least: int = 0) -> bool:
+    """Whether offsets go from `first` to `last`, in steps of `at_least` so many."""
+    return bool(offsets[0] == first and offsets[-1] == last and (np.diff(offsets) >= at_least).all())
 
 
 class GroupInfo(msgspec.Struct, kw_only=True, frozen=True):
@@ -170,7 +230,7 @@ class Group(Generic[_I]):
         num_bytes, checksum = self.info.files[path]
         passed = _Passed(num_bytes - CHECKSUM_BYTES * _is_chunk(path))
         with self._missing_is_damage(path):
-            for block in (store or self.store).blocks(key or f"{self.key}/{path}", num_bytes):
+            for block in (store or self.store).open(key or f"{self.key}/{path}", num_bytes).blocks():
                 passed.take(block)
                 yield block
         if passed.checksum != checksum or passed.rest not in (b"", checksum.to_bytes(CHECKSUM_BYTES, "little")):

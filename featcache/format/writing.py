@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import ExtractorError, MissingDependencyError, listing
 from featcache.format.documents import UNSEALED, seal
-from featcache.format.group import NAME_DIGITS, checksum_of, digest_of
+from featcache.format.group import NAME_DIGITS, Table, checksum_of, digest_of
 from featcache.format.shard import Item, columns_of
-from featcache.format.table import Table
 from featcache.manifest.segments import SegmentColumns
 from featcache.spec import FeatureSpec
 from featcache.storage.base import MARK, Buffer

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, MissingItemError, StoreError
-from featcache.format.frames import dequantize_array
+from featcache.format.shard import dequantize_array
 from featcache.loader.buffers import Buffers, pad_into, tensor_in, tensor_of
 from featcache.loader.shards import Shards
 from featcache.loader.spans import check_codebooks, check_padding, frames_between, positions_in

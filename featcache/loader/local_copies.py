@@ -36,8 +36,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, StoreError, is_number, refuse_url
-from featcache.format.frames import Frames
 from featcache.format.group import CHECKSUM_BYTES
+from featcache.format.shard import Frames
 from featcache.loader.places import CopyRefused, Disk, Place, memory
 from featcache.version.version import Version
 

@@ -34,8 +34,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.storage.locks import Lock, is_held, locked
-from featcache.storage.maps import map_file
+from featcache.storage.files import Lock, is_held, locked, map_file
 from featcache.version.version import Version
 
 _SHARED = Path("/dev/shm")

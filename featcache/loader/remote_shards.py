@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, DamagedError
-from featcache.format.frames import Frames
+from featcache.format.shard import Frames
 from featcache.loader.local_copies import LocalCopies, LocalCopy, Tiers, blaming_the_copy
 from featcache.loader.shards import Shards
 from featcache.storage.base import in_parallel

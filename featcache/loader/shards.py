@@ -12,11 +12,10 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
-from featcache.format.frames import Frames
-from featcache.format.shard import Shard, SideArray
+from featcache.format.shard import Frames, Shard, SideArray
 from featcache.spec import QUANTIZATION
+from featcache.storage.files import Readahead
 from featcache.storage.location import Location
-from featcache.storage.maps import Readahead
 from featcache.version.index import Index
 from featcache.version.version import Version
 

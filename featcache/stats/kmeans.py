@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
-from featcache.format.frames import dequantize_array
+from featcache.format.shard import dequantize_array
 from featcache.version.index import Index, open_index
 from featcache.version.version import Version, library_versions
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import StoreError
-from featcache.format.frames import dequantize_array
+from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
 from featcache.stats.pieces import PIECE_FRAMES, SelectedParts, ShardPieces, for_each, pieces_by_shard, select_parts

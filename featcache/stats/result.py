@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, StoreError
 from featcache.storage.base import open_store
-from featcache.storage.directory import write_file
+from featcache.storage.files import write_file
 
 FORMAT = "featcache stats 1"
 

@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.storage import base
 from featcache.storage.base import MARK, Buffer, checked_key, in_parallel
-from featcache.storage.locks import Lock, is_held
-from featcache.storage.maps import map_file
+from featcache.storage.files import Lock, flush, is_held, make_folder, map_file, write_through
 
 _BLOCK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
@@ -64,9 +63,6 @@ class Directory:
     def __init__(self, location: Path) -> None:
         self.location = location
 
-    def below(self, folder: str) -> Directory:
-        return Directory(self._path(folder))
-
     def read(self, key: str, at_most: int) -> bytes:
         file = _File(self._path(key))
         base.require_at_most(file.num_bytes, at_most, file.path)
@@ -77,11 +73,7 @@ class Directory:
     def open(self, key: str, num_bytes: int | None) -> _File:
         return _File(self._path(key), num_bytes)
 
-    def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
-        return _File(self._path(key), num_bytes).blocks()
-
     def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
-        """A file of exactly this size, mapped and read-only, uint8 `[num_bytes]`; all bytes pass `passed` before."""
         file = _File(self._path(key), num_bytes)
         if passed is not None:
             for block in file.blocks():
@@ -126,7 +118,7 @@ class Directory:
 
     def put(self, key: str, data: Buffer) -> None:
         with self._writing(key) as (target, beside):
-            _write(beside, data)
+            write_through(beside, data)
             try:
                 os.replace(beside, target)
             except IsADirectoryError:  # which is damage: no folder is made where a file belongs
@@ -174,7 +166,6 @@ class Directory:
             flush(path.parent)
 
     def destroy(self) -> None:
-        """Remove the folder, with everything in it: it is gone at once, by a rename, and then deleted."""
         path = Path(os.path.abspath(self.location))
         if path.is_symlink():
             raise StoreError(f"{path}: is a symbolic link to {os.readlink(path)}: remove that folder, and the link")
@@ -186,7 +177,6 @@ class Directory:
 
     @contextmanager
     def lock(self, who: str, wait: Callable[[str], object] | None = None) -> Iterator[None]:
-        """The one lock of the store, for the time of a `with` block; see `featcache.storage.base.Store`."""
         path = self.location / "lock"
         with _writing_to(path):
             self._folder("")
@@ -196,7 +186,7 @@ class Directory:
             lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             is_ours = taken(lock)
             said = "" if is_ours else os.pread(lock.descriptor, _SAID_BYTES, 0).decode(errors="replace")
-        try:
+        with lock:
             if not is_ours:
                 holder = "".join(filter(str.isprintable, said)) or "another run"
                 if wait is None:
@@ -208,8 +198,6 @@ class Directory:
                 os.ftruncate(lock.descriptor, 0)
                 os.pwrite(lock.descriptor, who.encode(errors="replace"), 0)
             yield
-        finally:
-            lock.release()
 
     def sweep(self, *, remove: bool = True) -> list[str]:
         work = self.location / "work"
@@ -287,7 +275,6 @@ class _File:
         return ranges
 
     def blocks(self) -> Iterator[memoryview]:
-        """All of its bytes, in blocks that are valid until the next one."""
         buffer = np.empty(min(self.num_bytes, _BLOCK_BYTES), np.uint8).data
         for start in range(0, self.num_bytes, _BLOCK_BYTES):
             block = buffer[: self.num_bytes - start]
@@ -324,16 +311,8 @@ def _write_folder(folder: Path, files: Mapping[str, Buffer]) -> None:
     paths = {folder / checked_key(path): data for path, data in files.items()}
     for parent in {path.parent for path in paths}:
         parent.mkdir(parents=True, exist_ok=True)
-    in_parallel(lambda path: _write(path, paths[path]), [*paths], _FLUSHES)
+    in_parallel(lambda path: write_through(path, paths[path]), [*paths], _FLUSHES)
     in_parallel(flush, [Path(parent) for parent, _, _ in os.walk(folder)], _FLUSHES)
-
-
-def _write(path: Path, data: Buffer) -> None:
-    with path.open("wb", buffering=0) as file:
-        left = memoryview(data)
-        while len(left):
-            left = left[file.write(left) :]
-        os.fsync(file.fileno())
 
 
 def _refuse_link(path: Path) -> None:
@@ -342,20 +321,6 @@ def _refuse_link(path: Path) -> None:
             f"{path}: is a symbolic link to {os.readlink(path)}, and featcache writes only inside the cache: put a "
             "folder in its place (the version's whole folder may be a link)"
         )
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file outside of a store, in place of one that is there. It appears whole or not at all, also after a
-    power cut. Raises StoreError if it cannot be written. If there was a file of this name, it is still there."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        _write(beside, data)
-        beside.replace(path)
-        flush(path.parent)
-    except OSError as error:
-        with suppress(OSError):  # it was never made, or the disk is read-only by now
-            beside.unlink()
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 @contextmanager
@@ -402,8 +367,7 @@ def sweep_work(work: Path, *, remove: bool) -> list[str]:
 
 def _is_left(path: Path, own: Path, remove: bool) -> bool:
     """Whether the writer of a folder is dead, which is then removed if it is to be; `own` is a new folder, and held."""
-    lock = Lock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with Lock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as lock:
         if path.name.startswith(_boot()) and _excludes(own):
             is_left = lock.take()
         else:  # by the clock of the file system, which is the same for all
@@ -411,8 +375,6 @@ def _is_left(path: Path, own: Path, remove: bool) -> bool:
         if is_left and remove:
             remove_folder(path, path.parent)  # while nobody else can hold it
         return is_left
-    finally:
-        lock.release()
 
 
 def _excludes(own: Path) -> bool:
@@ -438,24 +400,6 @@ def taken(lock: Lock) -> bool:
         return lock.take()
     except OSError:
         return True
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, and those that it is in, so that they stay after a power cut."""
-    if not path.is_dir():
-        make_folder(path.parent)
-        with suppress(FileExistsError):
-            path.mkdir()
-        flush(path.parent)
-
-
-def flush(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _discard(folder: Path) -> None:

@@ -4,20 +4,13 @@ have `name`, `parent` and, as text, what a user would write.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
-import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from featcache.errors import ArgumentError, StoreError, listing, refuse_almost_url, refuse_secrets
+from featcache.errors import ArgumentError, is_url, listing, refuse_almost_url, refuse_secrets
 
 SCHEMES = ("s3", "gs", "az", "memory")
 """The object stores that there are; `memory` is one of this process, for tests."""
-
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 @dataclass(frozen=True, order=True)
@@ -52,30 +45,14 @@ Location = Path | ObjectPath
 """Where something of a cache is."""
 
 
-def as_location(name: str, text: str | Path | ObjectPath) -> Location:
-    """The location that a user names, likewise; but a relative path stays one."""
-    if isinstance(text, ObjectPath) or is_url(text):
-        return parse_location(name, text)
-    if isinstance(text, str):
-        refuse_almost_url(name, text)
-    return Path(text)
-
-
-def absolute(location: Location) -> Location:
-    """The same location, for a process whose working directory may be another."""
-    return location.absolute() if isinstance(location, Path) else location
-
-
-def is_url(text: object) -> bool:
-    """Whether a text, or a path that was made of one, is a URL."""
-    given = os.fspath(text) if isinstance(text, (str, os.PathLike)) else ""
-    match = _URL.match(given) if isinstance(given, str) else None
-    # `Path("s3://bucket")` has one slash left; a text with one slash is the path of an odd folder.
-    return match is not None and (not isinstance(text, str) or given.startswith("/", match.end()))
-
-
 def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
-    """The location that a user names; a relative path is made absolute, since the working directory may change.
+    """The location that a user names, as `as_location` reads it; a relative path is made absolute, since the working
+    directory may change."""
+    return absolute(as_location(name, text))
+
+
+def as_location(name: str, text: str | Path | ObjectPath) -> Location:
+    """The location that a user names.
 
     Args:
         name: The argument's name, for messages.
@@ -89,7 +66,7 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
     if isinstance(text, str):
         refuse_almost_url(name, text)
     if not is_url(text):
-        return Path(text).absolute()
+        return Path(text)
     refuse_secrets(name, str(text))
     if not isinstance(text, str):
         raise ArgumentError(f"{name}: {text} is a Path made of a URL: give the URL as text")
@@ -104,20 +81,6 @@ def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
     return ObjectPath(f"{scheme}://{bucket}", "/".join(parts))
 
 
-def desk_of(location: ObjectPath) -> Path:
-    """The folder of this machine in which is made what is then written to an object store, below the temporary one
-    (`TMPDIR`): of this user alone, and for everything that writes there the same. It need not exist."""
-    key = hashlib.sha256(str(location).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir(), f"featcache-{os.getuid()}", key)
-
-
-def make_desk(desk: Path) -> None:
-    """Make such a folder, if it is missing. Raises StoreError if it cannot be made, or is somebody else's."""
-    try:
-        desk.parent.mkdir(mode=0o700, exist_ok=True)
-        found = desk.parent.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise StoreError(f"{desk.parent}: is not this user's folder: set TMPDIR to a folder of your own")
-        desk.mkdir(exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"{desk}: cannot be written: {error.strerror}: set TMPDIR to another folder") from error
+def absolute(location: Location) -> Location:
+    """The same location, for a process whose working directory may be another."""
+    return location.absolute() if isinstance(location, Path) else location

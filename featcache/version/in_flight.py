@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import Reason, StoreError
 from featcache.storage.base import open_store
-from featcache.storage.locks import Lock, is_held
+from featcache.storage.files import Lock, is_held
 from featcache.strings import Strings
 from featcache.version.ledger import Failure
 from featcache.version.version import Version

@@ -54,7 +54,7 @@ from made_up import BINS, make_features, make_version
 from torch.utils.data import DataLoader
 
 import featcache
-from featcache.storage.maps import Readahead
+from featcache.storage.files import Readahead
 
 BATCH, PEERS_HOLD = 64, 1000
 

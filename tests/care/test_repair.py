@@ -21,8 +21,7 @@ from msgspec import structs, to_builtins
 
 from featcache.care.repair import repair
 from featcache.extraction.plan import Options
-from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, digest_of
-from featcache.format.table import Table
+from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Table, digest_of
 from featcache.format.writing import seal_group
 from featcache.manifest import read_manifest
 

@@ -19,7 +19,7 @@ from featcache.errors import AudioError, Reason
 from featcache.extraction.plan import Options
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams
-from featcache.format.frames import dequantize_array
+from featcache.format.shard import dequantize_array
 from featcache.manifest import read_manifest
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featcache.extraction.tasks import MAX_ITEMS, compare, shard_ranges, shard_tasks, want
-from featcache.format.table import Table
+from featcache.format.group import Table
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 from featcache.version.index import COLUMNS, Index, ShardSummary

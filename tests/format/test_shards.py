@@ -19,9 +19,8 @@ from scratch import scratch_folder
 from small_shards import INFO, SIDE, SIDED, SPEC, create, item, problems, write
 
 from featcache.errors import DamagedError, ExtractorError, StoreError
-from featcache.format.group import read_attributes
+from featcache.format.group import Table, read_attributes
 from featcache.format.shard import Shard
-from featcache.format.table import Table
 from featcache.format.writing import Array, ShardBuilder, group_files, seal_group
 from featcache.spec import DTYPES, QUANTIZATION, SideSpec
 from featcache.storage.base import MARK
@@ -147,7 +146,7 @@ def test_names_are_content(version):
     names |= {write(version, items, values).name, write(version, items, values + 1).name, first.name}
     assert len(names) == len(others) + 3
     assert {*version.shard_names()} == names
-    assert [*version.store.below("work").walk()] == []
+    assert [*version.store.walk("work")] == []
 
 
 CHANGES = {

@@ -17,8 +17,7 @@ from damage import CHUNKS
 from msgspec import to_builtins
 
 from featcache.format.documents import UNSEALED, seal
-from featcache.format.group import checksum_of
-from featcache.format.table import Table
+from featcache.format.group import Table, checksum_of
 from featcache.format.writing import group_files
 from featcache.version.index import index_name, load_index
 from featcache.version.wanted import Wanted, name_of, read_all_wanted

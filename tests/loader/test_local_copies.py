@@ -28,7 +28,7 @@ import featcache
 from featcache.format.shard import Shard
 from featcache.loader import places
 from featcache.loader.places import CopyRefused
-from featcache.storage import locks
+from featcache.storage import files
 
 NAME = "0123456789abcdef"
 
@@ -167,7 +167,7 @@ class TestFolder:
         def is_held(path):
             if path.suffix == ".part":
                 path.unlink()
-            return locks.is_held(path)
+            return files.is_held(path)
 
         def blocks():
             monkeypatch.setattr(places, "is_held", is_held)

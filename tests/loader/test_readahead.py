@@ -5,15 +5,15 @@ import pytest
 from make_cache import make_features, make_version
 
 import featcache
-from featcache.storage import maps
-from featcache.storage.maps import Readahead, map_file, will_need
+from featcache.storage import files
+from featcache.storage.files import Readahead, map_file, will_need
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """The arrays that are asked for."""
     arrays = []
-    monkeypatch.setattr(maps, "will_need", arrays.append)
+    monkeypatch.setattr(files, "will_need", arrays.append)
     return arrays
 
 
@@ -30,7 +30,7 @@ def test_anything_may_be_asked_for_and_stays_as_it_is(tmp_path):
 
 def test_it_asks_while_the_disk_is_read_and_some_batches_longer(asked, monkeypatch):
     reads = 0
-    monkeypatch.setattr(maps, "_disk_reads", lambda: reads)
+    monkeypatch.setattr(files, "_disk_reads", lambda: reads)
     ahead, array = Readahead(), np.zeros(1)
 
     def batches(count, from_disk):
@@ -41,9 +41,9 @@ def test_it_asks_while_the_disk_is_read_and_some_batches_longer(asked, monkeypat
                 reads += from_disk
         return len(asked)
 
-    assert batches(100, from_disk=0) == maps._WARM_BATCHES
+    assert batches(100, from_disk=0) == files._WARM_BATCHES
     assert batches(10, from_disk=3) == 9  # the first one tells
-    assert batches(100, from_disk=0) == maps._WARM_BATCHES
+    assert batches(100, from_disk=0) == files._WARM_BATCHES
 
 
 def test_a_batch_asks_for_what_it_reads_from_maps_and_for_nothing_else(tmp_path, asked):

@@ -12,7 +12,7 @@ from featcache.errors import ConfigError, StoreError
 from featcache.extractors.units import Nearest, read_codebook
 from featcache.stats import kmeans
 from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version
-from featcache.storage.directory import write_file
+from featcache.storage.files import write_file
 from featcache.version.index import open_index
 
 CPU = torch.device("cpu")

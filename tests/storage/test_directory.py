@@ -18,7 +18,7 @@ from forking import fork, forked, join, wait_for_word
 from store_trials import FILES, TRIALS
 
 from featcache.errors import DamagedError, LockedError, StoreError
-from featcache.storage import directory, locks
+from featcache.storage import directory, files
 from featcache.storage.base import MARK
 from featcache.storage.directory import Directory
 
@@ -356,8 +356,8 @@ def test_a_folder_in_the_place_of_the_lock_goes_if_it_is_empty(store):
 
 def test_a_lock_is_closed_in_a_forked_child(scratch):
     (scratch / "x").write_text("")
-    lock = locks.Lock(scratch / "x")
-    inherited = locks.Lock(scratch / "x", is_inherited=True)
+    lock = files.Lock(scratch / "x")
+    inherited = files.Lock(scratch / "x", is_inherited=True)
 
     def look():
         assert lock.descriptor == -1
@@ -366,4 +366,4 @@ def test_a_lock_is_closed_in_a_forked_child(scratch):
     with forked(look):
         pass
     assert lock.take()
-    assert locks.is_held(scratch / "x")
+    assert files.is_held(scratch / "x")

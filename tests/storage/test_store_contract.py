@@ -69,7 +69,7 @@ class TestReading:
         for num_bytes in (0, 1, 1_000_001, 9_000_001):  # what is large is fetched in parts
             data = random.Random(2).randbytes(num_bytes)
             store.put("a", data)
-            assert b"".join(bytes(block) for block in store.blocks("a", num_bytes)) == data
+            assert b"".join(bytes(block) for block in store.open("a", num_bytes).blocks()) == data
             passed = bytearray()
             mapped = store.map("a", num_bytes, passed.extend)
             assert mapped.tobytes() == store.map("a", num_bytes).tobytes() == bytes(passed) == data
@@ -83,7 +83,6 @@ class TestReading:
             store.put("a", bytes(size))
             for read in (
                 lambda: store.open("a", 100),
-                lambda: list(store.blocks("a", 100)),
                 lambda: store.map("a", 100),
                 lambda: store.map("a", 9_000_000),
                 lambda size=size: store.open("a", None).read_ranges([0, size - 1], [1, 2]),
@@ -113,8 +112,7 @@ class TestReading:
                 lambda key=key: store.open(key, 1),
                 lambda key=key: store.open(key, None),
                 lambda key=key: store.map(key, 1),
-                lambda key=key: list(store.blocks(key, 1)),
-                lambda key=key: list(store.blocks(key, 0)),
+                lambda key=key: store.open(key, 0),
             ):
                 with pytest.raises(FileNotFoundError) as caught:
                     read()
@@ -135,7 +133,7 @@ class TestReading:
         assert dict(store.walk("f")) == {"f/a": 3, "f/.b": 4, **files}
         assert dict(store.walk()) == {"f/a": 3, "f/.b": 4, "fa/x": 4, "zarr.json": 9, **files}
         assert all(store.exists(key) for key in ("", "f", "f/0b", "f/a", "f/0b/features"))
-        below = store.below("f")
+        below = open_store(store.location / "f")
         assert below.names("") == ["0b", "a"]
         assert below.read("a", 3) == b"f/a"
         assert dict(below.walk("0b")) == {f"0b/{path}": len(data) for path, data in shard("0b").items()}
@@ -208,12 +206,10 @@ class TestWriting:
         reads = (
             lambda key: store.read(key, 1),
             lambda key: store.open(key, 1),
-            lambda key: list(store.blocks(key, 1)),
             lambda key: store.map(key, 1),
             store.exists,
             store.names,
             lambda key: list(store.walk(key)),
-            store.below,
         )
         for key in ("../a", "/a", "a//b", "a/../b", ".", "a/", "a\0b", "a\nb", "a\udcffb", "a/./b"):
             for use in (*writes, *reads):
@@ -256,7 +252,7 @@ def test_a_store_is_like_a_dict(store, request):
     @settings(max_examples=3 if few else 60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(STEPS, max_size=12))
     def run(steps):
-        tried, model = store.below(f"example-{next(_numbers)}"), {}
+        tried, model = open_store(store.location / f"example-{next(_numbers)}"), {}
         for what, *arguments in steps:
             if what == "put":
                 tried.put(*arguments)

@@ -18,8 +18,7 @@ from small_shards import INFO, create, item, write
 
 from featcache.care.verify import verify
 from featcache.errors import DamagedError, MissingDependencyError, StoreError
-from featcache.format.group import read_attributes
-from featcache.format.table import Table
+from featcache.format.group import Table, read_attributes
 from featcache.format.writing import group_files
 from featcache.storage.base import MARK
 from featcache.strings import Strings
