@@ -29,8 +29,11 @@ _COMMANDS = (
     *("extract", "verify", "repair", "index", "ls", "info", "diff", "tag", "rm"),
     *("prune", "show", "why", "stats", "copy", "manifest", "probe", "configs", "fit-kmeans"),
 )
-_IN_FILES_OF = {"ls": "info", "rm": "prune"}
-"""Commands that are in another one's file."""
+_IN_FILES = {
+    **{"ls": "info", "rm": "prune", "why": "show", "fit-kmeans": "stats"},
+    **dict.fromkeys(("index", "tag", "copy"), "versions"),
+}
+"""The files of commands that are in no file of their own name."""
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}
 """Packages that come with `featcache[extract]`, and that commands which read a cache do without."""
@@ -101,8 +104,8 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for known in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:  # of all, click says which may be meant
-            name = known.replace("-", "_")
-            self.add_command(getattr(import_module(f"featcache.cli.{_IN_FILES_OF.get(name, name)}"), name))
+            module = import_module(f"featcache.cli.{_IN_FILES.get(known, known)}")
+            self.add_command(getattr(module, known.replace("-", "_")))
         return super().get_command(ctx, cmd_name)
 
 

@@ -26,6 +26,7 @@ from featcache.errors import ArgumentError, FeatcacheError, StoreError, listing
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from featcache.care.verify import Problem
     from featcache.manifest import Manifest
     from featcache.version.version import Version
 
@@ -86,6 +87,18 @@ def say_table(rows: Sequence[Sequence[str]], to_the_right: Container[int]) -> No
     for row in shown:
         cells = enumerate(zip(row, widths, strict=True))
         say("  ".join(cell.rjust(w) if at in to_the_right else cell.ljust(w) for at, (cell, w) in cells).rstrip())
+
+
+def first_few(values: Sequence[object], at_most: int) -> str:
+    """The first values for people, and a mark if there are more."""
+    shown = ", ".join(str(values[number]) for number in range(min(len(values), at_most)))
+    return f"{shown} …" if len(values) > at_most else shown
+
+
+def say_problems(problems: Iterable[Problem]) -> None:
+    """Print what `verify` or `copy` has found wrong, a line each."""
+    for problem in problems:
+        say(f"  {problem.message}" + (f" (shard {problem.shard})" if problem.shard else ""))
 
 
 def note(message: str) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from featcache.cli import options
-from featcache.cli.common import print_json, say
-from featcache.errors import counted, listing
+from featcache.cli.common import first_few, print_json, say
+from featcache.errors import counted
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def diff(first: Location, second: Location, values: int, as_json: bool) -> None:
 
 def _say_ids(ids: Sequence[str], where: str) -> None:
     if len(ids):
-        more = " …" if len(ids) > _SHOWN else ""
-        say(f"{len(ids):,} {where}: {listing(ids[at] for at in range(min(len(ids), _SHOWN)))}{more}")
+        say(f"{len(ids):,} {where}: {first_few(ids, _SHOWN)}")
 
 
 def _describe(values: ValuesDiff) -> str:

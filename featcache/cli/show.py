@@ -1,4 +1,4 @@
-"""`featcache show`: one utterance."""
+"""`featcache show`: one utterance; `featcache why`: why a config is another version, and what would be extracted."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import print_json, say
+from featcache.cli.common import first_few, note, print_json, read_manifest, refuse_unused, say
 from featcache.cli.corpora import version_or_corpus
+from featcache.cli.runs import not_tried_again
 from featcache.errors import MissingItemError, counted, listing
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from featcache.care.why import Cause
+    from featcache.extraction.version_plan import VersionPlan
     from featcache.loader.cache import Cache
+    from featcache.manifest.audio_locations import AudioLocation
     from featcache.version.version import Version
+
+_SHOWN = 5
 
 
 @click.command(short_help="Show one utterance: its place, its source, its values.")
@@ -40,7 +46,7 @@ def show(path: Location, utterance: str, as_json: bool) -> None:
     """
     from featcache.version.selection import select_versions
 
-    documents, missing = describe_in_each(select_versions(path), utterance, _document)
+    documents, missing = _describe_in_each(select_versions(path), utterance, _document)
     if missing is not None and not documents:
         raise missing
     if as_json:
@@ -49,10 +55,17 @@ def show(path: Location, utterance: str, as_json: bool) -> None:
     for number, document in enumerate(documents):
         if number:
             say()
-        _print(document)
+        lines = _origin_lines(document)
+        values = ("shape", "dtype", "min", "mean", "max")
+        lines |= {name: document[name] for name in values if document[name] is not None}
+        if quantized := document.get("quantized"):
+            lines["stored"] = f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
+        for name, summary in document["side"].items():
+            lines[name] = ", ".join(f"{key} {value}" for key, value in summary.items() if value is not None)
+        _say_lines(lines)
 
 
-def describe_in_each(
+def _describe_in_each(
     versions: Iterable[Version], utterance: str, describe: Callable[[Version, str], dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], MissingItemError | None]:
     """What each version that has an utterance has of it; and the first error of those that do not have it."""
@@ -82,7 +95,7 @@ def _document(version: Version, utterance: str) -> dict[str, Any]:
     }
 
 
-def origin_lines(document: dict[str, Any]) -> dict[str, Any]:
+def _origin_lines(document: dict[str, Any]) -> dict[str, Any]:
     """What `describe_origin` tells, for people: a value for each name."""
     lines = {name: document[name] for name in ("version", "shard", "id", "path")}
     if document["start"] is not None:
@@ -109,21 +122,10 @@ def origin_lines(document: dict[str, Any]) -> dict[str, Any]:
     return lines
 
 
-def say_lines(lines: dict[str, Any]) -> None:
+def _say_lines(lines: dict[str, Any]) -> None:
     """Print a name and a value on each line."""
     for name, value in lines.items():
         say(f"{name:12} {value}")
-
-
-def _print(document: dict[str, Any]) -> None:
-    """Print an utterance of one version, for people."""
-    lines = origin_lines(document)
-    lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max") if document[name] is not None}
-    if quantized := document.get("quantized"):
-        lines["stored"] = f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
-    for name, summary in document["side"].items():
-        lines[name] = ", ".join(f"{key} {value}" for key, value in summary.items() if value is not None)
-    say_lines(lines)
 
 
 def _quantized(cache: Cache, utterance: str) -> dict[str, Any]:
@@ -145,3 +147,151 @@ def _summary(array: NDArray[Any]) -> dict[str, Any]:
     numbers = (values.min(), values.mean(), values.max()) if values.size else (None, None, None)
     least, mean, most = (None if number is None else float(number) for number in numbers)
     return {"shape": list(array.shape), "dtype": array.dtype.name, "min": least, "mean": mean, "max": most}
+
+
+@click.command(short_help="Say why a config is another version, and why utterances would be extracted.")
+@version_or_corpus
+@click.argument("manifest", type=options.TEXT, required=False)
+@click.option(
+    "-c", "--config", type=options.CONFIG, required=True, metavar="CONFIG", help="A YAML file, or a packaged config."
+)
+@click.option("--id", "utterance", metavar="ID", help="Say where this utterance's features came from.")
+@options.root()
+@options.manifest_and_config_keys
+@click.option("--retry-failed", is_flag=True, help="As `featcache extract` would do it with this option.")
+@click.option("--check-sources", is_flag=True, help="As `featcache extract` would do it with this option.")
+@options.trust_remote_code
+@options.as_json("Print the result as one JSON document, with all ids.")
+def why(
+    path: Location,
+    manifest: str | None,
+    config: str,
+    utterance: str | None,
+    root: AudioLocation | None,
+    retry_failed: bool,
+    check_sources: bool,
+    as_json: bool,
+    reading: dict[str, Any],
+    keys: dict[str, Any],
+) -> None:
+    """Say how CONFIG differs from the versions in the cache: in which keys, in the extractor's revision, or in the
+    content of its weights. With a MANIFEST, say which utterances `featcache extract` would extract, and why: they are
+    new, their rows or files have changed, or they have failed before. Nothing is extracted or written.
+
+    With --id, say where one utterance came from: its row, audio file, shard, run and library versions.
+
+    \b
+    Examples:
+      featcache why features -c fbank80.yaml
+      featcache why features -c fbank80 --set params.low_freq=0
+      featcache why features train.csv -c fbank80
+      featcache why features train.csv -c fbank80 --id LJ001-0001
+    """
+    from featcache.care.why import compare_versions, find_causes
+    from featcache.config import load_config
+    from featcache.extraction.plan import Options, plan_extraction
+    from featcache.version.selection import select_versions
+
+    loaded = load_config(config, keys)
+    fingerprint = loaded.fingerprint()
+    if manifest is None:
+        refuse_unused(reading["values"], loaded.keys)
+    compared = compare_versions(loaded, fingerprint, select_versions(path))
+    versions = [version for version, _ in compared]
+    document: dict[str, Any] = {
+        "name": loaded.name,
+        "fingerprint": fingerprint,
+        "versions": [
+            {
+                "path": str(version.path),
+                "same_fingerprint": version.info.fingerprint == fingerprint,
+                "differences": differences.deciding,
+                "other_differences": differences.others,
+            }
+            for version, differences in compared
+        ],
+    }
+    plan, causes = None, []
+    if manifest is not None:
+        read = read_manifest(manifest, {**reading, "root": root}, loaded.keys, carry=False)
+        # As `extract` would do it; `--replace` is taken as given.
+        chosen = Options(device="cpu", retry_failed=retry_failed, check_sources=check_sources, replace=True)
+        plan = plan_extraction(read, [loaded], versions[0].path.parent, chosen).versions[0]
+        causes = find_causes(plan)
+        document["plan"] = _describe_plan(plan)
+    if utterance is not None:
+        own = [version for version in versions if version.info.fingerprint == fingerprint]
+        document["utterance"] = _describe_utterance(utterance, own or versions, plan, causes)
+    if not as_json:
+        _print_why(document, causes)
+        return
+    if plan is not None:
+        document["plan"]["causes"] = [
+            {"why": one.why, "again": one.again, "utterances": len(one.ids), "example": one.example, "ids": [*one.ids]}
+            for one in causes
+        ]
+    print_json(document)
+
+
+def _describe_plan(plan: VersionPlan) -> dict[str, Any]:
+    from featcache.care.why import refusal
+
+    return {
+        "path": str(plan.path),
+        "is_new": plan.is_new,
+        "utterances": len(plan.manifest),
+        "present": int(plan.rows.present.sum()),
+        "missing": plan.num_missing,
+        "failed_before": plan.failed_before,
+        "refused": refusal(plan) or None,
+    }
+
+
+def _describe_utterance(
+    utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]
+) -> dict[str, Any]:
+    """Its row in the plan's manifest, and where each version that has it has it from."""
+    from featcache.version.join import describe_origin
+
+    row = None if plan is None else plan.find(utterance)
+    origins, missing = _describe_in_each(versions, utterance, describe_origin)
+    if missing is not None and row is None and not origins:
+        raise missing
+    document: dict[str, Any] = {"id": utterance, "row": None, "status": None, "versions": origins}
+    if plan is not None and row is not None:
+        cause = next((one.why for one in causes if row in one.rows), "")
+        status = "there" if plan.rows.present[row] else "failed before, and is not tried again"
+        document |= {"row": plan.manifest[row].row(), "status": f"to extract: {cause}" if cause else status}
+    return document | {"message": None if origins else str(missing)}
+
+
+def _print_why(document: dict[str, Any], causes: list[Cause]) -> None:
+    if not document["versions"][0]["same_fingerprint"]:
+        say(f"{document['name']}-{document['fingerprint'][:12]}: there is no such version")
+    for version in document["versions"]:
+        others = "".join(f"; {line}, which decides no values" for line in version["other_differences"])
+        if version["same_fingerprint"]:
+            say(f"{version['path']}: the version of this config{others}")
+        else:
+            say(f"{version['path']}: another version: {', '.join(version['differences']) or 'unknown'}{others}")
+    if (plan := document.get("plan")) is not None:
+        say(f"{counted(plan['utterances'], 'utterance')}: {plan['present']:,} there, {plan['missing']:,} to extract")
+        for cause in causes:
+            ids = [cause.ids[number] for number in range(min(len(cause.ids), _SHOWN + 1))]
+            if cause.example:
+                ids[0] += f" ({cause.example})"
+            again = " again" if cause.again else ""
+            say(f"  {len(cause.ids):,}{again}: {cause.why}: {first_few(ids, _SHOWN)}")
+        if plan["failed_before"]:
+            say(f"  {not_tried_again(plan['failed_before'])}")
+        if plan["refused"]:
+            note(f"featcache extract refuses this manifest: {plan['refused']}")
+    if (one := document.get("utterance")) is not None:
+        say()
+        if one["row"] is not None:
+            cells = ", ".join(f"{name} {value}" for name, value in one["row"].items() if value is not None)
+            _say_lines({"row": cells, "status": one["status"]})
+        if one["message"] is not None:
+            _say_lines({"missing": one["message"]})
+        for origin in one["versions"]:
+            _say_lines(_origin_lines(origin))

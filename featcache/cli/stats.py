@@ -1,4 +1,4 @@
-"""`featcache stats`: mean and variance of features, for `featcache.Cmvn`; and how codes are used."""
+"""`featcache stats`: mean and variance of features, and how codes are used; `featcache fit-kmeans`: centroids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import note, note_unfinished, print_json, progress_bar, read_manifest, refuse_output, say
+from featcache.cli.common import (
+    first_few,
+    note,
+    note_unfinished,
+    print_json,
+    progress_bar,
+    read_manifest,
+    refuse_output,
+    say,
+)
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
@@ -70,96 +79,169 @@ def stats(
         note_unfinished(version)
     wanted = read_manifest(manifest, reading, audio=False, carry=by is not None) if manifest is not None else None
 
-    def compute() -> tuple[Cache, Usage | Stats]:
+    def compute() -> Usage | Stats:
         cache = corpus or Cache(version)
         total = int(cache.lengths.sum()) if wanted is None and corpus is None else None
         with progress_bar(total, "frames", unit_scale=True) as bar:
             if holds_codes:
-                return cache, usage(cache, wanted, threads=threads, report=bar.update)
-            return cache, moments(cache, wanted, by=by, threads=threads, report=bar.update)
+                return usage(cache, wanted, threads=threads, report=bar.update)
+            return moments(cache, wanted, by=by, threads=threads, report=bar.update)
 
-    cache, found = version.reading(compute) if corpus is None else compute()
-    if isinstance(found, Usage):
-        _show_usage(cache, found, as_json)
+    computed = version.reading(compute) if corpus is None else compute()
+    if isinstance(computed, Usage):
+        document, lines = _of_codes(computed)
+    else:
+        if output is not None:
+            computed.save(output, overwrite=force)
+        document, lines = _of_features(computed, output)
+    if as_json:
+        print_json({"path": str(version.path), **document})
         return
-    if output is not None:
-        found.save(output, overwrite=force)
-    _show(cache, found, output, as_json)
+    utterances, frames = counted(computed.utterances, "utterance"), counted(computed.frames, "frame")
+    say(f"{version.path}: {utterances}, {frames}: {version.info.spec.units}")
+    for line in lines:
+        say(f"  {line}")
 
 
 def _open_corpus(path: Location) -> Cache:
     """Open a corpus, and say what is unfinished in it."""
     import featcache
 
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         corpus = featcache.open(str(path))
-    for warning in found:
+    for warning in caught:
         note(str(warning.message))
     return corpus
 
 
-def _show(cache: Cache, found: Stats, output: Path | None, as_json: bool) -> None:
-    if as_json:
-        print_json(_document(cache, found, output))
-        return
-    _headline(cache, found)
-    for what, values in (("means", found.mean), ("standard deviations", found.std)):
-        say(f"  {what} of the dimensions from {values.min():.6g} to {values.max():.6g}")
-    if still := found.still:
-        shown = ", ".join(map(str, still[:_SHOWN])) + (" …" if len(still) > _SHOWN else "")
-        say(f"  {len(still):,} of {found.mean.size:,} dimensions hardly vary: {shown}")
-    if found.by is not None:
-        few, many = int(found.group_frames.argmin()), int(found.group_frames.argmax())
-        say(
-            f"  {len(found.groups):,} groups by {found.by}, from {found.group_frames[few]:,} frames "
-            f"({found.groups[few]}) to {found.group_frames[many]:,} ({found.groups[many]})"
-        )
-    if output is not None:
-        say(f"  saved to {output}")
-    else:
-        say("  not saved; -o FILE saves them for featcache.Cmvn.load")
-
-
-def _document(cache: Cache, found: Stats, output: Path | None) -> dict[str, Any]:
-    groups = zip(found.groups, found.group_utterances.tolist(), found.group_frames.tolist(), strict=True)
-    return {
-        "path": str(cache.version.path),
+def _of_features(stats: Stats, output: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Mean and variance, as JSON and as lines for people."""
+    frames, utterances = stats.group_frames.tolist(), stats.group_utterances.tolist()
+    document = {
         "output": None if output is None else str(output),
-        "fingerprint": found.fingerprint,
-        "utterances": found.utterances,
-        "frames": found.frames,
-        "mean": found.mean.tolist(),
-        "std": found.std.tolist(),
-        "still": found.still,
-        "by": found.by,
-        "groups": [{"name": name, "utterances": utterances, "frames": frames} for name, utterances, frames in groups],
+        "fingerprint": stats.fingerprint,
+        "utterances": stats.utterances,
+        "frames": stats.frames,
+        "mean": stats.mean.tolist(),
+        "std": stats.std.tolist(),
+        "still": stats.still,
+        "by": stats.by,
+        "groups": [
+            {"name": name, "utterances": of_group, "frames": frames_of_group}
+            for name, of_group, frames_of_group in zip(stats.groups, utterances, frames, strict=True)
+        ],
     }
+    lines = [
+        f"{what} of the dimensions from {values.min():.6g} to {values.max():.6g}"
+        for what, values in (("means", stats.mean), ("standard deviations", stats.std))
+    ]
+    if still := stats.still:
+        lines.append(f"{len(still):,} of {stats.mean.size:,} dimensions hardly vary: {first_few(still, _SHOWN)}")
+    if stats.by is not None:
+        fewest, most = frames.index(min(frames)), frames.index(max(frames))
+        lines.append(
+            f"{len(frames):,} groups by {stats.by}, from {frames[fewest]:,} frames ({stats.groups[fewest]}) to "
+            f"{frames[most]:,} ({stats.groups[most]})"
+        )
+    lines.append("not saved; -o FILE saves them for featcache.Cmvn.load" if output is None else f"saved to {output}")
+    return document, lines
 
 
-def _show_usage(cache: Cache, found: Usage, as_json: bool) -> None:
-    sizes = [len(counts) for counts in found.counts]
-    columns = zip(sizes, found.used, found.entropy, found.perplexity, strict=True)
+def _of_codes(usage: Usage) -> tuple[dict[str, Any], list[str]]:
+    """How codes are used, as JSON and as lines for people."""
+    sizes = [len(counts) for counts in usage.counts]
+    codebooks = [
+        {"size": size, "used": used, "entropy": entropy, "perplexity": perplexity}
+        for size, used, entropy, perplexity in zip(sizes, usage.used, usage.entropy, usage.perplexity, strict=True)
+    ]
+    lines = [
+        f"codebook {number}: {book['used']:,} of {book['size']:,} codes are used; entropy {book['entropy']:.2f} bits, "
+        f"perplexity {book['perplexity']:,.1f}"
+        for number, book in enumerate(codebooks)
+    ]
+    head = {"fingerprint": usage.fingerprint, "utterances": usage.utterances, "frames": usage.frames}
+    return {**head, "codebooks": codebooks}, lines
+
+
+@click.command("fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`.")
+@options.version_location
+@click.option("-k", "k", type=click.IntRange(min=1), required=True, metavar="K", help="Number of units.")
+@options.output_file("Where to write the centroids, such as units.safetensors.", required=True)
+@options.force
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random choices.")
+@click.option(
+    "--frames",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of frames to fit to, drawn at random; each value of a frame takes 4 bytes of memory."
+    "  [default: 1000 per unit]",
+)
+@options.device()
+@options.threads("[default: every core, at most 8]")
+@options.as_json()
+def fit_kmeans(
+    path: Location,
+    k: int,
+    output: Path,
+    force: bool,
+    seed: int,
+    frames: int | None,
+    device: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Fit k-means to the frames of a version, and write the centroids to a file: the `weights` of the extractor
+    `units`.
+
+    Frames are drawn uniformly from the whole version. On one device, the same seed gives the same centroids.
+
+    \b
+    Examples:
+      featcache fit-kmeans features -k 500 -o units.safetensors
+      featcache fit-kmeans features/hubert-base-l6 -k 2000 -o units.safetensors --frames 4000000
+    """
+    from time import perf_counter
+
+    from featcache.device import Device
+    from featcache.stats.kmeans import fit_version
+    from featcache.storage.files import write_file
+    from featcache.version.selection import select_version
+
+    refuse_output(output, force)
+    version = select_version(path)
+    note_unfinished(version)
+    used = Device(device, threads)
+    used.configure_torch()
+    started = perf_counter()
+    codebook, fit = fit_version(
+        version, k, seed=seed, frames=frames, device=used.torch_device, threads=1 if used.is_cuda else used.threads
+    )
+    write_file(output, codebook.to_bytes())
+    document = {
+        "path": str(version.path),
+        "output": str(output),
+        "fingerprint": codebook.fingerprint,
+        "k": k,
+        "dimensions": codebook.centroids.shape[1],
+        "frames": int(fit.sizes.sum()),
+        "seed": seed,
+        "inertia": fit.inertia,
+        "smallest": int(fit.sizes.min()),
+        "largest": int(fit.sizes.max()),
+        "empty": int((fit.sizes == 0).sum()),
+        "iterations": fit.iterations,
+        "elapsed_seconds": round(perf_counter() - started, 3),
+        "device": used.label,
+    }
     if as_json:
-        keys = ("size", "used", "entropy", "perplexity")
-        print_json(
-            {
-                "path": str(cache.version.path),
-                "fingerprint": found.fingerprint,
-                "utterances": found.utterances,
-                "frames": found.frames,
-                "codebooks": [dict(zip(keys, column, strict=True)) for column in columns],
-            }
-        )
+        print_json(document)
         return
-    _headline(cache, found)
-    for number, (size, used, entropy, perplexity) in enumerate(columns):
-        say(
-            f"  codebook {number}: {used:,} of {size:,} codes are used; entropy {entropy:.2f} bits, "
-            f"perplexity {perplexity:,.1f}"
-        )
-
-
-def _headline(cache: Cache, found: Stats | Usage) -> None:
-    utterances, frames = counted(found.utterances, "utterance"), counted(found.frames, "frame")
-    say(f"{cache.version.path}: {utterances}, {frames}: {cache.spec.units}")
+    say(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
+    say(
+        f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; "
+        f"{fit.iterations} iterations in {document['elapsed_seconds']:.1f} s on {used.label}"
+    )
+    say(f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; {document['empty']:,} are empty")
+    if document["empty"]:
+        note("there are fewer distinct frames than units: choose a smaller -k")

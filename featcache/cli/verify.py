@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, note, print_json, progress_bar, read_manifest, say
+from featcache.cli.common import as_document, note, print_json, progress_bar, read_manifest, say, say_problems
 from featcache.cli.corpora import version_or_corpus
 from featcache.errors import DamagedError, MissingDependencyError, counted, megabytes
 from featcache.storage.location import Location, parse_location
@@ -157,9 +157,7 @@ def _as_given(manifest: str, root: AudioLocation | None) -> str:
 def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: str) -> None:
     _print_counts(result, f"{result.path}{tag}")
     problems = [*result.problems, *(again.problems if again else [])]
-    for problem in problems[:_SHOWN]:
-        where = f" (shard {problem.shard})" if problem.shard else ""
-        say(f"  {problem.message}{where}")
+    say_problems(problems[:_SHOWN])
     if len(problems) > _SHOWN:
         say(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
     if again:

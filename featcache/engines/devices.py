@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
 import torch
 
 from featcache.device import MAX_CPU_THREADS, available_threads, parse_device
 from featcache.engines.dispatch import dispatch
-from featcache.engines.process import OtherProcess, Setup
-from featcache.engines.worker import Died, Event, Message, VersionSetup, WorkerSetup
+from featcache.engines.process import OtherProcess
+from featcache.engines.worker import Died, Event, Message, WorkerSetup
 from featcache.errors import ConfigError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
 from featcache.extraction.plan import Options
@@ -61,7 +61,7 @@ def on_devices(devices: Sequence[str], options: Options) -> Engine:
     """An engine that has a process for each of these devices; `options` are those that the run is planned with."""
 
     def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
-        dispatch(group, tasks, control, _Processes(devices, options), options.allow_mixed_devices)
+        dispatch(group, tasks, control, _Processes(devices, options.threads), options)
 
     return run
 
@@ -69,30 +69,26 @@ def on_devices(devices: Sequence[str], options: Options) -> Engine:
 class _Processes:
     """A team of processes of this machine."""
 
-    def __init__(self, devices: Sequence[str], options: Options) -> None:
+    def __init__(self, devices: Sequence[str], threads: int | None) -> None:
         counts = {name: devices.count(name) for name in devices}
         self.names = [
             name if counts[name] == 1 else f"{name} (process {number + 1})" for number, name in enumerate(devices)
         ]
         self._devices = devices
-        self._shares = shares_of(options.threads, devices)
-        self._options = options
+        self._shares = shares_of(threads, devices)
         self._processes: dict[int, OtherProcess] = {}
 
-    def start(self, worker: int, setup: Setup, versions: Sequence[VersionSetup]) -> None:
+    def start(self, worker: int, setup: WorkerSetup) -> None:
         """Start a process."""
         device, environment = _alone(self._devices[worker])
         self._processes[worker] = OtherProcess(_MAIN, environment)
-        options = replace(self._options, device=device, threads=self._shares[worker])
-        self.send(worker, WorkerSetup(setup, versions, options))
+        self.send(worker, setup.on(device, self._shares[worker]))
 
     def send(self, worker: int, message: Message) -> None:
         """Send a message; of a process that has died, `wait` tells."""
         if worker in self._processes:
-            try:
+            with suppress(OSError):
                 self._processes[worker].connection.send(message)
-            except OSError:
-                return
 
     def wait(self, seconds: float) -> list[tuple[int, Event]]:
         """What processes have sent, and which have ended."""

@@ -32,12 +32,14 @@ from featcache.engines.worker import (
     Stop,
     VersionSetup,
     Work,
+    WorkerSetup,
     Working,
 )
 from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, counted
 from featcache.extraction.audio_files import can_be_read
 from featcache.extraction.failures import failure_of
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
+from featcache.extraction.plan import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.storage.location import absolute
 from featcache.version.in_flight import find_suspects, remove_marks
@@ -160,8 +162,8 @@ class Team(Protocol):
     def names(self) -> Sequence[str]:
         """What people call each worker."""
 
-    def start(self, worker: int, setup: Setup, versions: Sequence[VersionSetup]) -> None:
-        """Start a worker, also again after it has died."""
+    def start(self, worker: int, setup: WorkerSetup) -> None:
+        """Start a worker, also again after it has died; `setup` is that of all workers."""
 
     def send(self, worker: int, message: Message) -> None:
         """Tell a worker something; nothing happens if it has died."""
@@ -190,36 +192,33 @@ class _Worker:
     """What it has committed of them."""
 
 
-def dispatch(
-    group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, allow_mixed_devices: bool = False
-) -> None:
-    """Have a team do shard tasks; returns when all are committed or poison, or the run was stopped.
+def dispatch(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, options: Options) -> None:
+    """Have a team do shard tasks; returns when all are committed or poison, or the run was stopped. `options` are those
+    that the run is planned with.
 
     Raises:
         ConfigError: The workers' devices are of different models, or a worker finds another fingerprint.
         ExtractorError: The extractor broke its contract, or every worker has died again and again.
         StoreError: The cache cannot be written. What was committed stays.
     """
-    run = _Dispatch(group, tasks, control, team, allow_mixed_devices)
     try:
-        run.run()
+        _Dispatch(group, tasks, control, team, options).run()
     finally:
         team.end()
 
 
 class _Dispatch:
     def __init__(
-        self, group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, allow_mixed: bool
+        self, group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, options: Options
     ) -> None:
         self._group, self._control, self._team = group, control, team
-        self._allow_mixed = allow_mixed
-        self._setup = Setup.of(group)
-        self._versions = [
+        versions = [
             VersionSetup(
                 absolute(job.version.path), {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id}
             )
             for job in group.jobs
         ]
+        self._setup = WorkerSetup(Setup.of(group), versions, options)
         self._workers = [_Worker() for _ in team.names]
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects
@@ -237,7 +236,7 @@ class _Dispatch:
 
     def run(self) -> None:
         for number in range(len(self._workers)):
-            self._team.start(number, self._setup, self._versions)
+            self._team.start(number, self._setup)
         while not self._is_over():
             self._deal()
             for number, event in self._team.wait(_POLL_SECONDS):
@@ -302,7 +301,7 @@ class _Dispatch:
         progress = self._control.progress
         if self._first is None:
             self._first = name, device
-        if device != self._first[1] and not self._allow_mixed:
+        if device != self._first[1] and not self._setup.options.allow_mixed_devices:
             raise ConfigError(
                 f"{name} is {device}, and {self._first[0]} is {self._first[1]}: different models round differently, "
                 "so a value would depend on where it was computed: choose devices of one model, or accept that with "
@@ -316,23 +315,22 @@ class _Dispatch:
 
     def _bring_back(self, number: int, how: str, counts: bool) -> None:
         """Take back what a dead worker had, and start it again."""
-        worker, name = self._workers[number], self._team.names[number]
+        dead, name = self._workers[number], self._team.names[number]
+        again = self._workers[number] = _Worker(deaths=dead.deaths + counts)
         self._last_end = how
-        was_ready, runs = worker.is_ready, worker.runs
-        for one in worker.done:
+        for one in dead.done:
             self._total.add(one)
-        done = {one.name for one in worker.done}
-        worker.is_ready, worker.is_at_work, worker.runs, worker.latest, worker.done = False, False, (), None, []
-        if was_ready:
-            self._learn(runs, counts)
+        if dead.is_ready:
+            self._learn(dead.runs, counts)
+        done = {one.name for one in dead.done}
         self._poison += [(task, how) for task in self._chunks.died(number, done, counts)]
-        worker.deaths += counts
-        worker.is_lost = worker.deaths >= (_MOST_DEATHS if was_ready else MOST_DEATHS) or self._control.stop.is_set()
-        when = "at work" if was_ready else "before it was ready"
-        what = "is not started again" if worker.is_lost else "is started again, and what it had is given back"
+        most = _MOST_DEATHS if dead.is_ready else MOST_DEATHS
+        again.is_lost = again.deaths >= most or self._control.stop.is_set()
+        when = "at work" if dead.is_ready else "before it was ready"
+        what = "is not started again" if again.is_lost else "is started again, and what it had is given back"
         _log.info("%s: the process ended %s (%s); it %s", name, when, how, what)
-        if not worker.is_lost:
-            self._team.start(number, self._setup, self._versions)
+        if not again.is_lost:
+            self._team.start(number, self._setup)
         elif all(worker.is_lost for worker in self._workers) and not self._is_over():
             raise self._hopeless()
 
@@ -359,14 +357,11 @@ class _Dispatch:
         for job in self._group.jobs:
             joined = join(open_index(job.version, keep=False), RowKeys.of_utterances(task.utterances), {})
             lacking = (joined.positions < 0) | joined.is_changed  # it may have got its shard before a worker died
-            rows = zip(task.utterances, task.generations, lacking.tolist(), strict=True)
+            error = AudioError(Reason.CRASHED, message)
             failed.append(
                 [
-                    replace(
-                        failure_of(row, self._group.root, AudioError(Reason.CRASHED, message)), generation=generation
-                    )
-                    for row, generation, is_lacking in rows
-                    if is_lacking
+                    replace(failure_of(task.utterances[row], self._group.root, error), generation=task.generations[row])
+                    for row in lacking.nonzero()[0]
                 ]
             )
         self._fail(failed)

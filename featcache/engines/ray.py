@@ -17,14 +17,13 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
 from featcache.device import MAX_CPU_THREADS
 from featcache.engines.dispatch import dispatch
-from featcache.engines.process import Setup
-from featcache.engines.worker import Died, Event, Inbox, Message, Note, VersionSetup, WorkerSetup, end_process, work
+from featcache.engines.worker import Died, Event, Inbox, Message, Note, WorkerSetup, end_process, work
 from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
 from featcache.extraction.plan import Options
@@ -59,7 +58,7 @@ def on_ray(name: str, options: Options) -> Engine:
 
     def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
         with _connected(None if name == RAY else name):
-            dispatch(group, tasks, control, _Actors(options), options.allow_mixed_devices)
+            dispatch(group, tasks, control, _Actors(options), options)
 
     return run
 
@@ -124,7 +123,6 @@ class _Actors:
         import ray
 
         self._ray = ray
-        self._options = options
         self._shape = _Shape.of([node["Resources"] for node in ray.nodes() if node["Alive"]], options)
         self.names = [f"actor {number + 1}" for number in range(self._shape.actors)]
         self._actors: dict[int, Any] = {}
@@ -135,7 +133,7 @@ class _Actors:
         self._tries: dict[int, int] = {}
         self._nodes: dict[int, str] = {}
 
-    def start(self, worker: int, setup: Setup, versions: Sequence[VersionSetup]) -> None:
+    def start(self, worker: int, setup: WorkerSetup) -> None:
         """Have Ray start an actor, if it does not do so by itself, and send the setup."""
         shape = self._shape
         if worker not in self._actors:
@@ -150,8 +148,7 @@ class _Actors:
                 )
                 .remote()
             )
-        options = replace(self._options, device=shape.device, threads=shape.threads)
-        self._setups[worker] = pickle.dumps(WorkerSetup(setup, versions, options))
+        self._setups[worker] = pickle.dumps(setup.on(shape.device, shape.threads))
         self._tries[worker] = 0
         self._begin(worker)
 

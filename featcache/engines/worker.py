@@ -16,7 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -81,9 +81,13 @@ class WorkerSetup:
     setup: Setup
     versions: Sequence[VersionSetup]
     options: Options
-    """The options of the run, with the worker's own device, as it sees it, and budget of threads."""
+    """The options of the run; of each worker, with its own device, as it sees it, and budget of threads."""
     featcache: str = field(default_factory=own_code)
     """The featcache that planned."""
+
+    def on(self, device: str, threads: int) -> WorkerSetup:
+        """The same for a worker with this device and budget of threads."""
+        return replace(self, options=replace(self.options, device=device, threads=threads))
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,9 @@ def test_nobody_waits_for_a_worker_that_never_begins(run, scratch, whole):
     """What another has died of is given to it again."""
 
     class Alone(InlineTeam):
-        def start(self, worker, setup, versions):
+        def start(self, worker, setup):
             if worker == 0:
-                super().start(worker, setup, versions)
+                super().start(worker, setup)
 
         def send(self, worker, message):
             if worker == 0:
@@ -130,13 +130,13 @@ def test_preemption_is_no_death(run, scratch, whole):
 def test_devices_of_several_models_are_refused_unless_they_are_wanted(plain, slow_config, scratch):
     config, manifest = load_config(slow_config), read_manifest(plain.manifest())
 
-    def job(**options):
-        plan = plan_extraction(manifest, [config], scratch, Options("cpu", 1))
-        return run_extraction(plan, InlineTeam(2, labels=["NVIDIA A", "NVIDIA B"]).engine(**options))
+    def job(options):
+        plan = plan_extraction(manifest, [config], scratch, options)
+        return run_extraction(plan, InlineTeam(2, labels=["NVIDIA A", "NVIDIA B"]).engine(options))
 
     with pytest.raises(ConfigError, match=r"worker 2 is NVIDIA B, and worker 1 is NVIDIA A.*--allow-mixed-devices"):
-        job()
-    assert job(allow_mixed_devices=True).device == "NVIDIA A, NVIDIA B"
+        job(Options("cpu", 1))
+    assert job(Options("cpu", 1, allow_mixed_devices=True)).device == "NVIDIA A, NVIDIA B"
 
 
 def test_failures_of_all_workers_count_for_the_limit(run, plain):
@@ -153,8 +153,8 @@ class Elsewhere(InlineTeam):
         super().__init__(2)
         self._root = root
 
-    def start(self, worker, setup, versions):
-        super().start(worker, replace(setup, root=self._root), versions)
+    def start(self, worker, setup):
+        super().start(worker, replace(setup, setup=replace(setup.setup, root=self._root)))
 
 
 def test_a_machine_without_the_audio_is_refused_as_extract_would(run, scratch):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from featcache.engines import worker as workers
 from featcache.engines.dispatch import dispatch
-from featcache.engines.worker import Died, End, Ended, Ready, Stop, Work, WorkerSetup
+from featcache.engines.worker import Died, End, Ended, Ready, Stop, Work
 from featcache.extraction.plan import Options
 
 
@@ -36,10 +36,9 @@ class InlineTeam:
         self._workers = {}
         self._stop = threading.Event()
 
-    def start(self, worker, setup, versions):
+    def start(self, worker, setup):
         self.started.append(worker)
-        whole = WorkerSetup(setup, versions, Options("cpu", 1))
-        made = workers._Worker(whole, self._stop, lambda event: self._events.append((worker, event)))
+        made = workers._Worker(setup.on("cpu", 1), self._stop, lambda event: self._events.append((worker, event)))
         self._workers[worker] = made
         label = self._labels[worker] if self._labels else "cpu"
         self._events.append((worker, Ready(label, 1, [job.run.id for job in made.jobs])))
@@ -68,6 +67,6 @@ class InlineTeam:
     def end(self):
         """Nothing has to end: there are no processes."""
 
-    def engine(self, **options):
+    def engine(self, options=Options("cpu", 1)):  # noqa: B008
         """The engine that has this team do everything."""
-        return lambda group, tasks, control: dispatch(group, tasks, control, self, **options)
+        return lambda group, tasks, control: dispatch(group, tasks, control, self, options)

@@ -1,0 +1,146 @@
+"""What is made of versions that are there: `featcache index`, `tag` and `copy`."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import as_document, note, note_unfinished, print_json, progress_bar, say, say_problems
+from featcache.cli.corpora import for_each_part, version_or_corpus
+from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.errors import counted, megabytes
+from featcache.storage.location import Location
+
+if TYPE_CHECKING:
+    from featcache.care.copying import Copied
+
+
+@click.command(short_help="Build the index, after the jobs of an array.")
+@version_or_corpus
+@options.as_json()
+def index(path: Location, as_json: bool) -> None:
+    """Build the index of all versions of a cache, or of one, unless it is there.
+
+    `featcache extract` builds it when it ends, but not with --partition: there, one job does it after all others. Until
+    then, whoever opens the version builds it. Says on stderr if utterances are still missing.
+
+    \b
+    Examples:
+      featcache index features
+      featcache index features/fbank80
+    """
+    from featcache.version.corpus import PartVersion, record_version
+    from featcache.version.index import keep_index
+    from featcache.version.ledger import standing_failures
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
+    from featcache.version.wanted import find_lacking
+
+    documents = []
+    for folder in version_folders(path):
+        version = Version.open(folder)
+        opened, is_built = keep_index(version)
+        if not (findings := find_lacking(version, opened)):
+            failed = len(standing_failures(version, opened))
+            record_version(version, PartVersion.of(version, opened, failed))
+        for finding in findings:
+            note(f"{folder}: {finding}")
+        shards, utterances = len(opened.shards), len(opened)
+        documents.append({"path": str(folder), "shards": shards, "utterances": utterances, "built": is_built})
+        if not as_json:
+            what = "built" if is_built else "already there"
+            say(f"{folder}: {counted(utterances, 'utterance')} in {counted(shards, 'shard')}: index {what}")
+    if as_json:
+        print_json({"versions": documents})
+
+
+@click.command(short_help="Give a version a name, to read it later as it is now.")
+@click.argument("path", metavar="CACHE/VERSION", type=options.LOCATION)
+@click.argument("name", metavar="NAME")
+@options.as_json()
+@for_each_part
+def tag(path: Location, name: str, as_json: bool) -> None:
+    """Tag a version: NAME stands for the shards that it has now, and never for others. Whatever is extracted, replaced
+    or pruned later, featcache.open("features/fbank80", tag="NAME") gives just these utterances, bit for bit, and so do
+    verify, diff, show and stats of CACHE/VERSION@NAME. `featcache rm CACHE/VERSION@NAME` removes a tag.
+
+    A tag copies nothing. What it names stays until the tag is removed: `featcache prune` leaves it alone. If a shard of
+    it is damaged, and repair has to put another in its place, the tag is no longer whole, and says so.
+
+    \b
+    Example:
+      featcache tag features/fbank80 paper
+    """
+    from featcache.version.index import open_index
+    from featcache.version.selection import select_version
+    from featcache.version.tags import make_tag
+
+    version = select_version(path)
+    made = make_tag(version, name, open_index(version))
+    note_unfinished(version)
+    if as_json:
+        print_json({"path": str(version.path), "tag": name, "shards": len(made.shards), "utterances": made.items})
+        return
+    shards = counted(len(made.shards), "shard")
+    say(f"{version.path}@{name}: {counted(made.items, 'utterance')} in {shards}")
+
+
+@click.command(short_help="Copy a cache to another folder or object store.")
+@version_or_corpus
+@click.argument("to", metavar="TO", type=options.LOCATION)
+@options.threads("How many shards are copied at once.  [default: every core, at most 8]", default=options.all_cores)
+@options.as_json()
+def copy(path: Location, to: Location, threads: int, as_json: bool) -> int:
+    """Copy a cache, or one of its versions, into the cache TO: shards, index, tags, what manifests want, failure
+    ledgers, and records of runs and probes. Both may be folders or URLs: s3://bucket/features, gs://…, az://….
+
+    Every byte is checked while it is copied: a damaged shard is named, and not copied. What is there already stays: run
+    the same command again to continue a copy that was interrupted, or to add what has been extracted since. Nothing is
+    removed. A shard is there as a whole or not at all, and a new version once all of it is there.
+
+    Exits with 1 if a shard is damaged.
+
+    \b
+    Examples:
+      featcache copy features s3://bucket/features
+      featcache copy s3://bucket/features/fbank80 /local/features
+    """
+    from featcache.care.copying import copy_version
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
+
+    versions = [Version.open(folder) for folder in version_folders(path)]
+    total = sum(len(version.shard_names()) for version in versions)
+    results = []
+    with stoppable() as stop, progress_bar(total, "shards") as bar:
+        for version in versions:
+            if not stop.is_set():
+                results.append(copy_version(version, to, threads=threads, report=bar.update, stop=stop))
+    damaged = any(result.problems for result in results)
+    interrupted = any(result.interrupted for result in results)
+    if as_json:
+        print_json({"ok": not damaged and not interrupted, "versions": [as_document(result) for result in results]})
+    else:
+        for result in results:
+            _print(result)
+    return INTERRUPTED if interrupted else 1 if damaged else 0
+
+
+def _print(result: Copied) -> None:
+    say(
+        f"{result.path}: {counted(result.copied, 'shard')} copied, {megabytes(result.num_bytes)}; "
+        f"{counted(result.there, 'shard was', 'shards were')} there; {counted(result.records, 'other file')} copied"
+    )
+    if result.others:
+        say(f"  {counted(result.others, 'shard is', 'shards are')} there that {result.source} does not have")
+    say_problems(result.problems)
+    if damaged := sum(problem.shard is not None for problem in result.problems):
+        note(
+            f"{counted(damaged, 'shard is', 'shards are')} not copied, for damage: "
+            f"featcache verify {shlex.quote(result.source)}"
+        )
+    if result.interrupted:
+        note(f"{result.path}: interrupted: run the same command again to copy the rest")
