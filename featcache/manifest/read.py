@@ -23,9 +23,9 @@ from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, listing, refuse_url
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
 from featcache.manifest.formats import FORMATS, format_of
-from featcache.manifest.formats.lists import BARS
 from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source
 from featcache.manifest.formats.tables import PLAIN, json_batches, parquet_batches
+from featcache.manifest.formats.toolkits import BARS
 from featcache.manifest.utterances import (
     COLUMNS,
     ENDS,
