@@ -108,11 +108,12 @@ def is_speechbrain(source: Source) -> bool:
 
 def read_speechbrain(source: Source) -> Iterator[Batch]:
     """The rows, with the values of `--set` for placeholders. Those of other columns stay if they have no value."""
+    source.renamed = _renamed
     if source.first_lines and source.first_lines[0].lstrip().startswith("{"):
-        pattern, batches = _BY_BRACES, json_batches(_entries(source), source, _renamed)
+        pattern, batches = _BY_BRACES, json_batches(_entries(source), source)
     else:
         rows = csv_rows(source.stream, source.faults, skipinitialspace=True)
-        pattern, batches = _BY_DOLLAR, table_batches(rows, source, _renamed)
+        pattern, batches = _BY_DOLLAR, table_batches(rows, source)
     for places, cells in batches:
         cells = _in_seconds(source, places, _unpacked(cells))
         yield places, {name: _filled(source, pattern, name, places, cells[name]) for name in cells}
