@@ -85,7 +85,7 @@ def decode(
         yield from repeat(fault, len(segments))
         return
     with closing(recording):
-        spans = [_span(recording, recording.num_samples, segment, max_seconds) for segment in segments]
+        spans = [span_of(recording, recording.num_samples, segment, max_seconds) for segment in segments]
         good = [span for span in spans if not isinstance(span, AudioError)]
         if reserve is not None:
             longest = max((stop - first for first, stop in good if stop != UNKNOWN), default=0)
@@ -137,7 +137,7 @@ def probe_rate(location: AudioSource | str) -> int | None:
         return None
 
 
-def _span(recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None) -> Span | AudioError:
+def span_of(recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None) -> Span | AudioError:
     """Where a segment lies in a recording of `num_samples` samples, or what is wrong with it."""
     rate = recording.sample_rate
     first = nearest_sample(segment.start or 0.0, rate)
@@ -173,7 +173,7 @@ def _fault(
             promised, held = recording.num_samples / rate, recording.position / rate
             message = f"its header promises {promised:.3f} s, but the file holds {held:.3f} s"
             return AudioError(Reason.TRUNCATED, message)
-        refitted = _span(recording, recording.position, segment, max_seconds)  # now that the length is known
+        refitted = span_of(recording, recording.position, segment, max_seconds)  # now that the length is known
         if isinstance(refitted, AudioError):
             return refitted
     if recording.is_float and not all_finite(samples):

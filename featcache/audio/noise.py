@@ -6,9 +6,9 @@ eight, modulo the number of places where the cut can begin, are its place. So th
 utterances, nor on numpy's generators, which may change.
 
 Decoded noise stays in memory, since copies cut the same files again and again, and opening a file and seeking in it
-takes longer than adding the cut to a clip. It is kept in pieces, at the file's own rate: a cut from resampled noise has
-other values than a cut that is resampled by itself. If not all noises of a manifest have room, those that have none are
-decoded cut by cut: all places are equally likely, so nothing would be gained by dropping one piece for another.
+takes longer than adding the cut to a clip. It is kept at the file's own rate: a cut from resampled noise has other
+values than a cut that is resampled by itself. If not all noises of a manifest have room, those that have none are
+decoded cut by cut: all places are equally likely, so nothing would be gained by dropping one noise for another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.kept import Kept
 from featcache.audio.resample import Channel, to_mono, to_waveform
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing
 from featcache.manifest import Manifest, Utterance, read_manifest
-from featcache.manifest.utterances import nearest_sample
 
 if TYPE_CHECKING:
     from featcache.audio.waveform import AudioPolicy, NoisePolicy
@@ -40,9 +39,12 @@ if TYPE_CHECKING:
 # Decoders are imported in functions: reading a config needs this file, and most configs have no noise.
 
 _THREADS = 8
-_PIECE_BYTES = 1 << 17
-_MOST_PIECES = (1 << 30) // _PIECE_BYTES  # 9 hours at 16 kHz, of 16 bits. MUSAN's noise is 6 hours
+_KEPT_BYTES = 1 << 30  # 9 hours at 16 kHz, of 16 bits. MUSAN's noise is 6 hours
+_BLOCK = 1 << 20  # samples that are decoded at once
 _STEP = np.float32(2**-15)  # of 16-bit samples
+
+_DECODED: Kept[NDArray[Any]] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
+"""Whole noises, mono, by what tells them from those of a file that has changed: int16 if that loses nothing."""
 
 _file_hashes: dict[tuple[object, ...], str] = {}
 """SHA-256 of files, by path, size, time and inode: a process reads a file again only if it has changed."""
@@ -77,8 +79,8 @@ class Noise:
             raise ConfigError(f"augment.noise.manifest: {error}") from error
         if self._content != policy.content:
             raise ConfigError(f"augment.noise.manifest: {policy.manifest}: has changed since the config was read")
-        num_pieces = accumulate(-(-clip.num_samples // self._pieces_of(clip)[2]) for clip in self._clips)
-        self._kept = {clip for clip, count in zip(self._clips, num_pieces, strict=True) if count <= _MOST_PIECES}
+        in_all = accumulate(clip.num_samples * self._channel_and_type(clip)[1].itemsize for clip in self._clips)
+        self._kept = {clip for clip, num_bytes in zip(self._clips, in_all, strict=True) if num_bytes <= _KEPT_BYTES}
 
     def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
         """Add noise to a clip, float32 `[num_samples]` at the config's rate, scaled so that the ratio of the mean
@@ -117,27 +119,22 @@ class Noise:
             raise ConfigError(message) from error
 
     def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
-        """Samples of a noise, mono, at the file's rate; a new array."""
-        channel, dtype, length = self._pieces_of(clip)
+        """Samples of a noise, mono, at the file's rate."""
+        channel, dtype = self._channel_and_type(clip)
         if clip not in self._kept:
-            return _decoded(clip, channel, (first, stop))
-        parts = []
+            return _decoded(clip, channel, first, stop)
+        key = self._content, clip, channel
         try:
-            for start in range(first // length * length, stop, length):
-                span = start, min(start + length, clip.num_samples)
-                piece = _decoded_piece(self._content, clip, channel, span, dtype)
-                parts.append(piece[max(first - start, 0) : stop - start])
-        except AudioError:  # pieces reach beyond the cut, which may still be good
-            return _decoded(clip, channel, (first, stop))
-        samples: NDArray[np.float32] = np.concatenate(parts)
-        return np.multiply(samples, _STEP, dtype=np.float32) if dtype == "int16" else samples
+            samples = _DECODED.get(key, lambda: _decoded(clip, channel, 0, clip.num_samples, dtype))[first:stop]
+        except AudioError:  # of another part of it: the cut may still be good
+            return _decoded(clip, channel, first, stop)
+        return np.multiply(samples, _STEP, dtype=np.float32) if dtype == np.int16 else samples
 
-    def _pieces_of(self, clip: NoiseClip) -> tuple[Channel, str, int]:
-        """The channel that is taken of a noise; int16 if that loses nothing, or else float32; the samples in a
-        piece."""
+    def _channel_and_type(self, clip: NoiseClip) -> tuple[Channel, np.dtype[Any]]:
+        """The channel that is taken of a noise; int16 if that loses nothing, or else float32."""
         channel = self._audio.channel if clip.channel is None else clip.channel
         are_levels = clip.has_16_bits and (clip.num_channels == 1 or channel != "mix")
-        return (channel, "int16", _PIECE_BYTES // 2) if are_levels else (channel, "float32", _PIECE_BYTES // 4)
+        return channel, np.dtype(np.int16 if are_levels else np.float32)
 
 
 def read_noise(manifest: str | Path) -> list[NoiseClip]:
@@ -174,26 +171,24 @@ def noise_content(clips: Sequence[NoiseClip]) -> str:
 
 def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
     """The noise of a row, or what is wrong with it."""
-    from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording
+    from featcache.audio.decode import Cut, span_of
+    from featcache.audio.recording import UNKNOWN, Recording
 
     path = manifest.resolve(row.path)
     if not isinstance(path, Path):
         return f"{row.id}: {row.path}: is at a URL or in a container: copy the noise to this machine, as a file"
     try:
         with closing(Recording(path)) as recording:
-            if recording.shortfall:
-                raise AudioError(Reason.TRUNCATED, recording.shortfall)
             if recording.num_samples == UNKNOWN:
                 raise AudioError(Reason.NOT_AUDIO, "its header does not say how long it is: make it WAV or FLAC")
             if row.channel is not None and row.channel >= recording.num_channels:
                 raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {row.channel}")
-            rate, held = recording.sample_rate, recording.num_samples
-            first = nearest_sample(row.start or 0.0, rate)
-            stop = held if row.duration is None else first + nearest_sample(row.duration, rate)
-            if stop > held + round(END_TOLERANCE_SECONDS * rate) or min(stop, held) <= first:
-                raise AudioError(Reason.SEGMENT_OUTSIDE, f"no such segment: the file holds {held / rate:.3f} s")
-            size, of_file = min(stop, held) - first, (recording.num_channels, recording.has_16_bits)
-            return NoiseClip(path, first, size, rate, row.channel, *of_file)
+            span = span_of(recording, recording.num_samples, Cut(row.start, row.duration), None)
+            if isinstance(span, AudioError):
+                raise span
+            first, stop = span
+            of_file = recording.num_channels, recording.has_16_bits
+            return NoiseClip(path, first, stop - first, recording.sample_rate, row.channel, *of_file)
     except AudioError as error:
         return f"{row.id}: {row.path}: {error}"
 
@@ -207,23 +202,20 @@ def _file_hash(path: Path) -> str:
     return _file_hashes[key]
 
 
-@lru_cache(maxsize=_MOST_PIECES)
-def _decoded_piece(content: str, clip: NoiseClip, channel: Channel, span: tuple[int, int], dtype: str) -> NDArray[Any]:
-    """A piece of a noise, mono, of at most `_PIECE_BYTES`; `content` tells it from that of a file that has changed."""
-    samples = _decoded(clip, channel, span)
-    return (samples / _STEP).astype(np.int16) if dtype == "int16" else samples
-
-
-def _decoded(clip: NoiseClip, channel: Channel, span: tuple[int, int]) -> NDArray[np.float32]:
-    """Samples of a noise from its file, mono, at the file's rate."""
+def _decoded(
+    clip: NoiseClip, channel: Channel, first: int, stop: int, dtype: np.dtype[Any] | type = np.float32
+) -> NDArray[Any]:
+    """Samples of a noise from its file, mono, at the file's rate; as int16, in steps of 2^-15."""
     from featcache.audio.decode import Cut, decode
 
-    first, stop = span
-    segment = Cut((clip.first + first) / clip.sample_rate, (stop - first) / clip.sample_rate)
-    (result,) = decode(clip.path, [segment])
-    if isinstance(result, AudioError):
-        raise result
-    return to_mono(result[0], channel)
+    rate, parts = clip.sample_rate, []
+    blocks = ((at, min(at + _BLOCK, stop)) for at in range(first, stop, _BLOCK))
+    for result in decode(clip.path, [Cut((clip.first + at) / rate, (end - at) / rate) for at, end in blocks]):
+        if isinstance(result, AudioError):
+            raise result
+        samples = to_mono(result[0], channel)
+        parts.append((samples / _STEP).astype(np.int16) if dtype == np.int16 else samples)
+    return np.concatenate(parts)
 
 
 def _power(waveform: NDArray[np.float32]) -> float:

@@ -24,7 +24,6 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.container_copies import open_file
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
 from featcache.audio.formats import (
     BEGINNING,
@@ -37,7 +36,7 @@ from featcache.audio.formats import (
     plain_header,
     shortfall,
 )
-from featcache.audio.members import copy_of
+from featcache.audio.members import copy_of, open_file
 from featcache.audio.remote import Fetched, FileStamp
 from featcache.errors import AudioError, MissingDependencyError, Reason
 from featcache.manifest.audio_locations import AudioSource, CopiedSource

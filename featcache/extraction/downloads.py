@@ -5,7 +5,7 @@ worker that decodes a file takes it. Rows that cut the same file share what was 
 expected. A file that nobody expected is fetched when it is wanted.
 
 Containers at URLs are large, and each is wanted for long, so the next ones are found by looking at the tasks that
-follow (`looked_ahead`), and fetched while the one before is decoded. Their copies are those of `container_copies.py`.
+follow (`looked_ahead`), and fetched while the one before is decoded. Their copies are those of `audio/members.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby
 
-from featcache.audio.container_copies import fetch_ahead
-from featcache.audio.members import copy_of
+from featcache.audio.members import copy_of, fetch_ahead
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
 from featcache.errors import AudioError, Reason, counted
 from featcache.extraction.tasks import ShardTask

@@ -23,9 +23,9 @@ from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, listing, refuse_url
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
 from featcache.manifest.formats import FORMATS, format_of
-from featcache.manifest.formats.lists import BARS
 from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source
 from featcache.manifest.formats.tables import PLAIN, json_batches, parquet_batches
+from featcache.manifest.formats.toolkits import BARS
 from featcache.manifest.utterances import (
     COLUMNS,
     ENDS,
@@ -309,8 +309,11 @@ def manifest_of(
             "of dictionaries"
         )
     reading = Reading(f"<{type(table).__name__}>", audio=audio, carry=carry)
-    reading.faults.unit("row")
-    batches = json_batches(_objects(table, reading), reading) if is_list else parquet_batches(_Table(table), reading)
+    base = reading.faults.file("", "row")
+    if is_list:
+        batches = json_batches(_objects(table, reading.faults, base), reading)
+    else:
+        batches = parquet_batches(_Table(table), reading, base)
     return checked_manifest(reading, *gather(batches, reading), os.fspath(root or os.curdir), "table")
 
 
@@ -340,13 +343,13 @@ def _names(table: Any) -> list[Any] | None:
     return None if names is None or callable(names) else [*names]
 
 
-def _objects(rows: Sequence[Any], reading: Reading) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(rows: Sequence[Any], faults: Faults, base: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows that are dictionaries, each with its place; the others are faults."""
-    for place, row in enumerate(rows, 1):
+    for place, row in enumerate(rows, base + 1):
         if isinstance(row, Mapping):
             yield place, {str(name): _plain(cell) for name, cell in row.items()}
         else:
-            reading.faults.add(place, f"is a {type(row).__name__}, not a dictionary")
+            faults.add(place, f"is a {type(row).__name__}, not a dictionary")
 
 
 def _plain(cell: Any) -> Any:

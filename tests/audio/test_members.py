@@ -12,7 +12,7 @@ from containers import COMPRESSORS, compress, write_tables, write_tar
 from forking import fork, join
 from processes import open_files
 
-from featcache.audio import container_copies, tables
+from featcache.audio import members, tables
 from featcache.audio.kept import Kept
 from featcache.audio.members import check_container, copy_of, stamp_now
 from featcache.audio.remote import TriedInVainError
@@ -279,9 +279,7 @@ def test_nothing_is_taken_of_a_compressed_tar_whose_checksum_is_wrong(packed, su
 def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, monkeypatch):
     unpacked = []
     monkeypatch.setattr(
-        container_copies,
-        "_unpacked",
-        lambda *args, real=container_copies._unpacked: unpacked.append(args) or real(*args),
+        members, "_unpacked", lambda *args, real=members._unpacked: unpacked.append(args) or real(*args)
     )
     tar, _ = packed(".tgz", {"a.wav": bytes(9_000_000), "b.wav": b"b"})
     threads = [threading.Thread(target=content, args=(tar, name)) for name in ("a.wav", "b.wav") * 4]
@@ -294,7 +292,7 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
 
     with monkeypatch.context() as patched:  # without room, what is kept of others makes some
         answers = iter([False])
-        patched.setattr(container_copies, "_has_room", lambda *_: next(answers, True))
+        patched.setattr(members, "_has_room", lambda *_: next(answers, True))
         other = tar.with_name("b.tgz")
         other.write_bytes(tar.read_bytes())
         assert content(other, "b.wav") == b"b"
@@ -302,13 +300,13 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
     assert len(unpacked) == 3
     other.unlink()
 
-    monkeypatch.setattr(container_copies, "_ALWAYS_ALLOWED", 1_000_000)
+    monkeypatch.setattr(members, "_ALWAYS_ALLOWED", 1_000_000)
     os.utime(tar, ns=(1, 1))
     assert refused(tar, "b.wav") == (
         Reason.FILE_UNREADABLE,
         "the container unpacks to more than 1,000,000 bytes, so it is hardly audio: unpack it yourself",
     )
-    monkeypatch.setattr(container_copies, "_LEFT_FREE", 1 << 60)
+    monkeypatch.setattr(members, "_LEFT_FREE", 1 << 60)
     os.utime(tar, ns=(2, 2))
     reason, words = refused(tar, "b.wav")
     assert reason == Reason.FILE_UNREADABLE
@@ -316,7 +314,7 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
 
 
 def test_unpacked_tars_do_not_take_all_descriptors(packed, monkeypatch):
-    monkeypatch.setattr(container_copies, "_MOST_COPIES", 3)
+    monkeypatch.setattr(members, "_MOST_COPIES", 3)
     tar, _ = packed(".tgz", {"a.wav": b"a"})
     for modified in range(3):
         os.utime(tar, ns=(1, modified))

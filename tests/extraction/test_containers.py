@@ -14,7 +14,7 @@ from containers import packed, write_tar
 from corpora import Corpus
 from extractions import TINY, extract_here
 
-from featcache.audio import container_copies, members
+from featcache.audio import members
 from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.errors import ManifestError, MissingDependencyError
@@ -128,10 +128,8 @@ def test_ranges_of_archives_are_said_not_to_be_read(plain, scratch):
 
 
 def test_before_a_run_one_tar_is_unpacked_at_most_and_by_the_thread_that_ctrl_c_ends(plain, scratch, monkeypatch):
-    real, threads = container_copies._unpacked, []
-    monkeypatch.setattr(
-        container_copies, "_unpacked", lambda *args: threads.append(threading.current_thread()) or real(*args)
-    )
+    real, threads = members._unpacked, []
+    monkeypatch.setattr(members, "_unpacked", lambda *args: threads.append(threading.current_thread()) or real(*args))
     corpus = packed(plain, scratch, "tar.gz")
     rows = [{**row, "path": f"audio_{number % 2}.tar.gz/{row['path']}"} for number, row in enumerate(plain.rows)]
     manifest = read_manifest(Corpus(corpus.folder, rows).manifest())
@@ -145,7 +143,7 @@ def test_a_stopped_run_does_not_wait_for_a_tar_to_be_unpacked(cli, plain, scratc
     manifest = packed(plain, scratch, "tar.gz").manifest()
     stop = threading.Event()
     with monkeypatch.context() as patched:
-        patched.setattr(container_copies, "_next_piece", lambda stream: stop.set() or bytes(64))  # it has no end
+        patched.setattr(members, "_next_piece", lambda stream: stop.set() or bytes(64))  # it has no end
         plan = plan_extraction(read_manifest(manifest), [load_config("fbank80")], scratch / "c", Options("cpu", 2))
         assert run_extraction(plan, run_locally, stop=stop).interrupted
     assert not cli("info", scratch / "c", "--json").json()["versions"][0]["failures"]

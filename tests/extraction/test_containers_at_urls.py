@@ -14,7 +14,7 @@ from corpora import Corpus
 from extractions import TINY, extract_here
 from object_stores import BUCKET, upload
 
-from featcache.audio import container_copies, remote
+from featcache.audio import members, remote
 from featcache.audio.kept import Kept
 from featcache.audio.members import copy_of
 from featcache.config import load_config
@@ -47,8 +47,8 @@ def server(listener, monkeypatch):
 
 def forget(monkeypatch):
     """What was fetched, and what servers said."""
-    monkeypatch.setattr(container_copies, "_COPIES", Kept(1 << 30, lambda copy: copy.stamp.size))
-    monkeypatch.setattr(container_copies, "_STAMPS", Kept(100, seconds=60))
+    monkeypatch.setattr(members, "_COPIES", Kept(1 << 30, lambda copy: copy.stamp.size))
+    monkeypatch.setattr(members, "_STAMPS", Kept(100, seconds=60))
 
 
 def serve(server, folder, kind="tar"):
@@ -174,7 +174,7 @@ def test_a_container_that_changes_while_it_is_fetched(cli, plain, server, scratc
 def test_one_that_is_too_large_for_the_disk_is_said_to_be(cli, plain, server, scratch, monkeypatch):
     inside = packed(plain, scratch, "tar")
     serve(server, scratch)
-    monkeypatch.setattr(container_copies, "_LEFT_FREE", 1 << 60)
+    monkeypatch.setattr(members, "_LEFT_FREE", 1 << 60)
     extract(inside.manifest(), scratch / "c", server.address)
     (version,) = cli("info", scratch / "c", "--json").json()["versions"]
     message = version["failures"][0]["message"]
@@ -187,7 +187,7 @@ def test_what_is_unpacked_is_not_fetched_again(plain, server, scratch, monkeypat
     """Where there is room for one copy alone."""
     inside = packed(plain, scratch, "tar.gz")
     serve(server, scratch, "tar.gz")
-    monkeypatch.setattr(container_copies, "_COPIES", Kept(1))
+    monkeypatch.setattr(members, "_COPIES", Kept(1))
     container, _, name = inside.rows[0]["path"].partition("/")
     member = Member(Url(server.url(f"/{container}")), name)
     assert [copy_of(member).stamp for _ in range(3)] == [copy_of(member).stamp] * 3

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from featcache.errors import ArgumentError, ManifestError, listing
-from featcache.manifest.formats import folders, kaldi, lhotse, lists, tables, toolkits
+from featcache.manifest.formats import folders, kaldi, lhotse, tables, toolkits
 from featcache.manifest.formats.source import Batch, Source
 
 
@@ -34,12 +34,14 @@ FORMATS = {
     "nemo": Format(toolkits.read_nemo, toolkits.is_nemo),
     "lhotse": Format(lhotse.read_lhotse, lhotse.is_lhotse),
     "speechbrain": Format(toolkits.read_speechbrain, toolkits.is_speechbrain),
-    "fairseq": Format(lists.read_fairseq, lists.fairseq_fits),
+    "fairseq": Format(toolkits.read_fairseq, toolkits.fairseq_fits),
     **{
-        name: Format(partial(lists.read_bars, name), partial(lists.bars_fit, name), partial(lists.bars_reading, name))
-        for name in lists.BARS
+        name: Format(
+            partial(toolkits.read_bars, name), partial(toolkits.bars_fit, name), partial(toolkits.bars_reading, name)
+        )
+        for name in toolkits.BARS
     },
-    "paths": Format(lists.read_paths, lists.paths_fit),
+    "paths": Format(toolkits.read_paths, toolkits.paths_fit),
 }
 """Every format, by name."""
 

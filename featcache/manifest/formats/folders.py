@@ -31,14 +31,11 @@ from featcache.manifest.utterances import names_of_whole_files
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
-_renamed_by_file = partial(names_of_whole_files, "file_name")
-
 
 def read_folder(source: Source) -> Iterator[Batch]:
     """Every audio file below a folder, sorted by path; its id is its path without the suffix. Links to folders are
     followed, each folder once; hidden files are left out."""
-    source.faults.unit("file")
-    return batched(enumerate(_audio_files(source), 1), ("id", "path"))
+    return batched(enumerate(_audio_files(source), source.faults.file("", "file") + 1), ("id", "path"))
 
 
 def _audio_files(source: Source) -> Iterator[tuple[str, str]]:
@@ -90,6 +87,7 @@ def read_audiofolder(source: Source) -> Iterator[Batch]:
         raise ManifestError(
             f"one of {listing(_METADATA)} is expected in a folder, and there is {listing(found) or 'none'}"
         )
+    source.renamed = partial(names_of_whole_files, "file_name")
     for path, folder in zip(found, folders, strict=True):
         for places, cells in _read_metadata(source, path):
             names = cells["path"]
@@ -102,11 +100,11 @@ def _read_metadata(source: Source, path: str) -> Iterator[Batch]:
     base = faults.file(path, "row" if path.endswith(".parquet") else "line")
     with opened(source.path / path) as stream:
         if path.endswith(".parquet"):
-            batches = parquet_batches(ParquetTable(stream), source, base, _renamed_by_file)
+            batches = parquet_batches(ParquetTable(stream), source, base)
         elif path.endswith(".csv"):
-            batches = table_batches(csv_rows(stream, faults, base), source, _renamed_by_file)
+            batches = table_batches(csv_rows(stream, faults, base), source)
         else:
-            batches = json_batches(json_rows(stream, faults, base), source, _renamed_by_file)
+            batches = json_batches(json_rows(stream, faults, base), source)
         yield from (batch for batch in batches if "path" in batch[1])
 
 
@@ -141,12 +139,12 @@ def is_dataset(source: Source) -> bool:
 def read_dataset(source: Source) -> Iterator[Batch]:
     """The rows of all tables of a dataset, with every column without bytes. Raises ManifestError if there are none, or
     one has no column of audio, is damaged, or is not called `.parquet`."""
+    source.renamed = partial(names_of_whole_files, _PLACE)
     if not source.is_folder:
         if source.path.suffix != ".parquet":  # its audio is read from it later, by a path that says what it is
             raise ManifestError("is Parquet with audio inside: name it with .parquet at its end, as a file")
-        source.faults.unit("row")
         audio = _Audio(ParquetTable(source.stream), source.path.name, source)
-        yield from parquet_batches(audio, source, renamed=_renamed_by_place)
+        yield from parquet_batches(audio, source, source.faults.file("", "row"))
         return
     files = _saved(source) if {"dataset_dict.json", "state.json"} & source.names else _parquet_below(source)
     if not files:
@@ -155,7 +153,7 @@ def read_dataset(source: Source) -> Iterator[Batch]:
         base = source.faults.file(file, "row")
         with opened(source.path / file) as stream:
             table = ParquetTable(stream) if file.endswith(".parquet") else ArrowTable(stream)
-            yield from parquet_batches(_Audio(table, file, source), source, base, _renamed_by_place)
+            yield from parquet_batches(_Audio(table, file, source), source, base)
 
 
 class _Audio:
@@ -178,8 +176,6 @@ class _Audio:
 
 
 _PLACE = "audio.path"  # the column with the places of audio, by a name that has no meaning
-
-_renamed_by_place = partial(names_of_whole_files, _PLACE)
 
 
 def _parquet_below(source: Source) -> list[str]:

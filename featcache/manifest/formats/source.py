@@ -72,12 +72,9 @@ class Faults:
         self._first: dict[str, tuple[int, list[int]]] = {}  # what is wrong -> how often, and the first places
         self._files = [("", "line")]
 
-    def unit(self, unit: str) -> None:
-        """Say what is counted in the manifest, if it is not lines."""
-        self._files[0] = ("", unit)
-
     def file(self, name: str, unit: str = "line") -> int:
-        """Begin one of several files that a manifest is in; gives the place of its line 0."""
+        """Begin one of several files that a manifest is in, or the only one, without a name, if other units than lines
+        are counted in it; gives the place of its line 0."""
         self._files.append((name, unit))
         return (len(self._files) - 1) << _FILE_SHIFT
 
@@ -142,6 +139,8 @@ class Reading:
     """What the user is to be told about what was read, in the order it was found; added to by the format's reader."""
     placeholders: set[str] = field(default_factory=set, init=False)
     """The names of the placeholders that were found; added to by the format's reader."""
+    renamed: Callable[[Sequence[str]], Sequence[str]] = field(default=list, init=False)
+    """Gives the names that columns are to have, for those that they have; set by the format's reader."""
     has_ids: bool = field(default=True, init=False)
     """Whether rows have ids of their own, or their paths stand for them."""
 
@@ -350,7 +349,11 @@ def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
                 faults.add(base + 1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
                 return
             data = data.removeprefix(codecs.BOM_UTF8)
-        if (text := _text_without_faults(data)) is not None:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        if "\0" not in text and len(data) <= _LINE_BYTES:
             yield text
             done += text.count("\n")
             continue
@@ -360,16 +363,6 @@ def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
                 faults.add(done, f"longer than {_LINE_BYTES:,} bytes")
                 return
             yield _line(raw, done, faults)
-
-
-def _text_without_faults(data: bytes) -> str | None:
-    """Whole lines as text; None if there is a fault in one of them."""
-    if len(data) > _LINE_BYTES or b"\0" in data:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _line(raw: bytes, place: int, faults: Faults) -> str:

@@ -25,9 +25,6 @@ _OTHER_ENDS = {"stop", "stop_time"}  # names of columns that are as often number
 
 _ROWS_OF_PARQUET = 8192  # the rows that pyarrow gives at once
 
-Names = Sequence[str]
-"""The names of a table's columns."""
-
 Rows = Iterator[tuple[int, Any]]
 """The place of each row; its cells, as a list or by key."""
 
@@ -80,8 +77,7 @@ def read_jsonl(source: Source) -> Iterator[Batch]:
 
 def read_parquet(source: Source) -> Iterator[Batch]:
     """Parquet; a ManifestError if it is damaged."""
-    source.faults.unit("row")
-    return parquet_batches(ParquetTable(source.stream), source)
+    return parquet_batches(ParquetTable(source.stream), source, source.faults.file("", "row"))
 
 
 def csv_rows(stream: BinaryIO, faults: Faults, base: int = 0, **dialect: Any) -> Rows:
@@ -105,16 +101,16 @@ def split_rows(stream: BinaryIO, faults: Faults, delimiter: str) -> Rows:
         yield place, line.removesuffix("\n").removesuffix("\r").split(delimiter)
 
 
-def table_batches(rows: Rows, reading: Reading, renamed: Callable[[Names], Names] = list) -> Iterator[Batch]:
-    """Rows of which the first is the header; `renamed` gives the names that the columns are to have."""
+def table_batches(rows: Rows, reading: Reading) -> Iterator[Batch]:
+    """Rows of which the first is the header."""
     faults = reading.faults
     line, header = next((row for row in rows if not _is_blank(row)), (0, []))
     if not header:
         return
-    if (fault := _no_header(renamed(header), reading.required)) is not None:
+    if (fault := _no_header(reading.renamed(header), reading.required)) is not None:
         faults.add(line, fault)
         return
-    names = _meanings_of_header(header, line, reading, renamed)
+    names = _meanings_of_header(header, line, reading)
     while batch := list(islice(rows, ROWS_PER_BATCH)):
         lines, cells = zip(*batch, strict=True)
         if len(names) == 1 or set(map(len, cells)) != {len(names)}:
@@ -193,8 +189,8 @@ _JSON_TYPES = {
 }
 
 
-def json_batches(rows: Rows, reading: Reading, renamed: Callable[[Names], Names] = list) -> Iterator[Batch]:
-    """Objects, whose keys are the columns; `renamed` is as for `table_batches`."""
+def json_batches(rows: Rows, reading: Reading) -> Iterator[Batch]:
+    """Objects, whose keys are the columns."""
     layouts: dict[tuple[str, ...], list[str]] = {}  # the keys of an object -> what they mean
     names: dict[str, None] = {}  # every column so far, in order
     while batch := list(islice(rows, ROWS_PER_BATCH)):
@@ -202,11 +198,11 @@ def json_batches(rows: Rows, reading: Reading, renamed: Callable[[Names], Names]
         keys_of = list(map(tuple, objects))
         found = dict.fromkeys(keys_of)
         if not names:  # the keys of the first objects serve as a header
-            there = dict.fromkeys(chain.from_iterable(map(renamed, found)))
+            there = dict.fromkeys(chain.from_iterable(map(reading.renamed, found)))
             _require(reading.required, there, lines[0], reading.faults)
         for layout in found:
             if layout not in layouts:
-                layouts[layout] = _meanings(layout, lines[keys_of.index(layout)], reading, renamed)
+                layouts[layout] = _meanings(layout, lines[keys_of.index(layout)], reading)
                 names |= dict.fromkeys(layouts[layout])
         if len(found) == 1 and len(layouts[keys_of[0]]) == len(names):
             columns = zip(*(row.values() for row in objects), strict=True)
@@ -218,11 +214,9 @@ def json_batches(rows: Rows, reading: Reading, renamed: Callable[[Names], Names]
         yield lines, {name: [row.get(name, "") for row in meant] for name in names}
 
 
-def parquet_batches(
-    table: Table, reading: Reading, base: int = 0, renamed: Callable[[Names], Names] = list
-) -> Iterator[Batch]:
-    """The rows of a table in Parquet; `renamed` is as for `table_batches`."""
-    names = dict(zip(table.names, _meanings_of_header(table.names, base, reading, renamed), strict=True))
+def parquet_batches(table: Table, reading: Reading, base: int = 0) -> Iterator[Batch]:
+    """The rows of a table that is read by its columns; `base` is the place of its row 0."""
+    names = dict(zip(table.names, _meanings_of_header(table.names, base, reading), strict=True))
     needed = {*SPELLINGS, *ENDS}
     wanted = {name: meaning for name, meaning in names.items() if reading.carry or meaning.strip().lower() in needed}
     for rows, cells in table.batches(wanted):
@@ -254,18 +248,18 @@ def missing_columns(required: Collection[str], names: Collection[str]) -> list[s
     return ["path"] if "path" in required and "path" not in there else [] if there & {"id", "path"} else ["id"]
 
 
-def _meanings_of_header(header: Names, line: int, reading: Reading, renamed: Callable[[Names], Names]) -> list[str]:
+def _meanings_of_header(header: Sequence[str], line: int, reading: Reading) -> list[str]:
     """What `_meanings` gives, where these are all columns of the table: names that come again or lack are faults."""
-    for name, count in Counter(renamed(header)).items():
+    for name, count in Counter(reading.renamed(header)).items():
         if count > 1:
             reading.faults.add(line, f"{count} columns are named {name!r}")
-    _require(reading.required, renamed(header), line, reading.faults)
-    return _meanings(header, line, reading, renamed)
+    _require(reading.required, reading.renamed(header), line, reading.faults)
+    return _meanings(header, line, reading)
 
 
-def _meanings(given: Names, line: int, reading: Reading, renamed: Callable[[Names], Names]) -> list[str]:
+def _meanings(given: Sequence[str], line: int, reading: Reading) -> list[str]:
     """The column that each name means, or the name that it is carried by."""
-    names = renamed(given)
+    names = reading.renamed(given)
     found = [name if meaning_of(name) in names else meaning_of(name) for name in names]
     for column in SPELLINGS:
         same = {name: None for name, meaning in zip(names, found, strict=True) if meaning == column}

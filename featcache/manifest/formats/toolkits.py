@@ -1,4 +1,4 @@
-"""NeMo's manifests, and SpeechBrain's.
+"""NeMo's manifests, SpeechBrain's and fairseq's, lists with bars of recipes of TTS, and plain lists of paths.
 
 NeMo's are JSON lines with `audio_filepath`, of files, or of members of tars. Its script
 `convert_to_tarred_audio_dataset.py` puts the audio of rows with `"shard_id": 3` into `audio_3.tar`, beside
@@ -15,14 +15,15 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from featcache.errors import ManifestError, counted
 from featcache.manifest.audio_locations import is_audio_url, names_container
-from featcache.manifest.formats.source import Batch, Source
-from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, json_rows, table_batches
-from featcache.manifest.utterances import meaning_of, shown
+from featcache.manifest.formats.source import Batch, Source, batched, lines_of, names_audio, without_faults
+from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, json_rows, split_rows, table_batches
+from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
 
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?")
 
@@ -107,11 +108,12 @@ def is_speechbrain(source: Source) -> bool:
 
 def read_speechbrain(source: Source) -> Iterator[Batch]:
     """The rows, with the values of `--set` for placeholders. Those of other columns stay if they have no value."""
+    source.renamed = _renamed
     if source.first_lines and source.first_lines[0].lstrip().startswith("{"):
-        pattern, batches = _BY_BRACES, json_batches(_entries(source), source, _renamed)
+        pattern, batches = _BY_BRACES, json_batches(_entries(source), source)
     else:
         rows = csv_rows(source.stream, source.faults, skipinitialspace=True)
-        pattern, batches = _BY_DOLLAR, table_batches(rows, source, _renamed)
+        pattern, batches = _BY_DOLLAR, table_batches(rows, source)
     for places, cells in batches:
         cells = _in_seconds(source, places, _unpacked(cells))
         yield places, {name: _filled(source, pattern, name, places, cells[name]) for name in cells}
@@ -237,3 +239,139 @@ def _after(text: str, at: int, mark: str) -> int:
     if found := _MARKS[mark].match(text, at):
         return found.end()
     raise json.JSONDecodeError(f"Expecting {mark!r}", text, _SPACE.match(text, at).end())  # type: ignore[union-attr]
+
+
+BARS = {
+    "ljspeech": (("id", "text", "normalised"), ("id", "text")),
+    "piper": (("id", "speaker", "text"),),
+    "f5": (("path", "text"),),
+    "gpt-sovits": (("path", "speaker", "language", "text"),),
+    "styletts2": (("path", "text", "speaker"),),
+    "vits": (("path", "speaker", "text"),),
+}
+"""Lists with bars between their fields, by format: the columns that a line may have."""
+
+
+def bars_fit(name: str, source: Source) -> bool:
+    """Whether a file is a list of this format, by its first lines."""
+    return name in _fitting(source)
+
+
+def bars_reading(name: str, source: Source) -> str:
+    """How the first line of a list is read in this format."""
+    cells = source.first_fields.split("|")
+    columns = _columns(name, len(cells)) or BARS[name][0]
+    return ", ".join(f"{column} {shown(cell)}" for column, cell in zip(columns, cells, strict=False))
+
+
+def _columns(name: str, width: int) -> tuple[str, ...] | None:
+    """The columns of a line with that many fields."""
+    return next((columns for columns in BARS[name] if len(columns) == width), None)
+
+
+def _fitting(source: Source) -> list[str]:
+    """The formats that a list with bars may have: several, if their columns look alike and its lines do not tell."""
+    cells = source.first_fields.split("|")
+    if len(cells) == 1:
+        return []
+    if _is_header(cells):
+        return ["f5"]
+    has_paths = names_audio(cells[0])
+    if not has_paths and re.search(r"[\s,;]", cells[0].strip()):
+        return []
+    first = "path" if has_paths else "id"
+    alike = [name for name in BARS if (columns := _columns(name, len(cells))) and columns[0] == first]
+    if len(alike) < 2:
+        return alike
+    lines = [line.split("|") for line in source.first_lines]
+    second, third = zip(*(line[1:] for line in lines if len(line) == 3), strict=True)
+    plain = (_with_speakers if has_paths else _with_ids)(second, third)
+    return alike if plain is None else [plain]
+
+
+def _with_speakers(second: Sequence[str], third: Sequence[str]) -> str | None:
+    """Whether lists of paths have speakers before texts or behind: speakers' names have fewer words, and come again."""
+    words = [sum(len(cell.split()) for cell in cells) for cells in (second, third)]
+    values = [len(set(cells)) for cells in (second, third)]
+    if words[0] < words[1] and values[0] <= values[1]:
+        return "vits"
+    return "styletts2" if words[0] > words[1] and values[0] >= values[1] else None
+
+
+def _with_ids(second: Sequence[str], third: Sequence[str]) -> str | None:
+    """Whether lists of ids have texts twice, the second time normalised, which leaves words as they are; or speakers,
+    who say different things."""
+    pairs = [*zip(second, third, strict=True)]
+    alike = sum(bool(_words(before) & _words(after)) for before, after in pairs)
+    if alike * 2 >= len(pairs):
+        return "ljspeech"
+    return "piper" if len(set(second)) < len(set(pairs)) else None
+
+
+def _words(text: str) -> set[str]:
+    return {*re.findall(r"\w+", text.lower())}
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    return meaning_of(cells[0]) in SPELLINGS and "path" in map(meaning_of, cells)
+
+
+def read_bars(name: str, source: Source) -> Iterator[Batch]:
+    """Reads a list of this format; files of ids are `wavs/<id>.wav`. A header is one if it names the columns."""
+    rows = _filled_rows(source, "|")
+    cells = source.first_fields.split("|")
+    if _is_header(cells):
+        return table_batches(rows, source)
+    columns = _columns(name, len(cells)) or BARS[name][0]
+    # Piper looks into `wav` first.
+    folder = "wav" if name == "piper" and (source.folder / "wav").is_dir() else "wavs"
+    found = without_faults(rows, partial(_with_path, columns, folder), source.faults)
+    return batched(found, (*columns, "path") if columns[0] == "id" else columns)
+
+
+def _with_path(columns: Sequence[str], folder: str, cells: list[str]) -> list[str]:
+    """The cells of a line, or a ValueError; with the path behind an id."""
+    if len(cells) != len(columns):
+        raise ValueError(f"{counted(len(cells), 'field')}, but {'|'.join(columns)} has {len(columns)}")
+    return [*cells, f"{folder}/{cells[0]}.wav"] if columns[0] == "id" else cells
+
+
+def _filled_rows(source: Source, delimiter: str) -> Rows:
+    """The rows that are not blank."""
+    return (row for row in split_rows(source.stream, source.faults, delimiter) if "".join(row[1]).strip())
+
+
+def fairseq_fits(source: Source) -> bool:
+    """Whether a file has a root on its first line, and a path, a tab and a number on its second."""
+    if len(source.first_lines) < 2 or "\t" in source.first_lines[0] or not source.first_fields:
+        return False
+    cells = source.first_lines[1].split("\t")
+    return len(cells) == 2 and cells[1].isdecimal()
+
+
+def read_fairseq(source: Source) -> Iterator[Batch]:
+    """fairseq's manifest: a root, and on each line a path and a number of samples."""
+    rows = _filled_rows(source, "\t")
+    line, cells = next(rows, (0, [""]))
+    source.root = cells[0] or None
+    if len(cells) != 1:
+        source.faults.add(line, "has a tab, but a root is expected")
+    return batched(without_faults(rows, _path_and_samples, source.faults), ("path", "samples"))
+
+
+def _path_and_samples(cells: list[str]) -> list[str]:
+    if not (len(cells) == 2 and cells[1].isdecimal()):
+        raise ValueError("not a path, a tab and a number of samples")
+    return cells
+
+
+def paths_fit(source: Source) -> bool:
+    """Whether the first line is the name of an audio file, or at least ends in one and has no fields."""
+    first = source.first_fields
+    return names_audio(first) and not re.search(r"[,;|\t]", first) and source.suffix != ".scp"
+
+
+def read_paths(source: Source) -> Iterator[Batch]:
+    """A path on each line."""
+    lines = enumerate(lines_of(source.stream, source.faults), 1)
+    return batched(((line, [text.rstrip("\r\n")]) for line, text in lines if text.strip()), ("path",))
