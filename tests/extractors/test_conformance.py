@@ -21,8 +21,7 @@ from featcache.config import Config, config_from, load_config
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.rows import ROW_SECONDS
 from featcache.extractors.units import Codebook
-from featcache.testing import ExtractorSuite
-from featcache.testing.base import make_clip
+from featcache.testing import ExtractorSuite, make_clip
 
 pytest_plugins = ["pytester"]
 

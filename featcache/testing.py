@@ -1,42 +1,51 @@
-"""The checks of an extractor: what it declares, what values it gives, and that they depend on the clip alone."""
+"""The suite that every extractor must pass: featcache's own, and yours.
+
+    import featcache.testing
+
+    class TestMine(featcache.testing.ExtractorSuite):
+        config = "my.yaml"  # or its content, as a dict
+
+pytest then runs each check. If a check fails, it says what is violated, and by which clip. The suite needs pytest and
+the extra `extract`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from featcache.config import Config, config_from
+from featcache.config import Config, config_from, load_config
 from featcache.errors import AudioError, ConfigError
 from featcache.extraction.batching import BATCHINGS, declared_batchings
-from featcache.extractors import FeatureSpec
-from featcache.extractors.base import Clip, Extractor, Params
-from featcache.extractors.rows import RowExtractor, Rows, pad_rows
-from featcache.testing.base import (
-    UNUSUAL,
-    Checks,
-    assert_same,
-    check_features,
-    differing_frames,
-    extract,
-    hop_of,
-    label,
-    largest_error,
-    unusual_clip,
-    with_params,
-)
+from featcache.extractors import Clip, Extractor, FeatureSpec, Params
+from featcache.extractors.rows import RowExtractor, pad_rows
+
+__all__ = ["ExtractorSuite"]
+
+_MOST_SECONDS = 60
+"""A clip of this length must have a frame."""
+
+UNUSUAL = ("silence", "full scale", "constant", "impulse", "quiet")
+"""The kinds of clips that `unusual_clip` makes: as unlike speech as real files can be."""
+
+AnyExtractor = Extractor[Params]
+AnyRowExtractor = RowExtractor[Params]
+Features = NDArray[Any]
+"""The features of a clip, `[frames, *item_shape]`."""
 
 
-class ExtractorSuite(Checks):
+class ExtractorSuite:
     """The guarantees of an extractor, as tests: inherit from it in a class whose name begins with `Test`.
 
     Whether values are correct is checked only if the class defines `reference`.
@@ -53,7 +62,107 @@ class ExtractorSuite(Checks):
         lengths: The lengths of further clips, in samples.
     """
 
-    def test_the_spec_is_coherent(self, loaded: Config, extractor: Extractor[Params]) -> None:
+    config: ClassVar[str | Path | Mapping[str, Any]]
+    device: ClassVar[str] = "cpu"
+    tolerance: ClassVar[float] = 1e-4
+    ties: ClassVar[float] = 1e-3
+    seconds: ClassVar[float] = 1.0
+    lengths: ClassVar[Sequence[int]] = ()
+
+    def reference(self, waveform: NDArray[np.float32]) -> Features:
+        """The features `[frames, *item_shape]` of one waveform `[num_samples]`, computed in a slow and obvious way."""
+        pytest.skip("the class has no reference")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def loaded(cls) -> Config:
+        """The config, validated."""
+        return config_from(dict(cls.config)) if isinstance(cls.config, Mapping) else load_config(cls.config)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def extractor(cls, loaded: Config) -> AnyExtractor:
+        """The instance that most checks share."""
+        return loaded.build(torch.device(cls.device))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def another(cls, loaded: Config) -> AnyExtractor:
+        """A second instance, independent of the first."""
+        torch.manual_seed(1)
+        return loaded.build(torch.device(cls.device))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shortest(cls, extractor: AnyExtractor) -> int:
+        """The number of samples of the shortest clip that has a frame."""
+        most = _MOST_SECONDS * extractor.spec.sample_rate
+        num_samples = bisect_left(range(most), 1, key=extractor.num_frames)
+        assert num_samples < most, f"num_frames gives no frame to a clip of {_MOST_SECONDS} s"
+        return num_samples
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def clips(cls, extractor: AnyExtractor, shortest: int) -> list[Clip]:
+        """Ten clips of several lengths. Neighbours differ in length."""
+        longest = max(shortest, int(cls.seconds * extractor.spec.sample_rate))
+        lengths = np.random.default_rng(0).integers(shortest, longest, 6, endpoint=True).tolist()
+        return cls._clips([*lengths, shortest, longest, shortest + 1, shortest])
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def around(cls, extractor: AnyExtractor, shortest: int) -> list[Clip]:
+        """Clips of the lengths around which the number of frames changes, and of some others. All have a frame."""
+        hop, field = hop_of(extractor), extractor.spec.frame_length
+        longest = max(shortest + 3 * hop, int(cls.seconds * extractor.spec.sample_rate))
+        changes = {bisect_left(range(longest), count, key=extractor.num_frames) for count in (1, 2, 3, 10)}
+        changes |= {1, hop, 2 * hop, field}
+        near = {n + more for n in changes for more in (-1, 0, 1)}
+        lengths = {n for n in near if shortest <= n <= longest} | {*cls.lengths}
+        lengths.update(np.random.default_rng(2).integers(shortest, longest, 4, endpoint=True).tolist())
+        if (row_extractor := extractor.as_row_extractor()) is not None:
+            lengths.add(max(shortest, 32 * row_extractor.granularity + 1))  # padded by some frames
+        return cls._clips(sorted(lengths))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def alone(cls, extractor: AnyExtractor, clips: list[Clip]) -> list[Features]:
+        """The features of each of the clips, extracted in a call of its own."""
+        return [extract(extractor, [clip])[0] for clip in clips]
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _torch_as_in_a_run(cls) -> Iterator[None]:
+        """During the checks, torch uses one thread of its own, as in a run."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+    @classmethod
+    def _clips(cls, lengths: Sequence[int]) -> list[Clip]:
+        return [make_clip(seed, num_samples, cls.device) for seed, num_samples in enumerate(lengths)]
+
+    def _assert_near(self, found: list[Features], wanted: list[Features], clips: list[Clip], whose: str) -> None:
+        """Assert that features of clips are the same up to rounding and ties. `whose` says what `wanted` is."""
+        num_wrong, frames, first = 0, 0, ""
+        for ours, theirs, clip in zip(found, wanted, clips, strict=True):
+            assert ours.shape == theirs.shape, f"{label(clip)} has shape {ours.shape}, and not {theirs.shape}, {whose}"
+            frames += len(ours)
+            wrong = differing_frames(ours, theirs, self.tolerance)
+            assert theirs.dtype.kind in "iu" or not wrong.any(), (
+                f"{label(clip)}: frames {_listed(wrong)} of {len(ours)} differ from {whose}, by "
+                f"{largest_error(ours, theirs):.2g} of the largest value; tolerance: {self.tolerance:.2g}"
+            )
+            num_wrong += int(wrong.sum())
+            if wrong.any() and not first:
+                first = f"{label(clip)}, frames {_listed(wrong)} of {len(ours)}"
+        assert num_wrong <= math.ceil(self.ties * frames), (
+            f"codes of {num_wrong} of {frames} frames differ from {whose}; ties: {self.ties:.2g}; "
+            f"the first are in {first}"
+        )
+
+    def test_the_spec_is_coherent(self, loaded: Config, extractor: AnyExtractor) -> None:
         """Shapes, rates and dtypes make sense."""
         spec, rate = extractor.spec, loaded.audio.sample_rate
         assert isinstance(spec, FeatureSpec), f"spec is {spec!r}, and not a featcache.extractors.FeatureSpec"
@@ -69,7 +178,7 @@ class ExtractorSuite(Checks):
             assert _is_shape(side.item_shape), f"spec.side, {side.name}: {side.item_shape!r} is not a tuple of sizes"
             assert _is_dtype(side.dtype), f"spec.side, {side.name}: {side.dtype!r} is not a dtype of numpy and torch"
 
-    def test_the_class_declares_what_it_must(self, extractor: Extractor[Params]) -> None:
+    def test_the_class_declares_what_it_must(self, extractor: AnyExtractor) -> None:
         """`Params`, `revision`, `batching` and `max_seconds` are valid."""
         assert issubclass(extractor.Params, Params), "Params does not inherit featcache.extractors.Params"
         assert isinstance(extractor.revision, int), f"revision: {extractor.revision!r} is not a whole number"
@@ -78,7 +187,7 @@ class ExtractorSuite(Checks):
         limit = extractor.max_seconds
         assert limit is None or limit > 0, f"max_seconds: {limit!r} refuses every clip"
 
-    def test_codes_fit_their_dtypes(self, loaded: Config, extractor: Extractor[Params]) -> None:
+    def test_codes_fit_their_dtypes(self, loaded: Config, extractor: AnyExtractor) -> None:
         """Codes are whole numbers, in one column for each codebook; features without codebooks are floats."""
         spec, sizes = extractor.spec, extractor.spec.codebook_sizes
         if not sizes:
@@ -114,10 +223,12 @@ class ExtractorSuite(Checks):
         if not files:
             pytest.skip("the weights are not in safetensors")
         for file in files:
-            _change_last_byte(file)
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(data)
         assert moved.fingerprint() != loaded.fingerprint(), "weights_digest does not see that the weights have changed"
 
-    def test_num_frames_counts_up_from_none(self, extractor: Extractor[Params], shortest: int) -> None:
+    def test_num_frames_counts_up_from_none(self, extractor: AnyExtractor, shortest: int) -> None:
         """The number of frames is a whole number, 0 for no samples, and never smaller for a longer clip."""
         dense = min(shortest + 2 * hop_of(extractor) + 2, 20_000)
         longer = np.random.default_rng(1).integers(dense, dense + 10 * extractor.spec.sample_rate, 200)
@@ -129,12 +240,12 @@ class ExtractorSuite(Checks):
             assert count >= before, f"num_frames({n}) is {count}, though fewer samples have {before}"
             before = count
 
-    def test_num_frames_is_what_extract_gives(self, extractor: Extractor[Params], around: list[Clip]) -> None:
+    def test_num_frames_is_what_extract_gives(self, extractor: AnyExtractor, around: list[Clip]) -> None:
         """Clips of lengths around the boundaries have the counted frames, with values as `spec` describes them."""
         for clip, found in zip(around, extract(extractor, around), strict=True):
             check_features(extractor, clip, found)
 
-    def test_the_frame_rate_is_that_of_the_frames(self, extractor: Extractor[Params], shortest: int) -> None:
+    def test_the_frame_rate_is_that_of_the_frames(self, extractor: AnyExtractor, shortest: int) -> None:
         """Ten seconds more give as many frames more, if clips are long enough not to be padded."""
         expected = 10 * extractor.spec.frame_rate
         unpadded = max(shortest, extractor.spec.padded_to)
@@ -144,12 +255,12 @@ class ExtractorSuite(Checks):
             f"spec.frame_rate: {expected / 10:g} per second, but num_frames grows by {found} in 10 s"
         )
 
-    def test_no_clips(self, extractor: Extractor[Params]) -> None:
+    def test_no_clips(self, extractor: AnyExtractor) -> None:
         """A call without clips returns an empty list."""
         assert extract(extractor, []) == []
 
     @pytest.mark.parametrize("kind", UNUSUAL)
-    def test_unusual_sound(self, extractor: Extractor[Params], shortest: int, kind: str) -> None:
+    def test_unusual_sound(self, extractor: AnyExtractor, shortest: int, kind: str) -> None:
         """Unusual sound is extracted, or refused by an AudioError, which the failure ledger then shows."""
         for n in (shortest, shortest + hop_of(extractor) // 2 + 1, max(shortest, extractor.spec.sample_rate // 2)):
             clip = unusual_clip(kind, n, self.device)
@@ -159,7 +270,7 @@ class ExtractorSuite(Checks):
                 continue
             check_features(extractor, clip, found)
 
-    def test_frame_length(self, extractor: Extractor[Params], shortest: int) -> None:
+    def test_frame_length(self, extractor: AnyExtractor, shortest: int) -> None:
         """A sample changes only the frames within `spec.frame_length` of it."""
         spec, hop = extractor.spec, hop_of(extractor)
         num_samples = max(4 * spec.frame_length + 8 * hop + shortest, spec.padded_to)
@@ -178,39 +289,39 @@ class ExtractorSuite(Checks):
             f"look at what is on either side of sample {middle}"
         )
 
-    def test_reference(self, extractor: Extractor[Params], around: list[Clip]) -> None:
+    def test_reference(self, extractor: AnyExtractor, around: list[Clip]) -> None:
         """The values are those of the class's `reference`."""
         wanted = [np.asarray(self.reference(clip.waveform.cpu().numpy())) for clip in around]
         self._assert_near(extract(extractor, around), wanted, around, "those of the reference")
 
-    def test_neighbours(self, extractor: Extractor[Params], clips: list[Clip], alone: list[NDArray[Any]]) -> None:
+    def test_neighbours(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
         """A clip has the same values among longer and shorter clips."""
         assert_same(extract(extractor, clips), alone, clips, "among others than alone")
 
-    def test_order(self, extractor: Extractor[Params], clips: list[Clip], alone: list[NDArray[Any]]) -> None:
+    def test_order(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
         """A clip has the same values at any position in a call."""
         for seed in range(2):
             order = np.random.default_rng(seed).permutation(len(clips)).tolist()
             shuffled = [clips[i] for i in order]
             assert_same(extract(extractor, shuffled), [alone[i] for i in order], shuffled, "in another order")
 
-    def test_number_of_clips(self, extractor: Extractor[Params], clips: list[Clip], alone: list[NDArray[Any]]) -> None:
+    def test_number_of_clips(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
         """A clip has the same values however often it is in a call."""
         for count in (2, 3, 19):
             repeated = [clips[0]] * count
             assert_same(extract(extractor, repeated), [alone[0]] * count, repeated, f"{count} times in a call")
 
-    def test_earlier_calls(self, extractor: Extractor[Params], clips: list[Clip], alone: list[NDArray[Any]]) -> None:
+    def test_earlier_calls(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
         """A clip has the same values after other calls, and with other random numbers of torch."""
         for seed, clip, expected in zip(range(len(clips)), reversed(clips), reversed(alone), strict=True):
             torch.manual_seed(seed)
             assert_same(extract(extractor, [clip]), [expected], [clip], "in a later call")
 
-    def test_instances(self, another: Extractor[Params], clips: list[Clip], alone: list[NDArray[Any]]) -> None:
+    def test_instances(self, another: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
         """Another instance of the same config, as another process has, gives the same values."""
         assert_same(extract(another, clips), alone, clips, "from another instance")
 
-    def test_threads(self, extractor: Extractor[Params], clips: list[Clip], alone: list[NDArray[Any]]) -> None:
+    def test_threads(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
         """A clip has the same values while other threads call `extract` of the same instance."""
         batches = [clips[i % 4 :: 4] for i in range(8)]
         with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -218,20 +329,16 @@ class ExtractorSuite(Checks):
         for i, batch in enumerate(batches):
             assert_same(found[i], alone[i % 4 :: 4], batch, "beside other threads (is a call's state on self?)")
 
-    def test_where_a_waveform_lies(
-        self, extractor: Extractor[Params], clips: list[Clip], alone: list[NDArray[Any]]
-    ) -> None:
+    def test_where_a_waveform_lies(self, extractor: AnyExtractor, clips: list[Clip], alone: list[Features]) -> None:
         """A waveform may be a part of a longer tensor, or a channel of an interleaved one."""
         for clip, expected in zip(clips[:2], alone[:2], strict=True):
             longer = torch.nn.functional.pad(clip.waveform, (1, 2), value=0.5)
             interleaved = torch.stack([clip.waveform, clip.waveform.flip(0)], dim=1)
             for view in (longer[1:-2], interleaved[:, 0]):
-                found = extract(extractor, [Clip(clip.id, view)])
-                assert_same(
-                    found, [expected], [clip], "where its waveform is a view of a longer tensor (copy it first)"
-                )
+                how = "where its waveform is a view of a longer tensor (copy it first)"
+                assert_same(extract(extractor, [Clip(clip.id, view)]), [expected], [clip], how)
 
-    def test_the_waveform_is_left_alone(self, extractor: Extractor[Params], clips: list[Clip]) -> None:
+    def test_the_waveform_is_left_alone(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
         """A call does not change waveforms, which other extractors of the same run get too."""
         before = [clip.waveform.clone() for clip in clips]
         given = [Clip(clip.id, waveform.clone()) for clip, waveform in zip(clips, before, strict=True)]
@@ -239,7 +346,7 @@ class ExtractorSuite(Checks):
         for clip, waveform in zip(given, before, strict=True):
             assert torch.equal(clip.waveform, waveform), f"extract wrote to the waveform of {label(clip)}"
 
-    def test_features_are_left_alone(self, extractor: Extractor[Params], clips: list[Clip]) -> None:
+    def test_features_are_left_alone(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
         """Later calls do not change the features that a call has returned."""
         with torch.inference_mode():
             kept = extractor.extract(clips[:1])[0]
@@ -251,19 +358,21 @@ class ExtractorSuite(Checks):
     def test_torch_is_left_alone(self, loaded: Config, clips: list[Clip]) -> None:
         """An extractor does not change torch's settings, which belong to the whole process."""
         before = _torch_settings()
-        extract(self._build(loaded), clips[:1])
+        extract(loaded.build(torch.device(self.device)), clips[:1])
         changed = {name: value for name, value in _torch_settings().items() if value != before[name]}
         assert not changed, f"the extractor set {changed}, which belong to the whole process"
 
     @pytest.fixture
-    def row_extractor(self, another: Extractor[Params]) -> Iterator[RowExtractor[Params]]:
+    def row_extractor(self, another: AnyExtractor) -> Iterator[AnyRowExtractor]:
         """An instance whose batching a check may choose. The check is skipped if the extractor takes no rows."""
-        row_extractor = _as_row_extractor(another)
+        row_extractor = another.as_row_extractor()
+        if row_extractor is None:
+            pytest.skip("the extractor is no RowExtractor")
         before = row_extractor.chosen_batching
         yield row_extractor
         row_extractor.chosen_batching = before
 
-    def test_batching_policies(self, row_extractor: RowExtractor[Params], around: list[Clip]) -> None:
+    def test_batching_policies(self, row_extractor: AnyRowExtractor, around: list[Clip]) -> None:
         """Padded rows and rows of equal length have the values of a row alone."""
         found = {}
         for batching in declared_batchings(row_extractor):
@@ -272,7 +381,7 @@ class ExtractorSuite(Checks):
         for batching, features in found.items():
             self._assert_near(features, found["single"], around, f"those of one row alone, batched as {batching}")
 
-    def test_padding_changes_no_latent(self, row_extractor: RowExtractor[Params], around: list[Clip]) -> None:
+    def test_padding_changes_no_latent(self, row_extractor: AnyRowExtractor, around: list[Clip]) -> None:
         """Padding does not change the latents of codes, in which a small fault is not yet rounded away."""
         extractor = row_extractor.as_codec_extractor()
         if extractor is None or extractor.batching != "padded":
@@ -289,13 +398,13 @@ class ExtractorSuite(Checks):
                 f"tolerance: {self.tolerance:.2g}; each layer must pad a row at its own end"
             )
 
-    def test_pieces_cover_a_clip(self, row_extractor: RowExtractor[Params], shortest: int) -> None:
+    def test_pieces_cover_a_clip(self, row_extractor: AnyRowExtractor, shortest: int) -> None:
         """Every frame comes from one piece, every sample is in a piece, and no piece goes beyond the clip."""
         rate = row_extractor.spec.sample_rate
         longest = int(min(12.0, row_extractor.max_seconds or math.inf) * rate)
         _check_pieces(row_extractor, range(shortest, max(longest, shortest + 1), rate // 7))
 
-    def test_chunks(self, loaded: Config, row_extractor: RowExtractor[Params], shortest: int) -> None:
+    def test_chunks(self, loaded: Config, row_extractor: AnyRowExtractor, shortest: int) -> None:
         """With chunks, every frame comes from one chunk; if chunks are exact, it is that of the whole clip."""
         whole = row_extractor
         if "chunk" not in type(loaded.params).model_fields:
@@ -305,9 +414,10 @@ class ExtractorSuite(Checks):
         overlap = math.ceil(max(field if is_short else 4 * hop, shortest) / hop) * hop
         chunk = {"seconds": 3 * overlap / rate, "overlap": overlap / rate}
         try:
-            chunked = _as_row_extractor(self._build(with_params(loaded, chunk=chunk)))
+            chunked = with_params(loaded, chunk=chunk).build(torch.device(self.device)).as_row_extractor()
         except ConfigError as error:
             pytest.skip(str(error))
+        assert chunked is not None
         lengths = [3 * overlap + more for more in (-hop, -1, 0, 1, hop, overlap, 2 * overlap + 1, 5 * overlap - 1)]
         _check_pieces(chunked, [*range(shortest, 12 * overlap, overlap // 5), *lengths])
         clips = self._clips(lengths)
@@ -317,12 +427,10 @@ class ExtractorSuite(Checks):
         if chunked.chunks_are_exact:
             self._assert_near(found, extract(whole, clips), clips, "those of the clip whole, in chunks that are exact")
 
-    def test_side_arrays(
-        self, row_extractor: RowExtractor[Params], clips: list[Clip], alone: list[NDArray[Any]]
-    ) -> None:
+    def test_side_arrays(self, row_extractor: AnyRowExtractor, clips: list[Clip], alone: list[Features]) -> None:
         """`extract_rows` gives the arrays that `spec.side` names, and the features that `extract` gives."""
         with torch.inference_mode():
-            found: list[Rows] = row_extractor.extract_rows(clips)
+            found = row_extractor.extract_rows(clips)
         for clip, rows in zip(clips, found, strict=True):
             named = {side.name for side in row_extractor.spec.side}
             assert set(rows.side) == named, f"extract_rows gives {sorted(rows.side)}, spec.side names {sorted(named)}"
@@ -333,6 +441,108 @@ class ExtractorSuite(Checks):
                 assert np.isfinite(array).all(), f"{side.name} of {label(clip)} is NaN or infinite"
         features = [rows.features.cpu().numpy() for rows in found]
         assert_same(features, alone, clips, "in extract_rows")
+
+
+def extract(extractor: AnyExtractor, clips: Sequence[Clip]) -> list[Features]:
+    """Call `extract` as a run does, and copy the features."""
+    with torch.inference_mode():
+        found = extractor.extract(clips)
+    assert isinstance(found, list), f"extract returned a {type(found).__name__}, and not a list"
+    assert len(found) == len(clips), f"extract returned {len(found)} tensors for {len(clips)} clips"
+    return [features.cpu().numpy().copy() for features in found]
+
+
+def check_features(extractor: AnyExtractor, clip: Clip, found: Features) -> None:
+    """Assert what must hold for the features of any clip."""
+    spec = extractor.spec
+    expected = (extractor.num_frames(len(clip.waveform)), *spec.item_shape)
+    assert found.shape == expected, (
+        f"extract gave {list(found.shape)} for {label(clip)}; num_frames and spec.item_shape say {list(expected)}"
+    )
+    assert found.dtype == spec.dtype, f"extract gave {found.dtype} for {label(clip)}; spec.dtype says {spec.dtype}"
+    finite = np.isfinite(found)
+    assert finite.all(), f"{(~finite).sum()} of {finite.size} values of {label(clip)} are NaN or infinite"
+    if spec.codebook_sizes:
+        codes = found.astype(np.int64)
+        assert ((codes >= 0) & (codes < np.array(spec.codebook_sizes))).all(), (
+            f"codes of {label(clip)} go from {codes.min()} to {codes.max()}; codebook_sizes: {spec.codebook_sizes}"
+        )
+
+
+def hop_of(extractor: AnyExtractor) -> int:
+    """The approximate number of samples from one frame to the next."""
+    return max(1, round(extractor.spec.sample_rate / extractor.spec.frame_rate))
+
+
+def with_params(config: Config, **params: object) -> Config:
+    """The config with some parameters changed."""
+    document = config.resolved()
+    return config_from({**document, "params": {**document["params"], **params}})
+
+
+def make_clip(seed: int, num_samples: int, device: str = "cpu") -> Clip:
+    """A clip of a tone that swells and fades in noise. Each seed gives another tone and level; none is clipped."""
+    generator = np.random.default_rng(seed)
+    at = np.arange(num_samples) / 16000
+    tone = np.sin(2 * np.pi * (100 + 40 * (seed % 7)) * at) * np.sin(2 * np.pi * (3 + seed % 3) * at + 1)
+    waveform = 10.0 ** -(seed % 3) * (0.5 * tone + 0.1 * generator.normal(size=num_samples))
+    return Clip(f"clip-{seed}", torch.from_numpy(waveform.clip(-1, 1).astype(np.float32)).to(device))
+
+
+def unusual_clip(kind: str, num_samples: int, device: str = "cpu") -> Clip:
+    """A clip of one of the kinds `UNUSUAL`."""
+    waveform = torch.zeros(num_samples)
+    if kind == "full scale":
+        waveform[0::2], waveform[1::2] = 1.0, -1.0
+    elif kind == "constant":
+        waveform += 0.5
+    elif kind == "impulse":
+        waveform[num_samples // 2] = 1.0
+    elif kind == "quiet":
+        waveform += 1e-7 * torch.sin(torch.arange(num_samples) / 10)
+    return Clip(kind.replace(" ", "-"), waveform.to(device))
+
+
+def label(clip: Clip) -> str:
+    """The name of a clip in messages."""
+    return f"{clip.id} ({len(clip.waveform)} samples)"
+
+
+def largest_error(found: Features, reference: Features) -> float:
+    """The largest difference of two arrays of features, in parts of the largest magnitude of `reference`."""
+    largest = float(np.abs(reference).max(initial=0.0))
+    absolute = float(_differences(found, reference).max(initial=0.0))
+    return absolute / largest if largest else absolute
+
+
+def differing_frames(found: Features, reference: Features, tolerance: float) -> NDArray[np.bool_]:
+    """Which frames of a clip differ, bool `[frames]`: by more than rounding, or in any code."""
+    allowed = 0.0 if reference.dtype.kind in "iu" else tolerance * float(np.abs(reference).max(initial=0.0))
+    return np.asarray(_differences(found, reference) > allowed)
+
+
+def assert_same(found: Sequence[Features], wanted: Sequence[Features], clips: Sequence[Clip], how: str) -> None:
+    """Assert that features of clips are the same, bit for bit. `how` says how `found` was extracted."""
+    for ours, theirs, clip in zip(found, wanted, clips, strict=True):
+        if ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes():
+            continue
+        assert ours.shape == theirs.shape, f"{label(clip)} has {len(ours)} frames {how}, and {len(theirs)} else"
+        wrong = (ours != theirs).reshape(len(ours), -1).any(axis=1)
+        raise AssertionError(
+            f"{label(clip)} has different values {how}: frames {_listed(wrong)} of {len(ours)}, by "
+            f"{largest_error(ours, theirs):.2g} of the largest; no bit may depend on that"
+        )
+
+
+def _listed(wrong: NDArray[np.bool_]) -> str:
+    numbers = np.flatnonzero(wrong).tolist()
+    return ", ".join(map(str, numbers[:5])) + (" …" if len(numbers) > 5 else "")
+
+
+def _differences(found: Features, reference: Features) -> NDArray[np.float64]:
+    """The largest difference in each frame, float64 `[frames]`."""
+    apart = np.abs(found.astype(np.float64) - reference.astype(np.float64))
+    return np.asarray(apart.reshape(len(apart), math.prod(apart.shape[1:])).max(axis=1, initial=0.0))
 
 
 def _with_weights_in(folder: Path, config: Config) -> Config:
@@ -352,12 +562,6 @@ def _is_dtype(name: object) -> bool:
     return isinstance(name, str) and isinstance(getattr(torch, name, None), torch.dtype) and hasattr(np, name)
 
 
-def _change_last_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 def _torch_settings() -> dict[str, object]:
     return {
         "torch.get_num_threads": torch.get_num_threads(),
@@ -369,15 +573,7 @@ def _torch_settings() -> dict[str, object]:
     }
 
 
-def _as_row_extractor(extractor: Extractor[Params]) -> RowExtractor[Params]:
-    """The extractor if it takes rows; the check is skipped if it does not."""
-    row_extractor = extractor.as_row_extractor()
-    if row_extractor is None:
-        pytest.skip("the extractor is no RowExtractor")
-    return row_extractor
-
-
-def _check_pieces(extractor: RowExtractor[Params], lengths: Sequence[int]) -> None:
+def _check_pieces(extractor: AnyRowExtractor, lengths: Sequence[int]) -> None:
     """Assert that the pieces of clips of these lengths give each frame once."""
     for n in lengths:
         pieces = extractor.pieces(n)
