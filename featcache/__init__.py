@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from featcache.extraction.live import extractor
     from featcache.loader.cache import Cache
     from featcache.loader.corpus import Corpus
-    from featcache.loader.crop import Crop
     from featcache.loader.data_loader import DataLoader
     from featcache.loader.dataset import FeatureDataset
     from featcache.loader.opening import open  # noqa: A004
     from featcache.loader.sampler import BucketBatchSampler
+    from featcache.loader.spans import Crop
     from featcache.quantize import dequantize
 
 __version__ = "0.1.0"
@@ -58,7 +58,7 @@ _HOME = {
     "Cache": "loader.cache",
     "Cmvn": "cmvn",
     "Corpus": "loader.corpus",
-    "Crop": "loader.crop",
+    "Crop": "loader.spans",
     "DataLoader": "loader.data_loader",
     "FeatureDataset": "loader.dataset",
     "open": "loader.opening",

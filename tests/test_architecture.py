@@ -126,7 +126,7 @@ def test_a_version_knows_no_audio_and_no_extractor_and_the_loader_stands_on_vers
 
 
 def test_what_opens_a_cache_and_pads_a_batch_imports_nothing_of_the_loader_around_it_before_it_is_needed():
-    core = {"opening", "cache", "shards", "buffers", "spans"}
+    core = {"opening", "cache", "shards", "spans"}
     for name in core:
         at_once = ast.Module([node for node in modules()[Path("loader", f"{name}.py")].body if is_import(node)], [])
         parts = [dotted.split(".") for dotted in imported(at_once) if dotted.startswith("featcache.")]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,9 +14,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ArgumentError, MissingItemError, StoreError
+from featcache.errors import ArgumentError, MissingDependencyError, MissingItemError, StoreError
 from featcache.format.shard import dequantize_array
-from featcache.loader.buffers import Buffers, pad_into, tensor_in, tensor_of
+from featcache.loader.cache import Buffers, pad_into, tensor_in, tensor_of
 from featcache.loader.shards import Shards
 from featcache.loader.spans import check_codebooks, check_padding, frames_between, positions_in
 from featcache.spec import FeatureSpec
@@ -26,6 +29,12 @@ if TYPE_CHECKING:
 
     from featcache.loader.local_copies import Tiers
     from featcache.version.ledger import Failure
+
+_LARGEST_KEPT = 256 << 20
+"""Bytes of a batch beyond which its memory is given back: such batches are not those of training."""
+
+_SLACK = 1.25
+"""How much more memory is taken than a batch needs, since batches differ in length."""
 
 _Default = TypeVar("_Default")
 
@@ -173,13 +182,10 @@ class Cache:
             the values of quantised features, which are computed. Dtypes and errors are as in `batch`.
         """
         position = self._position(key)
+        frames = self._shards.utterance(position)
         if self.check if check is None else check:
-            out = np.empty((int(self.index.num_frames[position]), *self.spec.item_shape), self.version.dtype)
-            frames = self._shards.load(position, out)
-            self._shards.verify(position, frames)
+            frames = self._shards.load_checked(position, frames, np.empty_like(frames))
             frames.flags.writeable = False
-        else:
-            frames = self._shards.utterance(position)
         if start is not None or duration is not None:
             length = np.array([len(frames)])
             (first,), (count,) = frames_between(length, self.spec.frame_rate, start or 0, duration)
@@ -254,57 +260,51 @@ class Cache:
         """The features that `batch` returns: of utterances by their positions, `counts` frames of each from `firsts`
         on, or from its beginning; int64 `[batch]`, not negative. Only `out` is checked: it may be buffers, too, to take
         the memory from; by default the cache's own."""
-        spec = self.spec
-        as_values = spec.is_quantized and not raw
-        dtype = np.dtype(spec.dtype) if as_values else self.version.dtype
-        item_shape = spec.item_shape if codebooks is None else (codebooks,)
-        shape = (len(positions), int(counts.max(initial=0)), *item_shape)
-        buffers = self._buffers if out is None else out
+        as_values = self.spec.is_quantized and not raw
+        is_checked = self.check if check is None else check
+        if is_checked:  # all of each utterance has one checksum
+            frames_of = self._shards.frames(positions, None, self.index.num_frames[positions])
+        else:
+            frames_of = self._shards.frames(positions, firsts, counts)
         # Memory is asked for once the reader has found the frames there, in files of their size.
-        if self.check if check is None else check:
-            with self._shards.requesting(positions):
-                padded = tensor_in(buffers, shape, dtype)
-                self._gather_checked(positions, firsts, counts, codebooks, padding_value, padded.numpy())
-            return padded
-        frames_of = self._shards.frames(positions, firsts, counts)
-        if codebooks is not None:
-            frames_of = [frames[:, :codebooks] for frames in frames_of]
-        padded = tensor_in(buffers, shape, dtype)
+        item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
+        shape = (len(positions), int(counts.max(initial=0)), *item_shape)
+        dtype = np.dtype(self.spec.dtype) if as_values else self.version.dtype
+        padded = tensor_in(self._buffers if out is None else out, shape, dtype)
+        rows = padded.numpy()
         with self._shards.read_ahead(frames_of):
-            if as_values:
-                for row, position, frames in zip(padded.numpy(), positions.tolist(), frames_of, strict=True):
+            parts = self._checked(rows, positions, firsts, counts, frames_of) if is_checked else iter(frames_of)
+            if codebooks is not None:
+                parts = (frames[:, :codebooks] for frames in parts)
+            if frames_of and not (is_checked or as_values):
+                pad_into(rows, [*parts], padding_value)  # faster than row by row
+                return padded
+            for row, position, frames in zip(rows, positions.tolist(), parts, strict=True):
+                if as_values:
                     scale, offset = self._shards.quantization(position)
                     dequantize_array(frames, scale, offset, out=row[: len(frames)])
-                    row[len(frames) :] = padding_value
-            elif frames_of:
-                pad_into(padded.numpy(), frames_of, padding_value)
+                elif not np.may_share_memory(frames, row):
+                    row[: len(frames)] = frames
+                row[len(frames) :] = padding_value
         return padded
 
-    def _gather_checked(
+    def _checked(
         self,
+        rows: NDArray[Any],
         positions: NDArray[np.int64],
         firsts: NDArray[np.int64] | None,
         counts: NDArray[np.int64],
-        codebooks: int | None,
-        padding_value: float,
-        padded: NDArray[Any],
-    ) -> None:
-        """Read and check one utterance after the other, each while it is in the processor's cache."""
-        lengths = self.index.num_frames[positions]
-        begins = np.zeros(len(positions), np.int64) if firsts is None else firsts
-        room = np.empty((int(lengths.max(initial=0)), *self.spec.item_shape), self.version.dtype)
-        as_stored = codebooks is None and padded.dtype == room.dtype
-        rows = zip(padded, positions.tolist(), lengths.tolist(), begins.tolist(), counts.tolist(), strict=True)
-        for row, position, length, first, count in rows:
-            frames = self._shards.load(position, row if as_stored and count == length else room)
-            self._shards.verify(position, frames)
-            part = frames[first : first + count]
-            if self.spec.is_quantized and padded.dtype != room.dtype:
-                scale, offset = self._shards.quantization(position)
-                dequantize_array(part, scale, offset, out=row[:count])
-            elif not np.may_share_memory(part, row):
-                row[:count] = part if codebooks is None else part[:, :codebooks]
-            row[count:] = padding_value
+        whole: Sequence[NDArray[Any]],
+    ) -> Iterator[NDArray[Any]]:
+        """The frames of a batch, read and checked one utterance after the other, each while it is in the processor's
+        cache: each is valid until the next one. It is read into its row, where that takes all of it as it is stored."""
+        room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.version.dtype)
+        are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
+        begins = np.zeros_like(counts) if firsts is None else firsts
+        columns = positions.tolist(), begins.tolist(), counts.tolist()
+        for row, position, first, count, frames in zip(rows, *columns, whole, strict=True):
+            out = row if are_alike and count == len(frames) else room
+            yield self._shards.load_checked(position, frames, out)[first : first + count]
 
     def quantization(self, keys: Keys) -> torch.Tensor:
         """Scale and offset of each utterance and dimension, for `featcache.dequantize`: value = offset + scale * level.
@@ -371,3 +371,73 @@ class Cache:
         if len(keys) and isinstance(next(iter(keys)), str):
             return self.find(cast("Iterable[str]", keys))
         return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
+
+
+class Buffers:
+    """Memory for batches: hands out arrays, and takes their memory back when they are gone. Safe to use from several
+    threads.
+
+    New memory costs more than copying a batch into it: the kernel clears every page that is touched for the first time,
+    and a batch of speech is larger than what `malloc` keeps. So batches take turns in the same memory. Training drops
+    each batch for the next one, so it is enough to keep the memory of two arrays that nobody has any more (`kept`), and
+    they need not be returned explicitly."""
+
+    def __init__(self, kept: int = 2) -> None:
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array of any content.
+
+        Its memory is free again when this very object is gone: what is to outlive it must hold it, as a tensor
+        from `torch.from_numpy` does, and every view of that tensor; numpy's own views of it do not."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes > _LARGEST_KEPT:
+            return np.empty(shape, dtype)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        if len(memory) < num_bytes:
+            memory = np.empty(int(num_bytes * _SLACK), np.uint8)  # numpy's memory is in huge pages, torch's is not
+        array: NDArray[Any] = np.ndarray(shape, dtype, memory)
+        weakref.finalize(array, self._free.append, memory).atexit = False
+        return array
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """A tensor in the memory of an array, which it holds; MissingDependencyError without torch."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError("torch", "a batch of tensors", "torch") from error
+    return torch.from_numpy(array)
+
+
+def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+    """A tensor of any content: the beginning of `out`, or one in its memory.
+
+    Raises:
+        ArgumentError: `out` is not a contiguous tensor in CPU memory, of this dtype and large enough.
+    """
+    if isinstance(out, Buffers):
+        return tensor_of(out.take(shape, dtype))
+    wanted = tensor_of(np.empty(0, dtype))
+    if not isinstance(out, type(wanted)):
+        raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
+    if (out.dtype, out.device.type, out.is_contiguous()) != (wanted.dtype, "cpu", True):
+        raise ArgumentError(f"out is {out.dtype} on {out.device}: it must be {wanted.dtype}, contiguous, in CPU memory")
+    needed = math.prod(shape)
+    if out.numel() < needed:
+        raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")
+    return out.view(-1)[:needed].view(shape)
+
+
+def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> None:
+    """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with a value beyond their ends."""
+    padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
+    pieces = []
+    for array in arrays:
+        pieces.append(array)
+        if len(array) < len(padding):
+            pieces.append(padding[len(array) :])
+    np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer

@@ -20,12 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
 from featcache.errors import MOST_COUNTED, ArgumentError, listing, require_int
-from featcache.loader.buffers import Buffers
-from featcache.loader.cache import Cache
+from featcache.loader.cache import Buffers, Cache
 from featcache.loader.columns import Names, Where, take
-from featcache.loader.crop import Crop, Windows
 from featcache.loader.display import Batch, beginning, card
-from featcache.loader.spans import positions_in
+from featcache.loader.spans import Crop, Windows, positions_in
 from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances, labels_by_column
 from featcache.manifest import Manifest, Table
 from featcache.strings import Strings

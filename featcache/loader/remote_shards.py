@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,13 +65,13 @@ class _CopiedShards(Shards):
             self.copies.want(number)
         return features
 
-    def _read_into(self, out: NDArray[Any], number: int, first: int) -> None:
+    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
         copy = self._copied.get(number)
         if copy is not None and copy.path is None:  # in this process's memory
             out[...] = copy.features[first : first + len(out)]
             return
         with nullcontext() if copy is None else blaming_the_copy():
-            super()._read_into(out, number, first)
+            super()._read_into(out, number, first, frames)
 
     def _open_file(self, number: int) -> Frames:
         copy = self._copied.get(number)
@@ -122,19 +121,6 @@ class ObjectShards(_CopiedShards):
     def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies | None) -> None:
         super().__init__(version, index, check, copies)
         self._chunks: dict[int, Frames] = {}
-        self._batch = threading.local()
-
-    def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
-        """Frames of a shard of one utterance after the other: `[count, *item_shape]`."""
-        return np.array(self._slices([shard], [first], [count])[0])
-
-    def load(self, position: int, out: NDArray[Any]) -> NDArray[Any]:
-        """All frames of an utterance, copied into the beginning of `out`: a view of that."""
-        frames = getattr(self._batch, "frames", {}).get(position)
-        if frames is None:
-            frames = self.utterance(position)
-        out[: len(frames)] = frames
-        return out[: len(frames)]
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """The context to read such arrays in: they are in memory, or copied from the store just now."""
@@ -147,16 +133,6 @@ class ObjectShards(_CopiedShards):
         ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
         np.maximum.at(frames, np.asarray(self.index.shard), ends)
         return frames * self.version.info.spec.bytes_per_frame
-
-    @contextmanager
-    def requesting(self, positions: NDArray[np.int64]) -> Iterator[None]:
-        """The context to load these utterances in: they are fetched together."""
-        frames = self.frames(positions, None, self.index.num_frames[positions])
-        self._batch.frames = dict(zip(positions.tolist(), frames, strict=True))
-        try:
-            yield
-        finally:
-            self._batch.frames = {}
 
     def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]:
         """The shards that are copied to read these utterances, in the order of these, each with how many there are."""
@@ -180,6 +156,9 @@ class ObjectShards(_CopiedShards):
         for number, found in zip(rows, in_parallel(of_shard, list(rows)), strict=True):
             slices.update(zip(rows[number], found, strict=True))
         return [slices[row] for row in range(len(shards))]
+
+    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
+        out[...] = frames
 
     def _of_shard(self, number: int, firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         chunk = self._chunk(number)

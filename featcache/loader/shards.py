@@ -27,7 +27,8 @@ class Shards:
     """The frames and side arrays of a version's utterances, in mapped shards. Safe to use from several threads.
 
     What has been mapped is read when somebody looks at it, and if the disk cannot read it then, or the file has become
-    shorter, the kernel ends the process by SIGBUS. `load` reads it at once, from the file, and raises an error.
+    shorter, the kernel ends the process by SIGBUS. `load_checked` and `range` read it at once, from the file, and raise
+    an error.
 
     Every method that reads raises DamagedError if the shard is not what was written, and StoreError if it cannot be
     read. With `check`, side arrays are compared with their checksums."""
@@ -65,24 +66,23 @@ class Shards:
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
         """Frames of a shard of one utterance after the other, read from its file: `[count, *item_shape]`."""
         (frames,) = self._slices([shard], [first], [count])
-        loaded = np.empty(frames.shape, frames.dtype)
-        self._read_into(loaded, shard, first)
+        loaded = np.empty_like(frames)
+        self._read_into(loaded, shard, first, frames)
         return loaded
 
-    def load(self, position: int, out: NDArray[Any]) -> NDArray[Any]:
-        """All frames of an utterance, read from the file into the beginning of `out`: a view of that."""
-        shard, first, count = self._place(position)
-        self._slices([shard], [first], [count])  # which says if the shard is too short
-        self._read_into(out[:count], shard, first)
-        return out[:count]
+    def load_checked(self, position: int, frames: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+        """All frames of an utterance, which are `frames`, read from the file into the beginning of `out` and compared
+        with their checksum: a view of that. Once for each shard, its scales and offsets are compared too."""
+        shard, first, _ = self._place(position)
+        loaded = out[: len(frames)]
+        self._read_into(loaded, shard, first, frames)
+        if crc32c(loaded) != self._checksum(position, shard):
+            raise self._not_as_written(shard, self.index.ids[position])
+        return loaded
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """The context to read such arrays in: if they are on a disk, all are requested before the first is read."""
         return self._readahead.over(arrays)
-
-    def requesting(self, positions: NDArray[np.int64]) -> AbstractContextManager[None]:
-        """The context to load these utterances in, likewise."""
-        return self.read_ahead(self.frames(positions, None, self.index.num_frames[positions]))
 
     def side(self, name: str, position: int) -> NDArray[Any]:
         """An utterance's entries of a side array, `[entries, *item_shape]`; read-only. StoreError if there is none."""
@@ -101,17 +101,14 @@ class Shards:
         scale_and_offset: NDArray[np.float32] = entries[0]
         return scale_and_offset
 
-    def verify(self, position: int, frames: NDArray[Any]) -> None:
-        """Compare all frames of an utterance with their checksum, and once for each shard its scales and offsets."""
-        number = int(self.index.shard[position])
-        shard = self._shard(number)
+    def _checksum(self, position: int, number: int) -> int:
         if number not in self._checksums:
+            shard = self._shard(number)
             if self.version.info.spec.is_quantized:
                 self._sides[QUANTIZATION, number] = self._open_side(QUANTIZATION, shard, check=True)
             self._checksums[number] = shard.table["item_crc32c"]
         checksums = self._checksums[number]
-        if crc32c(frames) != checksums[self._item(position, len(checksums))]:
-            raise self._not_as_written(number, self.index.ids[position])
+        return int(checksums[self._item(position, len(checksums))])
 
     def _not_as_written(self, number: int, id_: str) -> DamagedError:
         shard = self._shard(number)
@@ -137,7 +134,8 @@ class Shards:
             raise DamagedError(f"{path}: damaged: shard {shard.name} ends before frame {end}", path)
         return slices
 
-    def _read_into(self, out: NDArray[Any], number: int, first: int) -> None:
+    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
+        """Read frames of a shard from `first` on, which are `frames`, from its file."""
         self._file(number).read_into(out, first)
 
     def _file(self, number: int) -> Frames:

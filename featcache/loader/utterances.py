@@ -17,8 +17,7 @@ from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, Mis
 from featcache.loader.cache import Cache
 from featcache.loader.columns import Column, Names, Types, Where, columns_of, numbered, rows_where, take
 from featcache.loader.corpus import Corpus
-from featcache.loader.crop import Windows
-from featcache.loader.spans import check_codebooks, check_padding
+from featcache.loader.spans import Windows, check_codebooks, check_padding
 from featcache.manifest import Manifest, manifest_of, read_manifest
 from featcache.manifest.copies import Copies, copies_of
 from featcache.strings import Strings

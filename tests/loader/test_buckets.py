@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from featcache.loader import batches as sampler
-from featcache.loader.batches import Rules, make_batches
+from featcache.loader import sampler
+from featcache.loader.sampler import Rules, make_batches
 
 
 @given(

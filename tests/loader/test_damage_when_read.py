@@ -39,13 +39,13 @@ class TestDamage:
     @pytest.mark.parametrize("options", [{}, {"ram": "1MB"}])
     def test_the_very_bytes_that_are_given_are_checked(self, tmp_path, version, monkeypatch, options):
         cache = featcache.open(tmp_path, check=True, **options)
-        real, reads = Shards.load, []
+        real = Shards._read_into
 
-        def load(*arguments):  # wrong the first time, as if a copy took the place of the original just then
-            reads.append(arguments)
-            return real(*arguments) + (len(reads) == 1)
+        def read_into(shards, out, *arguments):  # wrong, as if a copy took the place of the original just then
+            real(shards, out, *arguments)
+            out += 1
 
-        monkeypatch.setattr(Shards, "load", load)
+        monkeypatch.setattr(Shards, "_read_into", read_into)
         with pytest.raises(DamagedError, match="utt-0: damaged"):
             cache.batch([0])
 
