@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError, MissingItemError, StoreError
 from featcache.format.shard import dequantize_array
-from featcache.loader.cache import Buffers, pad_into, tensor_in, tensor_of
 from featcache.loader.shards import Shards
 from featcache.loader.spans import check_codebooks, check_padding, frames_between, positions_in
 from featcache.spec import FeatureSpec
