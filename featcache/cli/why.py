@@ -107,7 +107,8 @@ def _plan(
     config: Config, manifest: Manifest, cache: Location, *, retry_failed: bool, check_sources: bool
 ) -> VersionPlan:
     """What `extract` would do; `--replace` is taken as given."""
-    from featcache.extraction.plan import Options, plan_extraction
+    from featcache.extraction.options import Options
+    from featcache.extraction.plan import plan_extraction
 
     chosen = Options(device="cpu", retry_failed=retry_failed, check_sources=check_sources, replace=True)
     return plan_extraction(manifest, [config], cache, chosen).versions[0]

@@ -126,7 +126,7 @@ def test_in_python_who_waits_is_stopped_by_its_event(plain, scratch):
             featcache.extract(plain.manifest(), cache=scratch)
         stop = threading.Event()
         threading.Timer(0.2, stop.set).start()
-        summary = featcache.extract(plain.manifest(), cache=scratch, wait=True, stop=stop)
+        summary = featcache.extract(plain.manifest(), cache=scratch, options=featcache.Options(wait=True), stop=stop)
     assert (summary.interrupted, summary.versions[0].extracted) == (True, 0)
 
 

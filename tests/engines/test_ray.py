@@ -174,9 +174,8 @@ def lose(progress, lost=[]):
         Path(gate).unlink(missing_ok=True)
 
 
-summary = featcache.extract(
-    manifest, config, cache, engine="ray", threads=1, shard_megabytes=0.0003, progress=lose
-)
+options = featcache.Options(engine="ray", threads=1, shard_megabytes=0.0003)
+summary = featcache.extract(manifest, config, cache, options, observer=featcache.Observer(progress=lose))
 print("RESULT", summary.versions[0].extracted, summary.failed)
 ray.shutdown()
 cluster.shutdown()
