@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featcache import augment, cmvn, errors, masks, stats
     from featcache.cmvn import Cmvn
-    from featcache.engines.main_job import extract
+    from featcache.engines.main_job import Observer, extract
     from featcache.errors import FeatcacheError, FeatcacheWarning
     from featcache.extraction.live import extractor
+    from featcache.extraction.options import Options
     from featcache.loader.cache import Cache
     from featcache.loader.corpus import Corpus
     from featcache.loader.data_loader import DataLoader
@@ -41,6 +42,8 @@ __all__ = [
     "FeatcacheError",
     "FeatcacheWarning",
     "FeatureDataset",
+    "Observer",
+    "Options",
     "adapters",
     "augment",
     "cmvn",
@@ -61,6 +64,8 @@ _HOME = {
     "Crop": "loader.spans",
     "DataLoader": "loader.data_loader",
     "FeatureDataset": "loader.dataset",
+    "Observer": "engines.main_job",
+    "Options": "extraction.options",
     "open": "loader.opening",
     "dequantize": "quantize",
     "extract": "engines.main_job",
@@ -70,7 +75,7 @@ _HOME = {
 }
 """Where a public name is found; the others of `__all__` are modules."""
 
-_EXTRACTION = {"extract", "extractor"}
+_EXTRACTION = {"Observer", "Options", "extract", "extractor"}
 
 
 def __getattr__(name: str) -> Any:

@@ -39,7 +39,8 @@ from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.extraction.decoding import decode_all
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
 from featcache.manifest import Manifest, read_manifest

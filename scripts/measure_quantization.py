@@ -34,7 +34,8 @@ import featcache
 from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.loader.cache import Cache
 from featcache.manifest import read_manifest
 

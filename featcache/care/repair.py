@@ -26,7 +26,8 @@ from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, 
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.failures import stat_of
 from featcache.extraction.jobs import Progress
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import version_info
 from featcache.format.documents import AT_MOST_BYTES

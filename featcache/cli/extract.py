@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, error_document, note, print_json, read_manifest, say
+from featcache.cli.common import FAILURES_LEFT, error_document, note, print_json, refuse_unused, say
 from featcache.cli.corpora import worst
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.cli.runs import (
@@ -26,16 +25,15 @@ from featcache.cli.runs import (
     summary_document,
     trial_document,
 )
-from featcache.errors import ArgumentError, counted, megabytes
+from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from featcache.config import Config
-    from featcache.extraction.corpus import CorpusPlan, CorpusSummary
-    from featcache.extraction.jobs import Engine
-    from featcache.extraction.plan import Options
+    from featcache.extraction.corpus import CorpusSummary
+    from featcache.extraction.jobs import Progress
+    from featcache.extraction.plan import ExtractionPlan
     from featcache.extraction.summary import Summary
-    from featcache.extraction.version_plan import BuiltConfig
+    from featcache.manifest import Manifest
     from featcache.manifest.audio_locations import AudioLocation
 
 
@@ -137,8 +135,6 @@ def extract(
     configs: tuple[str, ...],
     cache: Location,
     root: AudioLocation | None,
-    engine: str,
-    dry_run: bool,
     trial: bool,
     progress: str,
     as_json: bool,
@@ -184,164 +180,149 @@ def extract(
       featcache extract train.csv --root s3://bucket/corpus
       featcache extract train.csv -o s3://bucket/features
     """
-    if trial and not dry_run:
+    if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     _limit_libraries(chosen["threads"])
     from featcache.config import load_config
-    from featcache.engines.main_job import choose_engine
-    from featcache.extraction.corpus import plan_corpus
-    from featcache.extraction.plan import Options
+    from featcache.engines.main_job import Observer
+    from featcache.engines.main_job import extract as extract_features
+    from featcache.extraction.options import Options
+    from featcache.extraction.summary import Summary
 
-    engine_to_run, parsed = choose_engine(engine, Options.parse(**chosen))
+    run_options = Options(**{name: value for name, value in chosen.items() if value is not None})
     loaded = [load_config(config, keys) for config in configs]
     if sys.stderr.isatty():
         for config in loaded:
             if weights := getattr(config.params, "weights", None):
                 note(f"loading {config.name}: {weights}")
-    if parsed.partition is not None and parsed.partition.chosen_by:
-        note(f"--partition {parsed.partition}, by {parsed.partition.chosen_by}")
-    known = list(dict.fromkeys(key for config in loaded for key in config.keys))
-    reading = {**reading, "root": root}
-    corpus = plan_corpus(cache, manifests, parsed, reading, writes=not dry_run)
-    run_options = parsed if corpus is None else corpus.options
-    job = _Job(engine_to_run, run_options, reading, known, dry_run, trial, progress, as_json)
-    if corpus is None:
-        outcome = job.extract(manifests[0], loaded, cache)
-        if as_json:
-            print_json(outcome.document)
-        return outcome.code
-    if trial:
-        raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
-    return _extract_parts(job, loaded, corpus)
+    if (partition := run_options.own_partition) is not None and partition.chosen_by:
+        note(f"--partition {partition}, by {partition.chosen_by}")
+    known_keys = list(dict.fromkeys(key for config in loaded for key in config.keys))
+    shown = _Shown(reading["values"], known_keys, trial, progress, as_json)
+    result = extract_features(
+        manifests[0] if len(manifests) == 1 else manifests,
+        loaded,
+        cache,
+        run_options,
+        reading={**reading, "root": root},
+        observer=Observer(shown.read, shown.running, shown.planned, shown.progress, shown.done),
+        stop=shown.stop,
+    )
+    if not isinstance(result, Summary):
+        return _conclude(cache, result, shown, run_options.dry_run)
+    if as_json:
+        print_json(shown.document(cache, result))
+    return shown.code(result)
 
 
-class _Outcome(NamedTuple):
-    """What became of a run."""
+class _Shown:
+    """What the command shows of each run, and keeps of it for `--json`."""
 
-    document: dict[str, Any]
-    """The summary, or what would be done."""
-    code: int
-    summary: Summary | None
-    """None if nothing was to be done but to say what would be."""
+    def __init__(
+        self, values: dict[str, str], keys: Sequence[str], trial: bool, progress_kind: str, as_json: bool
+    ) -> None:
+        self.stop = threading.Event()
+        self.as_json = as_json
+        self._values, self._keys = values, keys
+        self._trial = trial
+        self._progress_kind = progress_kind
+        self._cache: Location = Path()
+        self._plans: dict[Location, dict[str, Any]] = {}
+        """Of a dry run, what would be done to each cache."""
+        self._around = ExitStack()
+        self._display: Display | None = None
 
+    def read(self, manifest: Manifest, part: str) -> None:
+        """Refuse names of `--set` that neither the manifest nor a config has."""
+        if self._trial and part:
+            raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
+        refuse_unused(self._values, self._keys, manifest, is_part=bool(part))
 
-@dataclass(frozen=True)
-class _Job:
-    """How manifests are extracted, each in a run of its own."""
-
-    engine: Engine
-    options: Options
-    reading: dict[str, Any]
-    """How manifests are read: arguments of `read_manifest`."""
-    keys: Sequence[str]
-    """The keys that the configs may have."""
-    dry_run: bool
-    trial: bool
-    """Whether a dry run tries how long it would take."""
-    progress: str
-    as_json: bool
-
-    def extract(
-        self, manifest: str | Path, configs: Sequence[Config | BuiltConfig], cache: Location, *, is_part: bool = False
-    ) -> _Outcome:
-        """Extract a manifest, and print the summary for people."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let signals stop the run; Ray prints to standard output, which is for the result."""
         from featcache.audio.commands import kill_commands
-        from featcache.engines.ray import RAY
-        from featcache.extraction.extraction import exclusively, run_extraction
-        from featcache.extraction.plan import plan_extraction
 
-        read = read_manifest(str(manifest), self.reading, self.keys, is_part=is_part, carry=False)
-        plan = plan_extraction(read, configs, cache, self.options)
-        for line in [*plan.notes, *disk_space_notes(cache, plan.expected_bytes)]:
-            note(line)
-        if self.dry_run:
-            document = plan_document(plan, prints=not self.as_json)
-            if self.trial:
-                from featcache.extraction.trial import run_trial
+        with stoppable(kill_commands, self.stop), ExitStack() as self._around, redirect_stdout(sys.stderr):
+            yield
 
-                folder = _shared_folder(cache) if self.options.workers == RAY else None
-                with redirect_stdout(sys.stderr):
-                    trials = run_trial(plan, self.engine, folder)
-                document["trial"] = trial_document(trials, prints=not self.as_json)
-            return _Outcome(document, 0, None)
-        # Ray prints to standard output, which is for the result.
-        with (
-            stoppable(kill_commands) as stop,
-            exclusively(plan, stop) as plan,
-            Display(plan, self.progress) as display,
-            redirect_stdout(sys.stderr),
-        ):
-            summary = run_extraction(plan, self.engine, display.update, stop)
-        document = summary_document(summary)
+    def planned(self, plan: ExtractionPlan) -> None:
+        """Show what a dry run would do, or begin to show progress."""
+        self._cache = plan.cache
+        if plan.options.dry_run:
+            self._plans[plan.cache] = document = plan_document(plan, prints=not self.as_json)
+            if self._trial:
+                document["trial"] = self._try(plan)
+        else:
+            self._display = self._around.enter_context(Display(plan, self._progress_kind))
+
+    def _try(self, plan: ExtractionPlan) -> dict[str, Any]:
+        from featcache.engines.main_job import choose_engine
+        from featcache.extraction.trial import run_trial
+
+        folder = _shared_folder(plan.cache) if plan.options.is_on_ray else None
+        with redirect_stdout(sys.stderr):
+            trials = run_trial(plan, choose_engine(plan.options), folder)
+        return trial_document(trials, prints=not self.as_json)
+
+    def progress(self, progress: Progress) -> None:
+        """Show progress."""
+        if self._display is not None:
+            self._display.update(progress)
+
+    def done(self, summary: Summary) -> None:
+        """Show what a run did, for people."""
         if not self.as_json:
             print_summary(summary)
         if summary.too_many_failures:
-            complain_of_failures(summary, str(cache))
-            return _Outcome(document, 1, summary)
-        code = INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0
-        return _Outcome(document, code, summary)
+            complain_of_failures(summary, str(self._cache))
+
+    def document(self, cache: Location, summary: Summary) -> dict[str, Any]:
+        """The result for a cache, for `--json`."""
+        return self._plans.get(cache) or summary_document(summary)
+
+    def code(self, summary: Summary) -> int:
+        """The exit code of a run."""
+        if summary.too_many_failures:
+            return 1
+        return INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed and not self._plans else 0
 
 
-def _extract_parts(job: _Job, configs: Sequence[Config], plan: CorpusPlan) -> int:
-    """Extract the parts of a corpus in turn. Returns the exit code of the worst."""
-    from featcache.extraction.corpus import extract_parts
+def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run: bool) -> int:
+    """Say what became of the parts of a corpus. Returns the exit code of the worst."""
+    import msgspec
 
-    outcomes: dict[str, _Outcome] = {}
-
-    def extract_part(manifest: Path, built: list[BuiltConfig], cache: Location) -> Summary | None:
-        outcomes[cache.name] = job.extract(manifest, built, cache, is_part=True)
-        return outcomes[cache.name].summary
-
-    result = extract_parts(plan, configs, job.reading["root"], extract_part, note)
-    codes = {name: error.exit_code for name, error in result.errors.items()}
-    codes |= {name: outcome.code for name, outcome in outcomes.items()}
-    for name, known in result.unchanged.items():
-        codes[name] = FAILURES_LEFT if any(version.failed for version in known) else 0
+    codes: dict[str, int] = {}
+    documents: dict[str, dict[str, Any]] = {}
+    for name, error in result.errors.items():
+        codes[name], documents[name] = error.exit_code, error_document(error)
+    for name, versions in result.unchanged.items():
+        codes[name] = FAILURES_LEFT if any(version.failed for version in versions) else 0
+        documents[name] = {"unchanged": True, "versions": msgspec.to_builtins(versions)}
+    for name, summary in result.parts.items():
+        codes[name] = shown.code(summary)
+        documents[name] = {"unchanged": False, **shown.document(corpus / name, summary)}
     code, unchanged = worst(codes.values()), len(result.unchanged)
-    if job.as_json:
-        documents = [{"part": name, **_part_document(name, result, outcomes)} for name in sorted(codes)]
-        print_json({"corpus": str(plan.folder), "exit_code": code, "unchanged": unchanged, "parts": documents})
+    if shown.as_json:
+        parts = [{"part": name, **documents[name]} for name in sorted(documents)]
+        print_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": parts})
         return code
-    done = len(outcomes.keys() - result.errors.keys())
-    is_done = "to extract" if job.dry_run else "extracted"
     say(
-        f"{plan.folder}: {counted(len(plan.manifests), 'part')}: {done:,} {is_done}, {unchanged:,} unchanged since"
+        f"{corpus}: {counted(len(codes) + len(result.left), 'part')}: "
+        f"{len(result.parts):,} {'to extract' if is_dry_run else 'extracted'}, {unchanged:,} unchanged since"
         + (f", {len(result.errors):,} not extracted" if result.errors else "")
         + (f", {len(result.left):,} not begun: run the same command again" if result.left else "")
     )
     return code
 
 
-def _part_document(name: str, result: CorpusSummary, outcomes: Mapping[str, _Outcome]) -> dict[str, Any]:
-    if name in result.errors:
-        return error_document(result.errors[name])
-    if name in result.unchanged:
-        import msgspec
-
-        return {"unchanged": True, "versions": msgspec.to_builtins(result.unchanged[name])}
-    return {"unchanged": False, **outcomes[name].document}
-
-
 def _shared_folder(cache: Location) -> Path:
     """A folder that the nodes of a cluster share, for a trial: next to the cache, which they share."""
+    from featcache.extraction.plan import existing_folder
+
     if not isinstance(cache, Path):
         raise ArgumentError("--trial with --engine ray needs a cache in a folder that all nodes share: -o FOLDER")
-    return _existing(cache.absolute().parent)
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the lowest above it that exists."""
-    return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
-
-
-def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
-    """That the disk has no room for so many bytes, approximately. The cache may not exist yet."""
-    if not isinstance(cache, Path):
-        return []
-    free = shutil.disk_usage(_existing(cache)).free
-    if num_bytes <= free:
-        return []
-    return [f"{cache}: the features take about {megabytes(num_bytes)}, and the disk has {megabytes(free)} free"]
+    return existing_folder(cache.absolute().parent)
 
 
 def _limit_libraries(threads: int | None) -> None:

@@ -110,9 +110,11 @@ def signals_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def stoppable(at_once: Callable[[], object] = lambda: None) -> Iterator[threading.Event]:
+def stoppable(
+    at_once: Callable[[], object] = lambda: None, stop: threading.Event | None = None
+) -> Iterator[threading.Event]:
     """Yield an event that the first of the signals sets; a second one calls `at_once`, and ends the process."""
-    stop = threading.Event()
+    stop = stop or threading.Event()
     signals = count()  # instead of `stop.is_set()`: a second signal may come in the middle of `stop.set()`
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -56,7 +56,7 @@ def repair(
     """
     from featcache.audio.commands import kill_commands
     from featcache.care.repair import repair as repair_version
-    from featcache.extraction.plan import Options
+    from featcache.extraction.options import Options
     from featcache.version.selection import version_folders
 
     read = read_manifest(manifest, reading, root=root, carry=False)

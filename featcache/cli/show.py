@@ -189,7 +189,8 @@ def why(
     """
     from featcache.care.why import compare_versions, find_causes
     from featcache.config import load_config
-    from featcache.extraction.plan import Options, plan_extraction
+    from featcache.extraction.options import Options
+    from featcache.extraction.plan import plan_extraction
     from featcache.version.selection import select_versions
 
     loaded = load_config(config, keys)

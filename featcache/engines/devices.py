@@ -13,38 +13,15 @@ from multiprocessing.connection import Connection, wait
 
 import torch
 
-from featcache.device import MAX_CPU_THREADS, available_threads, parse_device
+from featcache.device import MAX_CPU_THREADS, available_threads
 from featcache.engines.dispatch import dispatch
 from featcache.engines.process import OtherProcess
 from featcache.engines.worker import Died, Event, Message, WorkerSetup
-from featcache.errors import ConfigError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
 
-ALL = "all"
 _MAIN = "featcache.engines.worker:serve"
-
-
-def parse_devices(names: str) -> list[str]:
-    """The devices that a name stands for: `all`, every GPU; `cuda:0,cuda:2`; or a single one. Raises ConfigError if
-    there is no such device, or no GPU at all."""
-    if names == ALL:
-        found = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        if not found:
-            raise ConfigError("device all: torch sees no CUDA device: use cpu, or cpu,cpu for two processes")
-        return found
-    listed = [name.strip() for name in names.split(",")]
-    if "" in listed:
-        raise ConfigError(f"device {names!r}: a name is missing beside a comma; use cuda:0,cuda:2 or cpu,cpu")
-    for name in listed:
-        try:
-            kind = parse_device(name).type
-        except ValueError as error:
-            raise ConfigError(f"device {name!r}: {error}") from error
-        if kind not in ("cpu", "cuda"):
-            raise ConfigError(f"device {name!r}: extraction runs on cpu or cuda")
-    return listed
 
 
 def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
@@ -57,11 +34,11 @@ def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
     return [max(1, share + (number < more)) for number in range(len(devices))]
 
 
-def on_devices(devices: Sequence[str], options: Options) -> Engine:
-    """An engine that has a process for each of these devices; `options` are those that the run is planned with."""
+def on_devices(options: Options) -> Engine:
+    """An engine that has a process for each of the options' devices."""
 
     def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
-        dispatch(group, tasks, control, _Processes(devices, options.threads), options)
+        dispatch(group, tasks, control, _Processes(options), options)
 
     return run
 
@@ -69,13 +46,14 @@ def on_devices(devices: Sequence[str], options: Options) -> Engine:
 class _Processes:
     """A team of processes of this machine."""
 
-    def __init__(self, devices: Sequence[str], threads: int | None) -> None:
+    def __init__(self, options: Options) -> None:
+        devices = options.devices
         counts = {name: devices.count(name) for name in devices}
         self.names = [
             name if counts[name] == 1 else f"{name} (process {number + 1})" for number, name in enumerate(devices)
         ]
         self._devices = devices
-        self._shares = shares_of(threads, devices)
+        self._shares = shares_of(options.threads, devices)
         self._processes: dict[int, OtherProcess] = {}
 
     def start(self, worker: int, setup: WorkerSetup) -> None:

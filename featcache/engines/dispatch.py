@@ -39,7 +39,7 @@ from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, co
 from featcache.extraction.audio_files import can_be_read
 from featcache.extraction.failures import failure_of
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.storage.location import absolute
 from featcache.version.in_flight import find_suspects, remove_marks

@@ -26,10 +26,8 @@ from featcache.engines.dispatch import dispatch
 from featcache.engines.worker import Died, Event, Inbox, Message, Note, WorkerSetup, end_process, work
 from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
-from featcache.extraction.plan import Options
+from featcache.extraction.options import RAY, Options
 from featcache.extraction.tasks import ShardTask
-
-RAY = "ray"
 
 _POLL_SECONDS = 1.0
 _SECONDS_BETWEEN_TRIES = 1.0
@@ -44,7 +42,7 @@ _DRAINED = 3
 
 
 def on_ray(name: str, options: Options) -> Engine:
-    """An engine that runs on Ray; `options` are those that the run is planned with.
+    """An engine that runs on Ray.
 
     The name `ray` is for the cluster that this process is connected to, that `RAY_ADDRESS` names, or that this machine
     is in; if there is none, one is started, and ended after the run. `ray://host:port` is for Ray Client. Raises

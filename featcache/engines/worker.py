@@ -41,7 +41,7 @@ from featcache.extraction.jobs import (
     made_by,
     maker,
 )
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.storage.location import Location

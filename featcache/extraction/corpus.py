@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from featcache.errors import (
     StoreError,
     listing,
 )
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root
@@ -55,10 +56,12 @@ from featcache.version.version import Version
 
 _NAMED = 5
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """The parts of a corpus that a command is to extract."""
+    """The parts of a corpus that a job is to extract."""
 
     folder: Location
     manifests: dict[str, Path]
@@ -67,11 +70,10 @@ class CorpusPlan:
     """What is known of all parts of the corpus, by their names."""
     options: Options
     """Those of each part's run; a partition in them is one of rows, after which nothing is recorded of a part."""
-    writes: bool
+    root: AudioLocation | None
+    """What relative paths are relative to; None if the manifests say it."""
     reading: str
     """What decides how manifests are read, besides their bytes; empty if nothing does."""
-    notes: list[str]
-    """Lines that a user should read before the first one."""
 
 
 def plan_corpus(
@@ -81,10 +83,9 @@ def plan_corpus(
     reading: Mapping[str, Any],
     *,
     is_list: bool = False,
-    writes: bool = True,
 ) -> CorpusPlan | None:
-    """Which parts a job extracts: all whose manifests are given, or of several jobs every n-th; and list them all.
-    None if there are no parts: one manifest is given, and the folder is no corpus.
+    """Which parts a job extracts: all whose manifests are given, or of several jobs every n-th; and list them all,
+    unless it is a dry run. None if there are no parts: one manifest is given, and the folder is no corpus.
 
     Args:
         folder: The corpus, which is made if it is missing.
@@ -93,7 +94,6 @@ def plan_corpus(
         reading: How manifests are read: arguments of `read_manifest`. The root does not count: rows have paths as they
             are in the manifest.
         is_list: Whether even one manifest makes a corpus.
-        writes: Whether parts that are new are listed.
 
     Raises:
         ArgumentError: The folder is a cache of one manifest, or a part is that of another manifest of the same name.
@@ -101,14 +101,12 @@ def plan_corpus(
         DamagedError: What is known of a part is damaged.
         StoreError: It cannot be written.
     """
-    several, partition = manifests_of_parts(given), options.partition
+    several, partition = manifests_of_parts(given), options.own_partition
     if several is None and not is_list:
         if not is_corpus(folder):
             return None
         partition = None
     manifests = several or by_part_name(map(Path, given))
-    if partition is not None:
-        options = with_values(options, partition=None)
     if versions := version_names(folder):
         raise ArgumentError(
             f"{folder}: is the cache of one manifest, with {listing(versions)}: give another folder for the corpus of "
@@ -116,35 +114,40 @@ def plan_corpus(
         )
     if gone := [str(path) for path in manifests.values() if not path.exists()]:
         raise ManifestError(f"{listing(gone, _NAMED)}: there is no such file")
-    notes: list[str] = []
     known = {part.name: part for part in read_parts(folder)}
     _refuse_namesakes(known, manifests)
-    if writes:
-        _update(folder, known, manifests, notes)
-    notes += gone_parts(folder, [*known.values()]).values() if known else ()
+    if not options.dry_run:
+        _update(folder, known, manifests)
+    for line in gone_parts(folder, [*known.values()]).values() if known else ():
+        _log.info("%s", line)
     names = sorted(manifests)
     if partition is not None:
+        options = with_values(options, partition=None)
         names = names[partition.number :: partition.count]
         if not names:
-            notes.append(f"--partition {partition}: none of the {len(manifests):,} parts")
+            _log.info("--partition %s: none of the %s parts", partition, f"{len(manifests):,}")
     own = {name: manifests[name] for name in names}
     deciding = {name: value for name, value in reading.items() if value and name != "root"}
     decides = json.dumps(deciding, sort_keys=True) if deciding else ""
-    return CorpusPlan(folder, own, known, options, writes, decides, notes)
+    root = reading.get("root")
+    return CorpusPlan(folder, own, known, options, None if root is None else as_root(str(root)), decides)
 
 
-def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Path], notes: list[str]) -> None:
+def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Path]) -> None:
     """Bring what is known of the parts of a corpus up to date with the manifests: in `parts`, and on disk."""
     lost = [part for part in parts.values() if part.name not in manifests and not os.path.exists(part.manifest)]
     store = open_store(folder)
     dropped = [part.name for part in lost if not store.exists(part.name)]
     if left := [part.name for part in lost if part.name not in dropped]:
-        notes.append(
-            f"{folder}: the manifests of {listing(left, _NAMED)} are gone: what was extracted of them stays in the "
-            "corpus; to be rid of it, remove these folders"
+        _log.info(
+            "%s: the manifests of %s are gone: what was extracted of them stays in the corpus; to be rid of it, remove "
+            "these folders",
+            folder,
+            listing(left, _NAMED),
         )
     if dropped:
-        notes.append(f"{folder}: {listing(dropped, _NAMED)}: folder and manifest are gone: no part of the corpus now")
+        names = listing(dropped, _NAMED)
+        _log.info("%s: %s: folder and manifest are gone: no part of the corpus now", folder, names)
     for name in dropped:
         del parts[name]
         remove_part(folder, name)
@@ -183,26 +186,16 @@ class CorpusSummary:
     """Parts that were not begun: the run was interrupted, or too many utterances failed."""
 
 
-def extract_parts(
-    plan: CorpusPlan,
-    configs: Sequence[Config],
-    root: AudioLocation | None,
-    extract_part: Callable[[Path, list[BuiltConfig], Location], Summary | None],
-    note: Callable[[str], None],
-) -> CorpusSummary:
-    """Extract the parts of a corpus, one after the other.
+RunOfPart = Callable[[Path, list[BuiltConfig], Location, Options, str], Summary]
+"""Extracts the manifest of a part into its cache; it is told the part's name."""
 
-    Args:
-        configs: The configs. Their extractors are built once for all parts, on the device of the run.
-        root: What relative paths are relative to; None if the manifests say it.
-        extract_part: Extracts a manifest into a cache; returns no summary if nothing is to be extracted now.
 
-    Raises:
-        ConfigError, ArgumentError, StoreError: As `plan_extraction` and `run_extraction` raise them.
-    """
-    for line in plan.notes:
-        note(line)
-    device = Device(plan.options.device, plan.options.threads)
+def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -> CorpusSummary:
+    """Extract the parts of a corpus, one after the other; the configs' extractors are built once for all of them, on
+    the device of the run. Raises what `plan_extraction` and `run_extraction` raise of any part, as ConfigError or
+    StoreError; but an error that concerns a part alone is in the summary."""
+    options = plan.options
+    device = Device(options.own_device, options.threads)
     device.configure_torch()
     built = [BuiltConfig.build(config, device.torch_device) for config in configs]
     result = CorpusSummary(left=list(plan.manifests))
@@ -210,19 +203,16 @@ def extract_parts(
         result.left.remove(name)
         try:
             part = _PartRun(plan, name)
-            if (known := part.unchanged(built, root)) is not None:
+            if (known := part.unchanged(built)) is not None:
                 result.unchanged[name] = known
                 continue
             changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
-            note(f"part {name}, {number:,} of {len(plan.manifests):,}{changed}")
-            summary = extract_part(manifest, built, part.cache)
-            if summary is None:
-                continue
-            result.parts[name] = summary
-            if plan.options.partition is None:
+            _log.info("part %s, %s of %s%s", name, f"{number:,}", f"{len(plan.manifests):,}", changed)
+            summary = result.parts[name] = run(manifest, built, part.cache, options, name)
+            if options.partition is None and not options.dry_run:
                 part.record(summary)
         except (DamagedError, LockedError, ManifestError) as error:  # the other parts need not wait for it
-            note(f"part {name}: {error}")
+            _log.info("part %s: %s", name, error)
             result.errors[name] = error
             continue
         if summary.interrupted or summary.too_many_failures:
@@ -246,10 +236,8 @@ class _PartRun:
         """Whether the manifest is another than when the part was extracted last."""
         return bool(self._known.hash) and self._now.hash != self._known.hash
 
-    def unchanged(self, built: Sequence[BuiltConfig], root: AudioLocation | None) -> list[PartVersion] | None:
-        """What is known of the versions of these configs if a run would find nothing to do; None if it must look.
-
-        `root` is what relative paths are relative to; None for what the latest run took."""
+    def unchanged(self, built: Sequence[BuiltConfig]) -> list[PartVersion] | None:
+        """What is known of the versions of these configs if a run would find nothing to do; None if it must look."""
         options = self._plan.options
         if options.check_sources or options.source is not None or not self._now.hash:
             return None
@@ -263,12 +251,12 @@ class _PartRun:
                 version = Version.open(self.cache / name)
                 if known.shards_of(version) is None:
                     return None
-                if known.failed and not _would_all_fail_again(version, one, root):
+                if known.failed and not _would_all_fail_again(version, one, self._plan.root):
                     return None
             except (OSError, StoreError):  # which the run says
                 return None
             found.append(known)
-        if self._plan.writes and self._now != self._known:
+        if not options.dry_run and self._now != self._known:
             self._record(self._known.versions)  # the file's time has changed, or its path, and nothing else
         return found
 
@@ -310,7 +298,7 @@ def _hash_of_rows(content: str, reading: str) -> str:
 
 def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:
     """Whether the files of all utterances that ever failed are as they were; False where a server would have to say, or
-    nothing says where they are."""
+    nothing says where they are. Without a `root`, paths are relative to what the latest run took."""
     if root is None:  # a manifest may say itself what its paths are relative to
         latest = read_run(version.store, max(run_names(version.store), default=""))
         recorded = None if latest is None else latest.asked.get("root")

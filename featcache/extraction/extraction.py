@@ -77,7 +77,7 @@ def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: thr
 def run_extraction(
     plan: ExtractionPlan,
     engine: Engine,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[Progress], object] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> Summary:
     """Extract what is missing.
@@ -91,7 +91,7 @@ def run_extraction(
     Raises:
         StoreError: The cache cannot be written. What was committed stays.
     """
-    control = RunControl(Progress(), report, stop or threading.Event(), plan.options.max_failures)
+    control = RunControl(Progress(), report, stop or threading.Event(), plan.options.failure_limit)
     jobs: list[VersionJob] = []
     for planned in plan.versions:
         if not (planned.num_missing or planned.is_new):
@@ -179,7 +179,7 @@ def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:
         "utterances": len(planned.manifest),
         "new": planned.num_missing - planned.num_replaced,
         "replaced": planned.num_replaced,
-        "partition": None if plan.options.partition is None else str(plan.options.partition),
+        "partition": None if plan.options.own_partition is None else str(plan.options.own_partition),
         "config": planned.config.resolved(),
         "from": None if plan.source is None else str(plan.source.version.path),
         **maker(plan.device),

@@ -1,18 +1,16 @@
-"""Utterances that fail: how many may, the ledger's record of one, and whether one that has would fail again."""
+"""Utterances that fail: the ledger's record of one, and whether one that has would fail again."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from featcache.audio.decode import probe_rate, probe_seconds
 from featcache.audio.members import stamp_now
 from featcache.audio.remote import each_at_once
 from featcache.audio.waveform import AudioPolicy
-from featcache.errors import ArgumentError, AudioError, Reason
+from featcache.errors import AudioError, Reason
 from featcache.manifest import CallersUrls, Manifest, Utterance
 from featcache.manifest.audio_locations import (
     AUDIO_SCHEMES,
@@ -33,41 +31,6 @@ container at a URL, the size is None."""
 
 _MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
 """Reasons that may no longer hold on another disk or machine, or with another source version."""
-
-
-_MIN_TRIED = 100
-"""The utterances that must have been tried before a share of them says something, unless the run ends earlier."""
-
-_LIMIT = re.compile(r"(\d{1,9})|(\d{1,3}(?:\.\d{1,6})?) ?%", re.ASCII)
-
-
-@dataclass(frozen=True)
-class FailureLimit:
-    """How many utterances may fail in a run: a number, or a share of those that were tried."""
-
-    text: str
-    """As the user gave it."""
-    count: float
-    """The number; infinite if there is only a share."""
-    share: float
-    """The share, 0 to 1; 1 if there is only a number."""
-
-    @classmethod
-    def parse(cls, text: str | int) -> FailureLimit:
-        """A number, such as `20`, or a percentage, such as `0.5%`. Raises ArgumentError if it is neither."""
-        text = str(text)
-        found = _LIMIT.fullmatch(text.strip())
-        if not found or float(found[2] or 0) > 100:
-            raise ArgumentError(f"--max-failures is {text!r}: give a number of utterances, or a percentage such as 1%")
-        return cls(text.strip(), float(found[1] or math.inf), float(found[2] or 100) / 100)
-
-    def fault(self, failed: int, tried: int, is_end: bool) -> str:
-        """That too many have failed; empty if not. A share counts once 100 were tried, and at the end of the run."""
-        is_telling = is_end or tried >= _MIN_TRIED
-        if failed <= self.count and not (is_telling and failed > self.share * tried):
-            return ""
-        are = "utterance that was tried has" if tried == 1 else "utterances that were tried have"
-        return f"{failed:,} of the {tried:,} {are} failed, and --max-failures allows {self.text}"
 
 
 def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> Failure:

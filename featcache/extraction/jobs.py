@@ -17,10 +17,10 @@ from featcache.device import Device
 from featcache.errors import Reason
 from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.decoding import AudioMemory, WorkerTimes
-from featcache.extraction.failures import FailureLimit
 from featcache.extraction.features import Extracted
 from featcache.extraction.from_audio import extract_from_audio
 from featcache.extraction.from_version import SourceVersion, extract_from_version
+from featcache.extraction.options import FailureLimit
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
@@ -137,7 +137,7 @@ class RunControl:
     """How a run is watched, and stopped."""
 
     progress: Progress
-    report: Callable[[Progress], None]
+    report: Callable[[Progress], object]
     """Called with the progress, from worker threads, by one at a time."""
     stop: threading.Event
     """Once it is set, nothing more is taken; what was is finished and committed."""

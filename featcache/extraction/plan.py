@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.config import Config
 from featcache.device import Device
-from featcache.errors import ConfigError, require_number
+from featcache.errors import ConfigError, megabytes
 from featcache.extraction.audio_files import (
     copying_notes,
     missing_file_notes,
@@ -25,9 +27,9 @@ from featcache.extraction.audio_files import (
     with_changed_files,
 )
 from featcache.extraction.batching import choose_batching
-from featcache.extraction.failures import FailureLimit, stats_of_failed
+from featcache.extraction.failures import stats_of_failed
 from featcache.extraction.from_version import SourceVersion, find_source
-from featcache.extraction.partition import Partition
+from featcache.extraction.options import Options, Partition
 from featcache.extraction.tasks import RowStatus, compare, want
 from featcache.extraction.version_plan import (
     BuiltConfig,
@@ -49,58 +51,6 @@ from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import read_probes
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted, read_all_wanted
-
-SHARD_MEGABYTES = 128.0
-"""The default size of a shard, approximately."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run may choose; values do not depend on it."""
-
-    device: str | None = None
-    """`cpu`, `cuda`, `cuda:1`; None for cuda if there is one."""
-    threads: int | None = None
-    """The budget for everything; None for the default of `Device`."""
-    shard_megabytes: float = SHARD_MEGABYTES
-    """The size of a shard, approximately."""
-    retry_failed: bool = False
-    """Try utterances that failed in earlier runs again, whether or not their files have changed."""
-    check_sources: bool = False
-    """Extract utterances again whose file has another size or mtime than before."""
-    replace: bool = False
-    """Extract utterances again whose row names another file than before, however many there are."""
-    source: Location | None = None
-    """A version, or the cache that holds it, whose features are used instead of audio; for `units` only."""
-    batching: str | None = None
-    """How rows are put together: `single`, `equal_length`, `padded`; None for the loosest that is known to be clean."""
-    allow_mismatch: bool = False
-    """Accept that batching even if it was neither declared nor found to be clean."""
-    max_failures: FailureLimit | None = None
-    """How many utterances of a version may fail before the run stops; None for any number."""
-    workers: str | None = None
-    """The devices of the other processes that are to extract, for the record; None if this process does."""
-    allow_mixed_devices: bool = False
-    """Let devices of several models extract, which round differently."""
-    partition: Partition | None = None
-    """The partition of the manifest to extract, as a job of an array; None for all of it. Other jobs do the others: no
-    lock is taken, and the index is not built."""
-    wait: bool = False
-    """Wait while somebody else is at work in a version; otherwise, that is an error."""
-
-    @classmethod
-    def parse(cls, **given: Any) -> Self:
-        """The options as the command line and `featcache.extract` take them; None leaves one as it is by default.
-        Raises ArgumentError if one of them is invalid."""
-        readers: dict[str, Callable[[Any], Any]] = {
-            "device": str,  # or a torch.device
-            "shard_megabytes": lambda value: require_number("shard_megabytes", value, low=1e-6),
-            "source": lambda value: as_location("source", value),
-            "max_failures": FailureLimit.parse,
-            "partition": lambda value: Partition.parse(value, os.environ),
-        }
-        values = {name: value for name, value in given.items() if value is not None}
-        return cls(**{name: readers[name](value) if name in readers else value for name, value in values.items()})
 
 
 @dataclass(frozen=True)
@@ -176,19 +126,19 @@ def plan_extraction(
     """
     cache = as_location("cache", cache)
     _refuse_equal_names(configs)
-    device = Device(options.device, options.threads)
+    device = Device(options.own_device, options.threads)
     started = perf_counter()
     if options.source is None:
         require_reading(manifest)
     device.configure_torch()
-    label = device.label if options.workers is None else ""  # they look for probes of their devices themselves
+    label = "" if options.workers else device.label  # they look for probes of their devices themselves
     built_configs = [
         config if isinstance(config, BuiltConfig) else BuiltConfig.build(config, device.torch_device)
         for config in configs
     ]
-    source = None if options.source is None else find_source(built_configs, options.source)
+    source = None if options.source is None else find_source(built_configs, as_location("source", options.source))
     all_copies = dict.fromkeys(built.config.copies for built in built_configs)
-    rows = {copies: _rows_of_run(manifest, copies, source, options.partition) for copies in all_copies}
+    rows = {copies: _rows_of_run(manifest, copies, source, options.own_partition) for copies in all_copies}
     versions = [
         _plan_version(built, rows[built.config.copies], cache, folder, label, options, only) for built in built_configs
     ]
@@ -345,7 +295,22 @@ def _notes(
         whole = None if len(lacking[0].wanted) == len(lacking[0].manifest) else manifest
         notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing, whole)
         notes += copying_notes(lacking[0].manifest)
-    return notes
+    return notes + disk_space_notes(cache, sum(plan.expected_bytes for plan in versions))
+
+
+def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
+    """That the disk has no room for so many bytes, approximately. The cache may not exist yet."""
+    if not isinstance(cache, Path):
+        return []
+    free = shutil.disk_usage(existing_folder(cache)).free
+    if num_bytes <= free:
+        return []
+    return [f"{cache}: the features take about {megabytes(num_bytes)}, and the disk has {megabytes(free)} free"]
+
+
+def existing_folder(folder: Path) -> Path:
+    """The folder, or the lowest above it that exists."""
+    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
 
 
 def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:

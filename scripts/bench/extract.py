@@ -40,7 +40,8 @@ from featcache.engines.local import run_locally
 from featcache.extraction.decoding import batches, decode_all
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.features import compute_clips
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
 from featcache.manifest import Manifest, Utterance, read_manifest

@@ -24,7 +24,8 @@ from corpus import make_corpus
 from harness import KEPT, columns, options, present, status_bytes
 
 from featcache.config import load_config
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 FILES, SECONDS, RATE = 64, 0.1, 16000

@@ -19,7 +19,7 @@ from featcache.audio.decode import Cut, decode
 from featcache.audio.recording import Recording
 from featcache.config import load_config
 from featcache.errors import AudioError
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 
 

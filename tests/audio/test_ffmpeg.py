@@ -18,7 +18,7 @@ from featcache.audio.formats import format_of
 from featcache.config import load_config
 from featcache.errors import Reason
 from featcache.extraction.file_headers import read_headers
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 
 av = pytest.importorskip("av")

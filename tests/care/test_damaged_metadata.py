@@ -12,7 +12,7 @@ from cache_contents import check, chunk_files, items, only_version
 from damage import SPOIL, assert_repaired, flip, victim
 
 from featcache.care.repair import repair
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 from featcache.version.index import open_index
 from featcache.version.version import Version

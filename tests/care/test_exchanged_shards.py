@@ -11,7 +11,7 @@ import featcache
 from featcache.care.repair import repair
 from featcache.care.verify import verify
 from featcache.errors import DamagedError
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 from featcache.version.version import Version
 

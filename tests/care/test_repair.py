@@ -20,7 +20,7 @@ from make_cache import add_shard
 from msgspec import structs, to_builtins
 
 from featcache.care.repair import repair
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Table, digest_of
 from featcache.format.writing import seal_group
 from featcache.manifest import read_manifest

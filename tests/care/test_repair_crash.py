@@ -13,7 +13,7 @@ from cache_contents import check, items, only_version, provenance
 from damage import CHUNKS, flip, victim
 
 from featcache.care.repair import repair
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 from featcache.version.index import open_index
 

@@ -20,7 +20,7 @@ from scratch import scratch_folder
 import featcache
 from featcache.care.repair import Repaired, repair
 from featcache.errors import FeatcacheWarning
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.format.shard import Shard
 from featcache.manifest import read_manifest
 from featcache.version.index import open_index

@@ -16,7 +16,7 @@ from featcache.care.repair import repair
 from featcache.care.verify import verify
 from featcache.cli import main
 from featcache.errors import StoreError
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
 from featcache.manifest import read_manifest

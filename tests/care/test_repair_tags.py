@@ -13,7 +13,7 @@ from damage import CHUNKS, flip, victim
 
 import featcache
 from featcache.care.repair import Repaired, repair
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 from featcache.version.index import open_index
 from featcache.version.tags import make_tag

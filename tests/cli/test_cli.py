@@ -16,7 +16,7 @@ from extractions import write_config
 from make_cache import make_version
 
 from featcache import __version__
-from featcache.extraction.plan import SHARD_MEGABYTES
+from featcache.extraction.options import SHARD_MEGABYTES
 from featcache.spec import SideSpec
 
 
@@ -102,7 +102,7 @@ for line in sys.argv[2:]:
     needing = {line.split()[0]: line for line in told.stdout.splitlines() if "MissingDependencyError" in line}
     assert told.stdout.startswith("True 2"), told.stderr
     of_torch = {"BucketBatchSampler", "Cmvn", "DataLoader", "FeatureDataset", "augment", "cmvn", "dequantize", "masks"}
-    of_extraction = {"extract", "extractor"}
+    of_extraction = {"Observer", "Options", "extract", "extractor"}
     assert {*needing} == {"batch", "adapters.to_hf", *of_extraction, *of_torch}
     for name, line in needing.items():
         assert line.endswith("'featcache[extract]'" if name in of_extraction else "'featcache[torch]'")

@@ -11,7 +11,8 @@ import featcache
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ArgumentError, ConfigError, StoreError
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 URL = "is a URL: mount or copy what is there, and give a path on this machine"
@@ -104,10 +105,10 @@ def test_a_number_is_a_number(cli, paths, scratch, value):
     assert not (scratch / "c").exists()
 
 
-def test_numbers_in_python(plain, scratch):
+def test_numbers_in_python():
     for number in (float("nan"), 0, -1.0):
         with pytest.raises(ArgumentError, match="it must be a number"):
-            featcache.extract(plain.manifest(), cache=scratch / "c", shard_megabytes=number)
+            featcache.Options(shard_megabytes=number)
 
 
 @pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
@@ -214,5 +215,6 @@ def test_numbers_that_no_computer_holds(cli, plain, scratch):
 
 def test_in_python_a_device_is_a_name_or_torchs_own(plain, scratch):
     with pytest.raises(ConfigError, match="device '3': not a torch device; use cpu, cuda, or cuda:0 and so on"):
-        featcache.extract(plain.manifest(), cache=scratch / "c", device=3)
-    assert featcache.extract(plain.manifest(), cache=scratch / "c", device=torch.device("cpu")).device == "cpu"
+        featcache.extract(plain.manifest(), cache=scratch / "c", options=featcache.Options(3))
+    options = featcache.Options(torch.device("cpu"))
+    assert featcache.extract(plain.manifest(), cache=scratch / "c", options=options).device == "cpu"

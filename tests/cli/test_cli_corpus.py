@@ -234,7 +234,7 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     corpus = scratch / "corpus"
     assert cli(*extract(audio, corpus)).code == 0
     with pytest.raises(featcache.errors.ArgumentError, match="is a corpus, whose parts are named after files"):
-        featcache.extract(read_manifest(audio.folder / "p0.csv"), "fbank80", corpus, threads=1)
+        featcache.extract(read_manifest(audio.folder / "p0.csv"), "fbank80", corpus)
     assert "is a corpus: copy to one of its parts" in cli("copy", scratch / "cache", corpus).err
     assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
     metadata = only_version(corpus / "p1").path / "zarr.json"

@@ -30,7 +30,8 @@ def test_a_key_is_the_configs_and_another_name_the_manifests(cli, plain, table, 
 def test_python_sets_the_same_keys(cli, plain, scratch):
     """In the main job, and for single files."""
     manifest, bins = plain.manifest(plain.rows[:1]), {"params.num_mel_bins": 40}
-    summary = featcache.extract(manifest, "fbank80", scratch / "c", set=bins, device="cpu", threads=1)
+    options = featcache.Options("cpu", 1)
+    summary = featcache.extract(manifest, "fbank80", scratch / "c", options, set=bins)
     said = cli("extract", manifest, "-o", scratch / "c", "--set", "params.num_mel_bins=40")
     assert "nothing to do" in said.out
     cached = featcache.open(summary.versions[0].path)

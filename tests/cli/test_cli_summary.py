@@ -11,9 +11,9 @@ from corpora import Corpus, speech
 from manifests import manifest_of
 from pausing import interrupt
 
-from featcache.cli.extract import disk_space_notes
 from featcache.errors import ManifestError
 from featcache.extraction.audio_files import missing_file_notes
+from featcache.extraction.plan import disk_space_notes
 from featcache.manifest import read_manifest
 
 

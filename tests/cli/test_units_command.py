@@ -134,8 +134,8 @@ def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, of_aud
         return from_features(extractor, frames)
 
     monkeypatch.setattr(Units, "from_features", raises)
-    options = {"source": folder / "features", "device": "cpu"}
-    summary = featcache.extract(corpus.manifest(), folder / "units.yaml", scratch / "units", **options)
+    options = featcache.Options("cpu", source=folder / "features")
+    summary = featcache.extract(corpus.manifest(), folder / "units.yaml", scratch / "units", options)
     assert summary.failed_by_reason["extractor_error"] == 1
     whole, units = of_audio, featcache.open(scratch / "units")
     assert {*units.ids} == {*whole.ids} - {bad}

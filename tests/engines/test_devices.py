@@ -14,8 +14,9 @@ from test_suspects import children_of, crashing, failures, marks
 
 import featcache
 from featcache.device import cores_near
-from featcache.engines.devices import parse_devices, shares_of
+from featcache.engines.devices import shares_of
 from featcache.errors import ArgumentError, ConfigError
+from featcache.extraction.options import parse_devices
 from featcache.manifest import read_manifest
 
 TWO = ("--device", "cpu,cpu", "--threads", 2)
@@ -45,10 +46,11 @@ def test_two_processes_make_what_one_makes(corpus, scratch):
     # So slow that the first process cannot be done with all before the second is there.
     configs = ["fbank80", write_config(scratch, "Moments", module="row_extractors", piece=20, seconds=0.2)]
     options = {"threads": 2, "shard_megabytes": 0.05}
-    one = featcache.extract(corpus.manifest(), configs, scratch / "one", device="cpu", **options)
+    one = featcache.extract(corpus.manifest(), configs, scratch / "one", featcache.Options("cpu", **options))
     seen = []
-    watch = {"progress": lambda progress: seen.append(progress.shards)}
-    two = featcache.extract(corpus.manifest(), configs, scratch / "two", device="cpu,cpu", **watch, **options)
+    watch = featcache.Observer(progress=lambda progress: seen.append(progress.shards))
+    both = featcache.Options("cpu,cpu", **options)
+    two = featcache.extract(corpus.manifest(), configs, scratch / "two", both, observer=watch)
     assert arrays(scratch / "one") == arrays(scratch / "two")
     assert len(shard_folders(scratch / "two")) > 6
     told = ("utterances", "failed_by_reason", "upsampled", "downsampled", "device", "interrupted")
@@ -179,7 +181,7 @@ def test_devices_by_their_names():
         with pytest.raises(ConfigError, match=message):
             parse_devices(names)
     with pytest.raises(ArgumentError, match="there is no such engine; use local, ray"):
-        featcache.extract("m.csv", engine="dask")
+        featcache.Options(engine="dask")
 
 
 def test_the_budget_is_shared():

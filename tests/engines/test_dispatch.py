@@ -20,8 +20,8 @@ from featcache.engines.process import Fault
 from featcache.engines.worker import Died, WorkerSetup, serve
 from featcache.errors import ConfigError, ExtractorError, ManifestError
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.failures import FailureLimit
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 ONE_EACH = 0.0003
@@ -141,7 +141,7 @@ def test_devices_of_several_models_are_refused_unless_they_are_wanted(plain, slo
 
 def test_failures_of_all_workers_count_for_the_limit(run, plain):
     rows = [{**row, "path": "missing.wav"} if number % 2 else row for number, row in enumerate(plain.rows)]
-    summary = run(InlineTeam(2), plain.manifest(rows, "half.csv"), max_failures=FailureLimit.parse("2"))
+    summary = run(InlineTeam(2), plain.manifest(rows, "half.csv"), max_failures="2")
     assert summary.too_many_failures.endswith("have failed, and --max-failures allows 2")
     assert summary.interrupted
 

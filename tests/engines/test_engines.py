@@ -16,7 +16,8 @@ from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.errors import StoreError
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.plan import ExtractionPlan, Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import ExtractionPlan, plan_extraction
 from featcache.format.writing import ShardBuilder
 from featcache.manifest import read_manifest
 from featcache.storage.directory import Directory

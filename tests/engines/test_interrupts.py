@@ -26,7 +26,8 @@ from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

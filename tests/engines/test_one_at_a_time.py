@@ -18,7 +18,8 @@ from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.errors import LockedError
 from featcache.extraction.extraction import exclusively, run_extraction
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 WAITS = "this run waits until that has ended"
@@ -126,7 +127,7 @@ def test_in_python_who_waits_is_stopped_by_its_event(plain, scratch):
             featcache.extract(plain.manifest(), cache=scratch)
         stop = threading.Event()
         threading.Timer(0.2, stop.set).start()
-        summary = featcache.extract(plain.manifest(), cache=scratch, wait=True, stop=stop)
+        summary = featcache.extract(plain.manifest(), cache=scratch, options=featcache.Options(wait=True), stop=stop)
     assert (summary.interrupted, summary.versions[0].extracted) == (True, 0)
 
 

@@ -21,7 +21,7 @@ from test_suspects import crashing, failures, marks
 
 from featcache.engines.ray import _Shape
 from featcache.errors import ArgumentError
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 
 pytest.importorskip("ray")
@@ -174,9 +174,8 @@ def lose(progress, lost=[]):
         Path(gate).unlink(missing_ok=True)
 
 
-summary = featcache.extract(
-    manifest, config, cache, engine="ray", threads=1, shard_megabytes=0.0003, progress=lose
-)
+options = featcache.Options(engine="ray", threads=1, shard_megabytes=0.0003)
+summary = featcache.extract(manifest, config, cache, options, observer=featcache.Observer(progress=lose))
 print("RESULT", summary.versions[0].extracted, summary.failed)
 ray.shutdown()
 cluster.shutdown()

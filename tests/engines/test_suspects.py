@@ -16,7 +16,8 @@ from extractions import extract_here, extracted, write_config
 from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 from featcache.version.in_flight import InFlight, Suspects, find_suspects
 from featcache.version.records import Run, run_names

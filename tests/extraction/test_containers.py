@@ -20,7 +20,8 @@ from featcache.engines.local import run_locally
 from featcache.errors import ManifestError, MissingDependencyError
 from featcache.extraction.audio_files import row_seconds
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 

@@ -20,7 +20,7 @@ from featcache.audio.members import copy_of
 from featcache.config import load_config
 from featcache.errors import AudioError
 from featcache.extraction.downloads import Downloads
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest import Utterance, read_manifest
 from featcache.manifest.audio_locations import Member, Url

@@ -27,7 +27,8 @@ from featcache.engines.local import run_locally
 from featcache.errors import ArgumentError
 from featcache.extraction import decoding
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.extraction.version_plan import BuiltConfig, new_version_notes, version_info
 from featcache.manifest import read_manifest
 from featcache.storage import directory

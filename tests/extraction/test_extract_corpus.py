@@ -11,10 +11,12 @@ import featcache
 from featcache.care.copying import copy_version
 from featcache.errors import ArgumentError, ManifestError
 from featcache.extraction.corpus import plan_corpus
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.storage.location import parse_location
 from featcache.version.corpus import read_parts
 from featcache.version.selection import select_version
+
+ONE = Options("cpu", 1)
 
 
 @pytest.fixture
@@ -26,12 +28,12 @@ def manifests(plain, scratch):
 def test_a_corpus_in_a_store_has_what_one_in_a_folder_has(manifests, tmp_path):
     pytest.importorskip("obstore")
     url = f"memory://{uuid.uuid4()}/corpus"
-    made = featcache.extract(str(manifests[0].parent / "p?.csv"), "fbank80", tmp_path / "corpus", threads=1)
-    first = featcache.extract(manifests[:2], "fbank80", url, threads=1)
+    made = featcache.extract(str(manifests[0].parent / "p?.csv"), "fbank80", tmp_path / "corpus", ONE)
+    first = featcache.extract(manifests[:2], "fbank80", url, ONE)
     assert (sorted(first.parts), first.unchanged, first.errors, first.left) == (["p0", "p1"], {}, {}, [])
     manifests.append(manifests[0].with_name("wrong.csv"))
     manifests[-1].write_text("id,path\n,\n")
-    second = featcache.extract(manifests, "fbank80", url, threads=1)
+    second = featcache.extract(manifests, "fbank80", url, ONE)
     assert (sorted(second.parts), sorted(second.unchanged), sorted(second.errors)) == (["p2"], ["p0", "p1"], ["wrong"])
     assert isinstance(second.errors["wrong"], ManifestError)
     assert [part.name for part in read_parts(parse_location("url", url))] == ["p0", "p1", "p2", "wrong"]
@@ -45,7 +47,7 @@ def test_a_corpus_in_a_store_has_what_one_in_a_folder_has(manifests, tmp_path):
     # A part by itself, in a corpus that is there; in which a shard is lost.
     version = select_version(parse_location("url", f"{url}/p1"))
     version.store.remove(f"shards/{version.shard_names()[0]}")
-    again = featcache.extract(manifests[1], "fbank80", url, threads=1)
+    again = featcache.extract(manifests[1], "fbank80", url, ONE)
     assert [summary.versions[0].extracted for summary in again.parts.values()] == [4]
 
 
@@ -54,7 +56,7 @@ def test_manifests_of_one_name_in_two_folders_are_not_one_part(manifests, tmp_pa
     for path, manifest in ((first, manifests[0]), (second, manifests[1])):
         path.parent.mkdir()
         path.write_text(manifest.read_text())
-    options = {"cache": tmp_path / "corpus", "root": manifests[0].parent, "threads": 1}
+    options = {"cache": tmp_path / "corpus", "options": ONE, "reading": {"root": manifests[0].parent}}
     assert list(featcache.extract([first], **options).parts) == ["p"]
     with pytest.raises(ArgumentError, match=r"part p is that of .*a/p\.csv, and .*b/p\.csv is another manifest"):
         featcache.extract([second], **options)
@@ -68,18 +70,18 @@ def test_manifests_of_one_name_in_two_folders_are_not_one_part(manifests, tmp_pa
 def test_all_manifests_of_a_corpus_are_read_as_it_is_said(plain, manifests, tmp_path):
     table = tmp_path / "sb.csv"
     table.write_text("ID,duration,wav\n" + "".join(f"{row['id']},1,$top/{row['path']}\n" for row in plain.rows[:3]))
-    options = {"cache": tmp_path / "corpus", "threads": 1}
+    options = {"cache": tmp_path / "corpus", "options": ONE}
     reading = {"values": {"top": str(plain.folder)}, "format": "speechbrain"}
     assert featcache.extract([table], reading=reading, **options).parts["sb"].versions[0].extracted == 3
     assert list(featcache.extract([table], reading=reading, **options).unchanged) == ["sb"]
-    with pytest.raises(ArgumentError, match="reading: there is no formt: give format, values, allow_commands"):
+    with pytest.raises(ArgumentError, match="reading: there is no formt: give root, format, values, allow_commands"):
         featcache.extract([table], reading={"formt": "kaldi"}, **options)
 
 
 def test_a_table_in_memory_is_a_manifest(plain, tmp_path):
     frame = pytest.importorskip("pandas").DataFrame(plain.rows[:4])
     for table in (frame, plain.rows[:4]):
-        summary = featcache.extract(table, cache=tmp_path / "features", root=plain.folder, threads=1)
+        summary = featcache.extract(table, cache=tmp_path / "features", options=ONE, reading={"root": plain.folder})
         assert (summary.utterances, summary.failed) == (4, 0)
     assert [*featcache.open(tmp_path / "features").ids] == [row["id"] for row in plain.rows[:4]]
     with pytest.raises(ManifestError, match="no path column"):
@@ -88,7 +90,7 @@ def test_a_table_in_memory_is_a_manifest(plain, tmp_path):
 
 def test_what_decides_how_a_manifest_is_read_is_part_of_what_is_known_of_a_part(manifests, tmp_path):
     def known(**reading):
-        plan = plan_corpus(tmp_path / "corpus", [manifests[0]], Options(), reading, is_list=True, writes=False)
+        plan = plan_corpus(tmp_path / "corpus", [manifests[0]], Options(dry_run=True), reading, is_list=True)
         return plan.reading
 
     default = {"format": None, "values": {}, "allow_commands": False, "root": "/anywhere"}

@@ -11,7 +11,7 @@ from extractions import extract_here
 import featcache
 from featcache.config import config_from
 from featcache.errors import ArgumentError, AudioError, ConfigError, Reason, StoreError
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 
 CONFIGS = {

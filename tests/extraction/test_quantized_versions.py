@@ -16,7 +16,7 @@ from featcache.care.recompute import recompute
 from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams
 from featcache.format.shard import dequantize_array

@@ -12,7 +12,8 @@ from extractions import extracted
 
 from featcache.config import load_config
 from featcache.errors import DamagedError
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 

@@ -22,7 +22,8 @@ import featcache
 from featcache.config import load_config
 from featcache.errors import ManifestError, Reason
 from featcache.extraction.from_version import StoredUtterance, open_source
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import Utterance, read_manifest
 from featcache.stats import moments
 from featcache.version.index import open_index

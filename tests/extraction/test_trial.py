@@ -11,7 +11,8 @@ import pytest
 from featcache.config import load_config
 from featcache.extraction import trial
 from featcache.extraction.jobs import Progress
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 
@@ -81,18 +82,12 @@ def test_the_sample_of_copies_and_of_partitions_is_of_the_manifest_s_own_rows(pl
     (version,) = planned(plain.manifest(), scratch / "c", config).versions
     assert sorted(trial.sample_rows(version)) == list(range(12))
     halves = [
-        planned(plain.manifest(), scratch / "c", config, partition=trial_partition, shard_megabytes=0.003).versions[0]
-        for trial_partition in partitions("0/2", "1/2")
+        planned(plain.manifest(), scratch / "c", config, partition=half, shard_megabytes=0.003).versions[0]
+        for half in ("0/2", "1/2")
     ]
     rows = [set(trial.sample_rows(half).tolist()) for half in halves]
     assert rows[0] | rows[1] == set(range(12))
     assert min(rows[1]) >= max(rows[0]) > 0
-
-
-def partitions(*names):
-    from featcache.extraction.partition import Partition
-
-    return [Partition.parse(name, {}) for name in names]
 
 
 def test_a_trial_says_the_time_and_leaves_nothing(cli, plain, written, scratch, monkeypatch):

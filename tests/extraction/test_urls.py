@@ -20,7 +20,8 @@ from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.errors import ManifestError, MissingDependencyError
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.options import Options
+from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 from featcache.storage import clients
 from featcache.version.ledger import read_failures

@@ -26,8 +26,9 @@ from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
 from featcache.extraction import decoding, from_audio
 from featcache.extraction.extraction import run_extraction
+from featcache.extraction.options import Options
 from featcache.extraction.out_of_memory import OutOfMemoryRetry, is_out_of_memory
-from featcache.extraction.plan import Options, plan_extraction
+from featcache.extraction.plan import plan_extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
 from featcache.version.index import open_index

@@ -143,7 +143,7 @@ def test_batches_that_do_not_fit_are_halved_and_all_clips_are_there(
     config = tmp_path / "encodec.yaml"
     weights = small_models.encodec_24khz(tmp_path / "weights")
     config.write_text(f"name: e\nextractor: encodec\nparams: {{weights: {weights}}}\naudio: {{sample_rate: 24000}}\n")
-    summary = featcache.extract(corpus.manifest(), [config], scratch, device="cuda", threads=4)
+    summary = featcache.extract(corpus.manifest(), [config], scratch, featcache.Options("cuda", 4))
     assert summary.failed_by_reason == {}
     assert len(featcache.open(scratch)) == len(corpus.rows)
     assert halved

@@ -26,7 +26,7 @@ def configs(tmp_path_factory):
 def test_no_bit_depends_on_anything_but_the_clip(corpus, configs, scratch, device):
     def extract(rows, name, **options):
         path = corpus.manifest(rows, f"{name}.csv")
-        summary = featcache.extract(path, configs, scratch / name, device=device, **options)
+        summary = featcache.extract(path, configs, scratch / name, featcache.Options(device, **options))
         assert summary.failed_by_reason == {}
         caches = [featcache.open(scratch / name, config) for config in ("fbank80", "fp32", "bf16")]
         return [{id_: cache[id_].tobytes() for id_ in cache.ids} for cache in caches]

@@ -123,9 +123,9 @@ def test_a_whole_extraction_is_in_order(corpus, tmp_path, monkeypatch, name):
     for constant, value in (("ROW_SECONDS", 2.0), ("MAX_ROWS", 8)):
         monkeypatch.setitem(getattr(rows, constant), "cuda", value)
     manifest = corpus.manifest(corpus.rows[:8])
-    expected = featcache.extract(manifest, [config], tmp_path / "cpu", device="cpu", threads=2)
+    expected = featcache.extract(manifest, [config], tmp_path / "cpu", featcache.Options("cpu", 2))
     with as_gpu() as gpu:
-        summary = featcache.extract(manifest, [config], tmp_path / "gpu", device="cuda", threads=2)
+        summary = featcache.extract(manifest, [config], tmp_path / "gpu", featcache.Options("cuda", 2))
     assert gpu.launched > 10
     assert gpu.faults == []
     assert summary.failed_by_reason == expected.failed_by_reason

@@ -13,7 +13,7 @@ from extractions import extract_here, write_config
 from processes import Cli
 
 from featcache.config import Config, parse_config
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 from featcache.extraction.summary import Summary
 from featcache.manifest import read_manifest
 

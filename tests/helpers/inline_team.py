@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from featcache.engines import worker as workers
 from featcache.engines.dispatch import dispatch
 from featcache.engines.worker import Died, End, Ended, Ready, Stop, Work
-from featcache.extraction.plan import Options
+from featcache.extraction.options import Options
 
 
 class InlineTeam:
