@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def copy_version(
         StoreError: Something cannot be read or written, or another version has that name there.
         DamagedError: The version's own metadata is damaged.
     """
-    stop, failed = stop or threading.Event(), threading.Event()
+    stop = stop or threading.Event()
     _refuse_inside(version, cache)
     if is_corpus(cache):
         raise ArgumentError(f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache")
@@ -81,21 +80,19 @@ def copy_version(
     missing = [name for name in names if name not in there]
     copied.there, copied.others = len(names) - len(missing), len(there.difference(names, [MARK]))
     copied.records += _copy_files(version, store, ["wanted", "failures"])
-    room = threading.BoundedSemaphore(max(1, min(threads, _AT_ONCE_BYTES // _largest(version))))
 
     def copy_one(name: str) -> int | DamagedError:
-        with room:
-            if stop.is_set() or failed.is_set():
-                return 0
-            try:
-                files = _read_shard(version.shard(name))
-            except DamagedError as error:
-                return error
-            store.publish(files, f"shards/{name}")
-            return sum(map(len, files.values()))
+        if stop.is_set():
+            return 0
+        try:
+            files = _read_shard(version.shard(name))
+        except DamagedError as error:
+            return error
+        store.publish(files, f"shards/{name}")
+        return sum(map(len, files.values()))
 
-    with ThreadPoolExecutor(threads, "featcache-copy") as pool, ExitStack() as ended:
-        ended.callback(failed.set)  # after an error, the pool waits for shards that are under way
+    at_once = max(1, min(threads, _AT_ONCE_BYTES // _largest(version)))
+    with ThreadPoolExecutor(at_once, "featcache-copy") as pool:  # after an error, those that wait are cancelled
         for name, done in zip(missing, pool.map(copy_one, missing), strict=True):
             if isinstance(done, DamagedError):
                 copied.problems.append(Problem("structure", done.what, name))
@@ -160,9 +157,7 @@ def _largest(version: Version) -> int:
 
 def _read_shard(shard: Shard) -> dict[str, Buffer]:
     """The files of a shard, all of which are what was written. Raises DamagedError if one is not."""
-    files: dict[str, Buffer] = {}
-    for path in shard.info.files:
-        files[path] = b"".join(map(bytes, shard.checked_blocks(path)))
+    files: dict[str, Buffer] = {path: b"".join(map(bytes, shard.checked_blocks(path))) for path in shard.info.files}
     return {**files, MARK: shard.store.read(f"{shard.key}/{MARK}", AT_MOST_BYTES)}
 
 

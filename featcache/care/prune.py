@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -108,16 +108,18 @@ class _Contents:
     """What is in a version, and what of it is needed."""
 
     index: Index
-    items: Mapping[str, int]
-    needed: Mapping[str, list[int]]
-    """The numbers of each shard's items that stay, rising."""
-    tagged: frozenset[str]
-    tags: tuple[str, ...]
+    is_needed: NDArray[np.bool_]
+    """Which items of the index stay, bool `[items]`."""
+    goes: Sequence[int]
+    """The shards that go, by their places in the index, those of older generations first."""
+    bound: int
+    tags: Sequence[str]
 
-    @property
-    def goes(self) -> list[str]:
-        """The shards that go, those of older generations first."""
-        return [name for name in self.items if name not in self.tagged and len(self.needed[name]) < self.items[name]]
+    def needed(self, shard: int) -> list[int]:
+        """The numbers of a shard's items that stay, rising."""
+        inside = slice(*self.index.span(shard))
+        numbers: list[int] = self.index.item[inside][self.is_needed[inside]].tolist()
+        return numbers
 
 
 def plan_prune(version: Version, wanted_ids: NDArray[np.uint64] | None = None) -> PrunePlan:
@@ -127,28 +129,20 @@ def plan_prune(version: Version, wanted_ids: NDArray[np.uint64] | None = None) -
 
 
 def _plan(version: Version, contents: _Contents) -> PrunePlan:
-    index, per_frame = contents.index, version.info.spec.bytes_per_frame
-    goes = {*contents.goes}
-    older = unwanted = going_frames = copied_frames = 0
-    for number, summary in enumerate(index.summaries):
-        if summary.name in goes:
-            inside = np.arange(*index.span(number))
-            stays = np.isin(index.item[inside], contents.needed[summary.name])
-            kept_frames = int(index.num_frames[inside[stays]].sum())
-            older += summary.items - len(inside)
-            unwanted += int((~stays).sum())
-            going_frames, copied_frames = going_frames + summary.frames - kept_frames, copied_frames + kept_frames
+    index, goes, per_frame = contents.index, contents.goes, version.info.spec.bytes_per_frame
+    inside = np.isin(index.shard, goes)
+    stays = inside & contents.is_needed
+    rewritten = {index.shards[number] for number in np.unique(index.shard[stays]).tolist()}
+    copied_frames = int(index.num_frames[stays].sum())
     return PrunePlan(
         path=str(version.path),
-        removed=tuple(sorted(name for name in contents.goes if not contents.needed[name])),
-        rewritten=tuple(sorted(name for name in contents.goes if contents.needed[name])),
-        older=older,
-        unwanted=unwanted,
-        bound=sum(
-            contents.items[name] - len(contents.needed[name]) for name in contents.tagged & contents.items.keys()
-        ),
-        tags=contents.tags,
-        num_bytes=going_frames * per_frame,
+        removed=tuple(sorted({index.shards[number] for number in goes} - rewritten)),
+        rewritten=tuple(sorted(rewritten)),
+        older=sum(index.summaries[number].items for number in goes) - int(inside.sum()),
+        unwanted=int((inside & ~contents.is_needed).sum()),
+        bound=contents.bound,
+        tags=tuple(contents.tags),
+        num_bytes=(sum(index.summaries[number].frames for number in goes) - copied_frames) * per_frame,
         copied_bytes=copied_frames * per_frame,
         leftovers=tuple(version.store.sweep(remove=False)),
     )
@@ -158,7 +152,7 @@ def _look(version: Version, wanted_ids: NDArray[np.uint64] | None, staying: Sequ
     """What is in a version; `staying` are shards that stay as they are, as tagged ones do."""
     index = open_index(version, keep=False)
     tags = [*read_tags(version)]
-    tagged = frozenset(name for tag in tags for name in tag.shards) | {*staying}
+    tagged = {name for tag in tags for name in tag.shards} | {*staying}
     is_needed = np.ones(len(index), bool)
     if wanted_ids is not None:
         is_needed[index.by_hash] = np.isin(index.id_hash, wanted_ids)
@@ -170,13 +164,11 @@ def _look(version: Version, wanted_ids: NDArray[np.uint64] | None, staying: Sequ
             is_needed[at[at >= 0]] = True
     generation = np.zeros(len(index.shards), np.uint64)
     np.maximum.at(generation, index.shard, index.generation)
-    in_order = np.argsort(generation, kind="stable").tolist()
-    needed = {}
-    for number in in_order:
-        span = slice(*index.span(number))
-        needed[index.shards[number]] = index.item[span][is_needed[span]].tolist()
-    items = {index.shards[number]: index.summaries[number].items for number in in_order}
-    return _Contents(index, items, needed, tagged, tuple(tag.name for tag in tags))
+    num_needed = np.bincount(index.shard[is_needed], minlength=len(index.shards))
+    surplus = np.array([shard.items for shard in index.summaries], np.int64) - num_needed
+    is_tagged = np.array([name in tagged for name in index.shards], bool)
+    goes = [n for n in np.argsort(generation, kind="stable").tolist() if surplus[n] and not is_tagged[n]]
+    return _Contents(index, is_needed, goes, int(surplus[is_tagged].sum()), [tag.name for tag in tags])
 
 
 def prune(
@@ -222,15 +214,17 @@ def _take_away(
     stop: threading.Event,
 ) -> Pruned:
     """Write again what stays of shards that go; and then remove these, the older generations first."""
-    made, damaged, goes = set[str](), list[str](), contents.goes
+    needed = {contents.index.shards[number]: contents.needed(number) for number in contents.goes}
+    goes, made, damaged = [*needed], set[str](), list[str]()
     for name in goes:
-        if contents.needed[name] and not stop.is_set():
+        if needed[name] and not stop.is_set():
             try:
-                made.add(rewrite(version, version.shard(name), contents.needed[name]))
+                made.add(rewrite(version, version.shard(name), needed[name]))
             except DamagedError:
                 damaged.append(name)
     if damaged:  # what has replaced items of them stays, too
-        goes = [name for name in _look(version, wanted_ids, damaged).goes if name in goes]
+        again = _look(version, wanted_ids, damaged)
+        goes = [name for number in again.goes if (name := again.index.shards[number]) in needed]
     removed = rewritten = 0
     for name in goes:
         if name in made:  # an earlier prune, which was cut off, has left it: it now holds what stays of another
@@ -238,10 +232,9 @@ def _take_away(
         if stop.is_set():
             break
         version.store.remove(f"shards/{name}")
-        removed, rewritten = removed + 1, rewritten + bool(contents.needed[name])
+        removed, rewritten = removed + 1, rewritten + bool(needed[name])
         report()
-    stays = sorted({*contents.goes} - {*goes})
-    return Pruned(str(version.path), removed, rewritten, tuple(stays), stop.is_set())
+    return Pruned(str(version.path), removed, rewritten, tuple(sorted({*needed} - {*goes})), stop.is_set())
 
 
 def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:

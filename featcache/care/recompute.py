@@ -8,7 +8,7 @@ Of quantised features the values are compared, and one level counts as rounding.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from featcache.format.shard import Shard, dequantize_array
 from featcache.manifest import CallersUrls
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.quantize import quantize
-from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.spec import QUANTIZATION
 from featcache.version.index import Index
 from featcache.version.version import Version
 
@@ -79,29 +79,29 @@ def recompute(
     waveform_maker, extractor = WaveformMaker.of(config.audio, config.augment), config.build(device.torch_device)
     result = Recomputed(len(positions))
     for position in positions:
-        shard = version.shard(index.shards[int(index.shard[position])])
-        number = int(index.item[position])
+        name, number = index.place(position)
+        shard = version.shard(name)
         (item,) = shard.items([number])
-        first = int(index.first_frame[position])
-        stored = _Features(
-            shard.open_features().read(first, int(index.num_frames[position])),
-            shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None,
-        )
+        first, num_frames = int(index.first_frame[position]), int(index.num_frames[position])
+        side = {side.name: shard.side(side.name).item(number) for side in shard.spec.side}
+        stored = _Features(shard.open_features().read(first, num_frames), side)
         kind, faults = "recompute", []
         try:
             folder = root or root_of(shard, version)
             if (url := url_of(locate(folder, item.path))) and (urls is None or url not in urls):
                 raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
             clip = SampledClip(item.id, decode_waveform(item, folder, waveform_maker))
-            again = _extract_again(clip, version.info.spec, extractor, shard, device)
+            again = _extract_again(clip, extractor, shard, device)
         except DoesNotFitError:
             faults = [f"{item.path}: cannot be extracted again: it does not fit on {device.label}"]
         except AudioError as error:
             kind = "recompute" if error.reason == Reason.EXTRACTOR_ERROR else "source"
             faults = [f"{item.path}: {error.reason}: {error}"]
         else:
-            unlike = _count(again, stored, result, extractor, device) + _unlike_side_arrays(again, shard, number)
-            faults = [f"extracted again from {item.path}, {fault}{_devices(shard, device)}" for fault in unlike]
+            unlike = _count(again, stored, result, extractor, device) + _unlike_side_arrays(again, stored)
+            wrote = shard.info.made_by.get("device", device.label)
+            end = "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
+            faults = [f"extracted again from {item.path}, {fault}{end}" for fault in unlike]
         result.problems += [Problem(kind, f"{item.id}: {fault}", shard.name, item.id) for fault in faults]
     return result
 
@@ -119,7 +119,8 @@ def _count(
     if stored.is_float:
         difference = largest_difference(again.values, stored.values)
         result.largest_difference = max(result.largest_difference, difference)
-        is_rounded = largest_difference(again.values, stored.values, again.step(stored)) <= _tolerance(stored.values)
+        step = (again.step + stored.step) / 2
+        is_rounded = largest_difference(again.values, stored.values, step) <= _tolerance(stored.values)
         return [] if is_rounded else [f"it differs by {difference:.3g}"]  # also if it is NaN
     unequal = again.array != stored.array
     differing, ties = int(unequal.sum()), int(unequal[_tied(extractor, again, stored, device)].sum())
@@ -129,13 +130,13 @@ def _count(
     return [f"{wrong} of {stored.array.size} codes differ by more than rounding"] if wrong else []
 
 
-def _unlike_side_arrays(again: _Features, shard: Shard, number: int) -> list[str]:
-    """Which side arrays of an item differ by more than rounding."""
-    there = {name: shard.side(name).item(number) for name in again.side}
+def _unlike_side_arrays(again: _Features, stored: _Features) -> list[str]:
+    """Which side arrays of the extractor differ by more than rounding."""
+    pairs = [(name, array, stored.side[name]) for name, array in again.side.items() if name != QUANTIZATION]
     return [
         f"its {name} differ"
-        for name, array in again.side.items()
-        if array.shape != there[name].shape or not largest_difference(array, there[name]) <= _tolerance(there[name])
+        for name, array, there in pairs
+        if array.shape != there.shape or not largest_difference(array, there) <= _tolerance(there)
     ]
 
 
@@ -145,44 +146,39 @@ class _Features:
 
     array: NDArray[Any]
     """`[frames, *item_shape]` of the stored dtype."""
-    parameters: NDArray[Any] | None = None
-    """The scale and the offset of quantised features, `[1, 2, *item_shape]`; None if they are not quantised."""
-    side: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """The entries of the extractor's side arrays, by name, if it was extracted again."""
+    side: Mapping[str, NDArray[Any]]
+    """The entries of side arrays, by name; of quantised features, the scale and the offset `[1, 2, *item_shape]`."""
     latents: torch.Tensor | None = None
     """The latents of codes, `[frames, D]`; None if the extractor does not tell."""
 
     @property
     def is_float(self) -> bool:
-        return self.array.dtype.kind == "f" or self.parameters is not None
+        return self.array.dtype.kind == "f" or QUANTIZATION in self.side
 
     @property
     def values(self) -> NDArray[Any]:
         """The features as they are read."""
-        return self.array if self.parameters is None else dequantize_array(self.array, *self.parameters[0])
+        return dequantize_array(self.array, *self.side[QUANTIZATION][0]) if QUANTIZATION in self.side else self.array
 
-    def step(self, other: _Features) -> NDArray[Any] | float:
-        """How far quantised values that differ by rounding alone may be apart: each is off by half its own scale."""
-        if self.parameters is None or other.parameters is None:
-            return 0.0
-        step: NDArray[Any] = (self.parameters[0, 0].astype(np.float64) + other.parameters[0, 0]) / 2
-        return step
+    @property
+    def step(self) -> NDArray[np.float64]:
+        """The scale of quantised features: one that differs by rounding alone may be half of it off; 0 of others."""
+        scale = self.side[QUANTIZATION][0, 0] if QUANTIZATION in self.side else 0.0
+        return np.asarray(scale, np.float64)
 
     def to_bytes(self) -> bytes:
-        return self.array.tobytes() + (b"" if self.parameters is None else self.parameters.tobytes())
+        return self.array.tobytes() + (self.side[QUANTIZATION].tobytes() if QUANTIZATION in self.side else b"")
 
 
-def _extract_again(
-    clip: SampledClip, spec: FeatureSpec, extractor: Extractor[Params], shard: Shard, device: Device
-) -> _Features:
+def _extract_again(clip: SampledClip, extractor: Extractor[Params], shard: Shard, device: Device) -> _Features:
     """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits."""
-    row_extractor = extractor.as_row_extractor()
+    row_extractor, spec = extractor.as_row_extractor(), shard.spec
     if row_extractor is None:
         retry = OutOfMemoryRetry(extractor, [len(clip.waveform)], device)
         computed = retry.run(lambda *_: compute_clips(extractor, [clip.id], [clip.waveform], spec, device))
         if computed.errors[0] is not None:
             raise computed.errors[0]
-        return _Features(computed.features, computed.side[QUANTIZATION][0] if computed.side else None)
+        return _Features(computed.features, {name: entries for name, (entries, _) in computed.side.items()})
     batching = shard.info.made_by.get("batching")
     row_extractor.chosen_batching = batching if batching in BATCHINGS else None
 
@@ -192,8 +188,8 @@ def _extract_again(
             side = {name: array.cpu().numpy() for name, array in found.side.items()}
             if spec.is_quantized:
                 levels, parameters = quantize(found.features, [len(found.features)])
-                return _Features(levels.cpu().numpy(), parameters.cpu().numpy(), side)
-            return _Features(cast(found.features, spec.dtype).cpu().numpy(), None, side, found.latents)
+                return _Features(levels.cpu().numpy(), {**side, QUANTIZATION: parameters.cpu().numpy()})
+            return _Features(cast(found.features, spec.dtype).cpu().numpy(), side, found.latents)
 
     pieces = row_extractor.pieces(len(clip.waveform))
     lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]
@@ -211,12 +207,6 @@ def _tied(extractor: Extractor[Params], again: _Features, stored: _Features, dev
             latents = again.latents[torch.from_numpy(unequal).to(again.latents.device)].float()
             tied[unequal] = tied_frames(codec.quantize, latents, codes, others).cpu().numpy()
     return tied
-
-
-def _devices(shard: Shard, device: Device) -> str:
-    """The end of a message: whether another device wrote the shard."""
-    wrote = shard.info.made_by.get("device", device.label)
-    return "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
 
 
 def _tolerance(stored: NDArray[Any]) -> float:

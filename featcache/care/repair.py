@@ -49,16 +49,16 @@ from featcache.version.version import PLAIN_GROUP, Version, VersionInfo
 from featcache.version.wanted import damaged_wanted
 
 
-@dataclass(frozen=True)
+@dataclass
 class Repaired:
     """What a repair did."""
 
     path: str
-    removed: list[str]
+    removed: list[str] = field(default_factory=list)
     """The names of the damaged shards."""
-    metadata: bool
+    metadata: bool = False
     """Whether metadata was damaged and has been written again."""
-    summary: Summary | None
+    summary: Summary | None = None
     """The summary of the extraction that followed; None if nothing had to be extracted."""
     missing: int = 0
     """The number of utterances of the manifest that no shard held, sound or damaged. `featcache extract` adds them."""
@@ -111,13 +111,11 @@ def repair(
     stop = stop or threading.Event()
     restored = _restore_metadata(path)
     version = Version.open(path)
+    repaired = Repaired(str(path), metadata=restored)
     with version.at_work("repair"):
         version.store.sweep()
         verified = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
-        repaired = Repaired(str(path), [], restored, None)
-        if stop.is_set():
-            return replace(repaired, interrupted=True)
-        plans = _plan_shards(version, verified)
+        plans = [] if stop.is_set() else _plan_shards(version, verified)
         parts = [plan.again for plan in plans if plan.again is not None]
         again = Strings.concatenate(parts) if len(parts) == len(plans) else None
         config = None if again is not None and not len(again) else _config_for(version, options)
@@ -128,31 +126,25 @@ def repair(
             if plan.kept and not stop.is_set():
                 copies[plan.name] = rewrite(version, version.shard(plan.name), plan.kept)
         if stop.is_set():
-            return replace(repaired, interrupted=True)
-        aside: dict[str, str] = {}
+            repaired.interrupted = True
+            return repaired
         for plan in plans:
             if copies.get(plan.name) != plan.name:
-                aside |= _take_away(version, plan.name)
-        repaired = replace(
-            repaired,
-            removed=verified.damaged_shards,
-            kept=sum(len(plan.kept) for plan in plans),
-            missing=0 if again is None else _count_missing(version, verified, again, copies.values()),
-            aside=aside,
-        )
+                repaired.aside |= _take_away(version, plan.name)
+        repaired.removed = verified.damaged_shards
+        repaired.kept = sum(len(plan.kept) for plan in plans)
+        repaired.missing = 0 if again is None else _count_missing(version, verified, again, copies.values())
         if config is None:
             open_index(version)  # builds it if it is damaged
         else:
             options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
             planned = plan_extraction(manifest, [config], version.path.parent, options, again, version.path.name)
-            summary = run_extraction(planned, run_locally, report, stop)
-            repaired = replace(
-                repaired, summary=summary, extracted=sum(filled.extracted for filled in summary.versions)
-            )
-        if stop.is_set():
-            return repaired
-        broken = [name for name, _ in check_tags(version, version.shard_names())]
-        return replace(repaired, broken_tags=broken, records=_mend_records(version))
+            repaired.summary = run_extraction(planned, run_locally, report, stop)
+            repaired.extracted = sum(filled.extracted for filled in repaired.summary.versions)
+        if not stop.is_set():
+            repaired.broken_tags = [name for name, _ in check_tags(version, version.shard_names())]
+            repaired.records = _mend_records(version)
+        return repaired
 
 
 def _plan_shards(version: Version, verified: Report) -> list[_Plan]:
@@ -162,8 +154,8 @@ def _plan_shards(version: Version, verified: Report) -> list[_Plan]:
     index = load_index(version, version.shard_names()) if damaged else None
     plans = []
     for name in damaged:
-        known = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
-        plans.append(_plan(version, name, faulty, known))
+        counting = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
+        plans.append(_plan(version, name, faulty, counting))
     return plans
 
 
@@ -174,22 +166,20 @@ def _count_missing(version: Version, verified: Report, again: Strings, copies: I
     return len({problem.id for problem in verified.problems if problem.kind == "missing"} - in_shards)
 
 
-def _plan(version: Version, name: str, faulty: set[str | None], known: Strings | None) -> _Plan:
-    """What of a damaged shard is sound; `known` are the ids of its items that counted, if an index tells."""
+def _plan(version: Version, name: str, faulty: set[str | None], counting: Strings | None) -> _Plan:
+    """What of a damaged shard is sound; `counting` are the ids of its items that counted, if an index tells."""
     try:
         shard = version.shard(name)
         shard.check_table()
-        ids = shard.table.ids
-        paths = [path for path in shard.info.files if path.startswith("side_")]
-        if any(shard.file_fault(path) for path in paths):
-            return _Plan(name, [], known if known is not None else ids)
     except DamagedError:
-        return _Plan(name, [], known)
-    candidates = [number for number, id_ in enumerate(ids) if id_ not in faulty]
-    kept = [number for number, _ in shard.sound_items(candidates)]
+        return _Plan(name, [], counting)
+    ids = shard.table.ids
+    if any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
+        return _Plan(name, [], ids if counting is None else counting)
+    kept = [number for number, _ in shard.sound_items([at for at, id_ in enumerate(ids) if id_ not in faulty])]
     others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
-    if known is not None:  # what others have replaced need not be extracted
-        others = others.take(np.flatnonzero(np.isin(others.hashes(), known.hashes())))
+    if counting is not None:  # what others have replaced need not be extracted
+        others = others.take(np.flatnonzero(np.isin(others.hashes(), counting.hashes())))
     return _Plan(name, kept, others)
 
 

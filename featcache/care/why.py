@@ -16,7 +16,7 @@ from featcache.extraction.version_plan import VersionPlan, file_change
 from featcache.format.shard import Item
 from featcache.manifest import Segment
 from featcache.strings import Strings
-from featcache.version.join import differences
+from featcache.version.join import by_shard, differences
 from featcache.version.ledger import standing_failures
 from featcache.version.version import Version
 
@@ -103,9 +103,5 @@ def _replaced_items(
     plan: VersionPlan, version: Version, rows: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], Item]]:
     """Each of the rows, int64 `[1]`, with the item that it replaces; shard by shard."""
-    shards = plan.index.shard[plan.rows.replaces[rows]]
-    for number in np.unique(shards).tolist():
-        inside = rows[shards == number]
-        numbers = plan.index.item[plan.rows.replaces[inside]].tolist()
-        for at, item in enumerate(version.shard(plan.index.shards[number]).items(numbers)):
-            yield inside[at : at + 1], item
+    for inside, shard, numbers in by_shard(version, plan.index, plan.rows.replaces[rows]):
+        yield from zip(rows[inside][:, None], shard.items(numbers.tolist()), strict=True)

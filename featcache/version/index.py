@@ -349,10 +349,12 @@ def write_index(index: Index, version: Version) -> None:
 
 def forget_indexes(version: Version, latest: str) -> None:
     """Remove the indexes that neither are of a tag nor among the largest."""
-    from featcache.version.tags import tagged_shards
+    from featcache.version.tags import read_tag, tag_names
 
-    of_tags = {index_name(version, names) for names in tagged_shards(version).values()}
-    sizes = dict[str, int]()
+    of_tags, sizes = set[str](), dict[str, int]()
+    for tag in tag_names(version):
+        with suppress(StoreError):
+            of_tags.add(index_name(version, read_tag(version, tag).shards))
     for name in version.store.names("index"):
         if name not in of_tags and name != latest:
             try:

@@ -73,17 +73,6 @@ def read_tags(version: Version) -> Iterator[Tag]:
     return (read_tag(version, name) for name in tag_names(version))
 
 
-def tagged_shards(version: Version) -> dict[str, Sequence[str]]:
-    """The shards of each tag that can be read, by its name."""
-    shards: dict[str, Sequence[str]] = {}
-    for name in tag_names(version):
-        try:
-            shards[name] = read_tag(version, name).shards
-        except StoreError:
-            continue
-    return shards
-
-
 def remove_tag(version: Version, name: str) -> None:
     """Remove a tag, damaged or not; StoreError if there is none."""
     if name not in tag_names(version):

@@ -8,8 +8,9 @@ manifests all of whose rows it has: so one that has moved, or has grown, leaves 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -50,7 +51,7 @@ class Wanted:
     """The manifest: what tells it from others, and is shown to people."""
     rows: NDArray[np.uint64]
     """uint64 `[3, rows]`: the hash of each row's id, its own, and the lowest generation that its item may have."""
-    instead_of: frozenset[str] = frozenset()
+    instead_of: Set[str] = frozenset()
     """The names of the sets in whose place it is."""
 
     @property
@@ -59,7 +60,7 @@ class Wanted:
         return name_of(self.manifest)
 
     @property
-    def names(self) -> frozenset[str]:
+    def names(self) -> Set[str]:
         """Its name, and those of the sets in whose place it is."""
         return self.instead_of | {self.name}
 
@@ -102,7 +103,7 @@ class Wanted:
     def save(self, version: Version) -> None:
         """Keep it, in the place of sets that it has all rows of."""
         others = [other for other in read_all_wanted(version) if other.name == self.name or self.contains(other)]
-        instead_of = self.instead_of.union(*(other.names for other in others)) - {self.name}
+        instead_of = {*self.instead_of}.union(*(other.names for other in others)) - {self.name}
         header = {"manifest": self.manifest, "rows": len(self), "crc32c": self.checksum}
         line = encode_line({**header, "instead_of": sorted(instead_of)})
         version.store.put(f"wanted/{self.name}", line + as_bytes(np.ascontiguousarray(self.rows, "<u8")))
@@ -116,49 +117,36 @@ def name_of(manifest: str) -> str:
     return str(xxh3_64_hexdigest(manifest.encode(errors="backslashreplace")))
 
 
-class _File:
-    """The file of a wanted set, whose first line has been read. Raises FileNotFoundError if there is none; DamagedError
-    if it is not what was written."""
-
-    def __init__(self, version: Version, name: str) -> None:
-        self._where = f"{version.path}/wanted/{name}"
-        self._opened = version.store.open(f"wanted/{name}", None)
-        line = b""
-        for at_most in (_FIRST_LINE_BYTES, AT_MOST_BYTES):
-            if b"\n" not in line:
-                line = bytes(self._opened.read_ranges([0], [min(self._opened.num_bytes, at_most)])[0])
-        line, _, _ = line.partition(b"\n")
-        self.header = parse(line, _Header, self._where)
-        self._begin = len(line) + 1
-        num_bytes = self._begin + self.header.rows * _ROW_BYTES
-        if self._opened.num_bytes != num_bytes or name_of(self.header.manifest) != name:
-            raise self._damaged()
-        self.names = frozenset(self.header.instead_of) | {name}
-        """Its name, and those of the sets in whose place it is."""
-
-    def read(self) -> Wanted:
-        """The wanted set."""
-        rows = np.empty((3, self.header.rows), "<u8")
-        self._opened.read_into(as_bytes(rows), self._begin)
-        wanted = Wanted(self.header.manifest, rows, frozenset(self.header.instead_of))
-        if wanted.checksum != self.header.crc32c:
-            raise self._damaged()
-        return wanted
-
-    def _damaged(self) -> DamagedError:
-        return DamagedError(f"{self._where}: damaged: it is not what was written")
+def read_wanted(version: Version, name: str, complete: Mapping[str, int] = MappingProxyType({})) -> Wanted:
+    """A wanted set, by its name; none of its rows, if `complete` has their checksum by that name. Raises
+    FileNotFoundError if there is none; DamagedError if it is not what was written."""
+    where = f"{version.path}/wanted/{name}"
+    file = version.store.open(f"wanted/{name}", None)
+    line = b""
+    for at_most in (_FIRST_LINE_BYTES, AT_MOST_BYTES):
+        if b"\n" not in line:
+            line = bytes(file.read_ranges([0], [min(file.num_bytes, at_most)])[0])
+    line, _, _ = line.partition(b"\n")
+    header, begin = parse(line, _Header, where), len(line) + 1
+    is_complete = complete.get(name) == header.crc32c
+    wanted = Wanted(header.manifest, np.empty((3, 0 if is_complete else header.rows), "<u8"), {*header.instead_of})
+    is_whole = file.num_bytes == begin + header.rows * _ROW_BYTES and wanted.name == name
+    if is_whole and not is_complete:
+        file.read_into(as_bytes(wanted.rows), begin)
+        is_whole = wanted.checksum == header.crc32c
+    if not is_whole:
+        raise DamagedError(f"{where}: damaged: it is not what was written")
+    return wanted
 
 
-def read_wanted(version: Version, name: str) -> Wanted:
-    """A wanted set, by its name. Raises FileNotFoundError if there is none; DamagedError if it is not as written."""
-    return _File(version, name).read()
-
-
-def read_all_wanted(version: Version, damaged: list[str] | None = None) -> Iterator[Wanted]:
-    """All wanted sets that are not damaged. The others are passed over, and named in `damaged`."""
+def read_all_wanted(
+    version: Version, damaged: list[str] | None = None, complete: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[Wanted]:
+    """All wanted sets that are not damaged, as `read_wanted` reads them. The others are passed over, and named in
+    `damaged`."""
     for name in version.store.names("wanted"):
         try:
-            yield read_wanted(version, name)
+            yield read_wanted(version, name, complete)
         except FileNotFoundError:  # a run has taken it away since
             continue
         except DamagedError as error:
@@ -191,10 +179,6 @@ class Missing:
     """The failures that stand, of rows that are wanted, by id."""
     id_hashes: NDArray[np.uint64]
     """The hashes of the ids of missing rows, uint64 `[n]`."""
-
-    def num_failed(self, wanted: Wanted) -> int:
-        """How many of the failures are of rows of a wanted set."""
-        return int(np.isin(Strings.of(self.failed).hashes(), wanted.rows[0]).sum())
 
 
 def find_missing(wanted: Iterable[Wanted], index: Index, failures: Sequence[Failure]) -> Missing:
@@ -261,22 +245,15 @@ def find_lacking(version: Version, index: Index) -> list[Finding]:
     of it."""
     if version.tag is not None:
         return []
-    damaged, known, wanted, ledger = list[str](), set[str](), list[Wanted](), list[str]()
-    for name in version.store.names("wanted"):
-        try:
-            file = _File(version, name)
-            known |= file.names
-            if index.complete.get(name) != file.header.crc32c:
-                wanted.append(file.read())
-        except FileNotFoundError:  # a run has taken it away since
-            continue
-        except DamagedError as error:
-            damaged.append(str(error))
+    damaged, ledger = list[str](), list[str]()
+    wanted = [*read_all_wanted(version, damaged, index.complete)]
+    known = {name for one in wanted for name in one.names}
     missing = find_missing(wanted, index, read_failures(version, ledger))
+    failed = Strings.of(missing.failed).hashes()
     findings: list[Finding] = [
-        Unfinished(one.manifest, len(one), len(missing.missing[one.manifest]), missing.num_failed(one))
+        Unfinished(one.manifest, len(one), len(numbers), int(np.isin(failed, one.rows[0]).sum()))
         for one in wanted
-        if one.manifest in missing.missing
+        if (numbers := missing.missing.get(one.manifest)) is not None
     ]
     if ledger and findings:  # it may have said that they have failed
         count = counted(sum(map(len, missing.missing.values())), "utterance")

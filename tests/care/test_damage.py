@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from cache_contents import check, chunk_files, items, only_version
+from cache_contents import check, chunk_files, only_version
 from damage import CHUNKS, FILES, SPOIL, assert_repaired, flip, victim
 
 import featcache.care.verify
@@ -136,40 +136,6 @@ def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spo
     assert_repaired(cli, cache, sound, plain)
 
 
-def test_shards_that_changed_places_are_found(cli, plain, sound, cache):
-    """Each is sound, and neither is what its name says."""
-    folders = [path for path in sorted((only_version(cache).path / "shards").iterdir()) if path.is_dir()]
-    folders[0].rename(cache / "aside")
-    folders[1].rename(folders[0])
-    (cache / "aside").rename(folders[1])
-    verified = cli("verify", cache, "--json")
-    assert verified.code == 1
-    assert {problem["shard"] for problem in verified.json()["versions"][0]["problems"]} == {
-        folders[0].name,
-        folders[1].name,
-    }
-    assert cli("repair", cache, "--manifest", plain.manifest()).code == 0
-    assert items(cache) == items(sound)
-    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
-
-
-def test_a_shard_that_is_gone_is_missing_and_extracted_again(cli, plain, sound, cache):
-    """What the manifest wants tells how many utterances, and the manifest which; the next run makes the very shard."""
-    shard = victim(cache)
-    ids = set(shard.table.ids)
-    shutil.rmtree(shard.folder)
-    verified = cli("verify", cache)
-    assert verified.code == 1
-    assert f"{len(ids)} of the 12 utterances of {plain.manifest()} are missing" in verified.out
-    verified = cli("verify", cache, "--manifest", plain.manifest(), "--json")
-    assert verified.code == 1
-    problems = verified.json()["versions"][0]["problems"]
-    assert {problem["id"] for problem in problems if problem["kind"] == "missing"} == ids
-    assert [problem["kind"] for problem in problems if problem["kind"] != "missing"] == ["unfinished"]
-    assert cli("extract", plain.manifest(), "-o", cache, "--shard-size", "0.04").code == 0
-    assert chunk_files(cache) == chunk_files(sound)
-
-
 def test_a_verification_that_is_stopped_says_so(cache):
     """It reports what it had found by then, and looks at nothing more."""
     version, stop, looked_at = only_version(cache), threading.Event(), []
@@ -201,13 +167,3 @@ def test_few_tables_stay_mapped(cache, monkeypatch, kept):
     assert verify(version, report=count_maps).problems == []
     assert len(mapped) == 3
     assert max(mapped) <= 2
-
-
-def test_several_damaged_shards_are_repaired_at_once(cli, plain, sound, cache):
-    """All of them damaged: everything is extracted again, and equal."""
-    for number, name in enumerate(only_version(cache).shard_names()):
-        path = only_version(cache).shard(name).folder / FILES[number * 3]
-        flip(path, path.stat().st_size // 2)
-    assert cli("repair", cache, "--manifest", plain.manifest()).code == 0
-    assert items(cache) == items(sound)
-    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from featcache.spec import SideSpec
 from featcache.version.version import Version
 
 SIDE = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "where from and where to")
-SIDE_CHUNKS = ["side_scales/c/0", "side_marks/c/0/0"]
-SIDE_FILES = ["side_scales/zarr.json", "side_marks/zarr.json", *SIDE_CHUNKS]
+SIDE_FILES = ["side_scales/zarr.json", "side_marks/zarr.json", "side_scales/c/0", "side_marks/c/0/0"]
 
 
 @pytest.fixture
@@ -34,30 +32,17 @@ def sided(scratch) -> tuple[Version, Shard]:
     return version, shard
 
 
-@pytest.mark.parametrize("file", SIDE_CHUNKS)
+@pytest.mark.parametrize("file", SIDE_FILES)
 def test_a_flipped_bit_in_any_byte_of_a_side_array_is_found(sided, file):
-    """Of its entries, and of their checksum."""
+    """Of its entries, of their checksum, and of its metadata."""
     version, shard = sided
     for at in range((shard.folder / file).stat().st_size):
         flip(shard.folder / file, at, at % 8)
-        (problem,) = examine_shard(version, shard.name, False)[1]
+        (problem,) = examine_shard(version, shard.name, False).problems
         assert (problem.kind, problem.shard) == ("checksum", shard.name)
         assert file.partition("/")[0] in problem.message
         flip(shard.folder / file, at, at % 8)
-    assert examine_shard(version, shard.name, True)[1] == []
-
-
-@pytest.mark.parametrize("file", SIDE_FILES[:2])
-def test_a_flipped_bit_in_the_metadata_of_a_side_array_is_found(sided, file):
-    """The first byte, the last, and some at random."""
-    version, shard = sided
-    size = (shard.folder / file).stat().st_size
-    chance = random.Random(file)
-    for at in {0, size - 1, *(chance.randrange(size) for _ in range(20))}:
-        flip(shard.folder / file, at, at % 8)
-        (problem,) = examine_shard(version, shard.name, True)[1]
-        assert (problem.kind, problem.shard) == ("checksum", shard.name)
-        flip(shard.folder / file, at, at % 8)
+    assert examine_shard(version, shard.name, True).problems == []
 
 
 @pytest.mark.parametrize("file", SIDE_FILES)

@@ -6,13 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from damage import mend
 
 import featcache
-from featcache.care.repair import repair
 from featcache.care.verify import verify
 from featcache.errors import DamagedError
-from featcache.extraction.options import Options
-from featcache.manifest import read_manifest
 from featcache.version.version import Version
 
 
@@ -43,10 +41,6 @@ def values(version: Version) -> dict[str, bytes]:
     return {id_: cache[id_].tobytes() for id_ in cache.ids}
 
 
-def mend(version: Version, plain):
-    return repair(version.path, read_manifest(plain.manifest()), Options("cpu", 1))
-
-
 def test_a_foreign_shard_is_noticed_by_every_command(cli, plain, pair):
     a, b = pair
     shutil.copytree(b.path / "shards", a.path / "shards", dirs_exist_ok=True)
@@ -63,7 +57,7 @@ def test_shards_copied_beside_anothers_are_taken_away(plain, two, pair):
     """Nothing was lost, and nothing is extracted again."""
     a, b = pair
     shutil.copytree(b.path / "shards", a.path / "shards", dirs_exist_ok=True)
-    done = mend(a, plain)
+    done = mend(a.path, plain.manifest())
     assert (done.extracted, done.aside, {*done.removed}) == (0, {}, {*b.shard_names()})
     for mended, before in zip(pair, versions(two), strict=True):
         assert mended.shard_names() == before.shard_names()
@@ -77,12 +71,12 @@ def test_a_shard_that_was_moved_goes_back_to_its_version_or_aside(plain, two, pa
     sound = values(versions(two)[0])
     first, second = a.shard_names()[:2]
     (a.path / "shards" / first).rename(b.path / "shards" / first)
-    assert mend(b, plain).aside == {}
+    assert mend(b.path, plain.manifest()).aside == {}
     assert values(a) == sound
     (a.path / "shards" / second).rename(b.path / "shards" / second)
     elsewhere = a.path.rename(a.path.parent.parent / f"elsewhere-{a.path.parent.name}")
     try:
-        ((place, fingerprint),) = mend(b, plain).aside.items()
+        ((place, fingerprint),) = mend(b.path, plain.manifest()).aside.items()
         assert fingerprint == a.info.fingerprint
         assert values(b) == values(versions(two)[1])
         Path(place).rename(elsewhere / "shards" / second)

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
+from cache_contents import items_of
 from damage import CHUNKS, flip
 from make_cache import add_shard, make_features, make_version
 from manifests import manifest_of
@@ -34,16 +35,6 @@ def manifest(folder, ids):
     return read_manifest(manifest_of(folder, [(id_, f"{id_}.wav") for id_ in ids], ("id", "path"), "wanted.csv"))
 
 
-def contents(version: Version) -> dict[str, bytes]:
-    """The features of each item that counts, by id."""
-    index, features = open_index(version), {}
-    for position, id_ in enumerate(index.ids):
-        first, count = int(index.first_frame[position]), int(index.num_frames[position])
-        shard = version.shard(index.shards[int(index.shard[position])])
-        features[id_] = shard.features[first : first + count].tobytes()
-    return features
-
-
 def add(version: Version, ids, run: int, *, blind: bool = False) -> str:
     """Extract utterances anew, with other values than any before: whatever there is of them is replaced, but by a run
     that is blind to it.
@@ -56,9 +47,9 @@ def add(version: Version, ids, run: int, *, blind: bool = False) -> str:
     return write(version, rows, values, row=run).name
 
 
-def tag(version: Version, name: str) -> dict[str, bytes]:
+def tag(version: Version, name: str) -> dict[str, tuple]:
     make_tag(version, name, open_index(version))
-    return contents(at_tag(version, name))
+    return items_of(at_tag(version, name))
 
 
 def hashes(ids):
@@ -81,19 +72,19 @@ def test_whatever_the_history_what_is_wanted_and_what_is_tagged_stays_bit_for_bi
                 tagged[f"t{run}"] = tag(version, f"t{run}")
             if chance.random() < 0.3:
                 prune_all(version)
-        before = contents(version)
+        before = items_of(version)
         wanted = chance.sample(every, chance.randrange(1, 9)) if chance.random() < 0.7 else None
         plan = plan_prune(version, hashes(wanted))
         done = prune(version, plan, hashes(wanted))
         assert (done.damaged, done.removed) == ((), len(plan.removed) + len(plan.rewritten))
-        after = contents(version)
+        after = items_of(version)
         assert {id_: data for id_, data in before.items() if wanted is None or id_ in wanted}.items() <= after.items()
         if not tagged:
             assert wanted is None or after.keys() <= {*wanted}
             assert sum(version.shard(name).info.items for name in version.shard_names()) == len(after)
         assert len(before.keys() - after.keys()) == plan.unwanted
         for name, held in tagged.items():
-            assert contents(at_tag(version, name)) == held
+            assert items_of(at_tag(version, name)) == held
         assert plan_prune(version, hashes(wanted)).is_empty
         assert verify(version).problems == []
 
@@ -103,10 +94,10 @@ def test_an_older_item_of_a_tag_does_not_count_again(version):
     add(version, ["a", "b"], 1)
     before = tag(version, "paper")
     add(version, ["b"], 2)
-    now = contents(version)
+    now = items_of(version)
     assert prune_all(version, ["a"]).removed == 0
-    assert contents(version) == now
-    assert contents(at_tag(version, "paper")) == before
+    assert items_of(version) == now
+    assert items_of(at_tag(version, "paper")) == before
 
 
 def test_a_failure_that_was_made_up_for_does_not_stand_again(version):
@@ -138,10 +129,10 @@ def test_a_damaged_shard_stays_and_what_it_replaces_does_not_count_again(version
     first = add(version, ["a", "b", "c"], 1)
     add(version, ["b", "c"], 2)
     add(version, ["c"], 3)
-    before = contents(version)
+    before = items_of(version)
     flip(version.shard(first).folder / CHUNKS["features"], 9)
     assert first in prune_all(version).damaged
-    now = contents(version)
+    now = items_of(version)
     assert {id_: now[id_] for id_ in "bc"} == {id_: before[id_] for id_ in "bc"}
     assert {problem.shard for problem in verify(version).problems if problem.shard} == {first}
 
@@ -212,7 +203,7 @@ def test_in_an_object_store_what_stays_is_there_whichever_removal_is_the_last(mo
     add_shard(version, dict(items[3:5]), row=3)
     add_shard(version, {"utt-1": items[5][1]}, row=9, generation=2)
     wanted = ["utt-0", "utt-1", "utt-2", "utt-4"]
-    before, removals, remove = contents(version), [], Bucket.remove
+    before, removals, remove = items_of(version), [], Bucket.remove
 
     def cut_off(self, key):
         removals.append(key)
@@ -225,9 +216,9 @@ def test_in_an_object_store_what_stays_is_there_whichever_removal_is_the_last(mo
         with suppress(StoreError):
             prune_all(version, wanted)
     kept = {id_: before[id_] for id_ in wanted}
-    assert kept.items() <= contents(version).items() <= before.items()
+    assert kept.items() <= items_of(version).items() <= before.items()
     prune_all(version, wanted)
-    assert contents(version) == kept
+    assert items_of(version) == kept
     assert plan_prune(version, hashes(wanted)).is_empty
     assert verify(version).problems == []
     remove_version(version)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from damage import CHUNKS, flip, victim
 from make_cache import add_shard
 from msgspec import structs, to_builtins
 
-from featcache.care.repair import repair
-from featcache.extraction.options import Options
 from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Table, digest_of
 from featcache.format.writing import seal_group
 from featcache.manifest import read_manifest
@@ -126,16 +123,6 @@ def test_repair_of_what_is_sound_does_nothing(cli, plain, cache):
     repaired = cli("repair", cache, "--manifest", plain.manifest())
     assert (repaired.code, "no damage found" in repaired.out) == (0, True)
     assert files() == before
-
-
-def test_an_interrupted_repair_removes_nothing_that_it_does_not_extract(plain, cache):
-    """Stopped while it still verifies, it leaves the damaged shard, whose other utterances are good."""
-    flip(victim(cache).folder / CHUNKS["features"], 100)
-    stop = threading.Event()
-    stop.set()
-    done = repair(only_version(cache).path, read_manifest(plain.manifest()), Options("cpu", 1), stop=stop)
-    assert done.interrupted
-    assert len(only_version(cache).shard_names()) == 3
 
 
 def add_hollow_shard(cache: Path) -> Path:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from cache_contents import check, items, only_version, provenance
-from damage import CHUNKS, flip, victim
+from damage import CHUNKS, flip, mend, victim
 
-from featcache.care.repair import repair
-from featcache.extraction.options import Options
+import featcache.care.repair
 from featcache.manifest import read_manifest
 from featcache.version.index import open_index
 
@@ -70,19 +69,19 @@ def test_on_a_full_disk_it_removes_nothing_that_was_sound(cli, plain, sound, spo
     assert kept_all
 
 
-def test_an_interrupt_before_anything_is_removed_leaves_the_damaged_shard(plain, sound, cache, monkeypatch):
-    """In the middle of looking for what is sound."""
+@pytest.mark.parametrize("step", ["verify", "rewrite"])
+def test_an_interrupt_before_anything_is_removed_leaves_the_damaged_shard(plain, sound, cache, monkeypatch, step):
+    """While it still verifies, or in the middle of keeping what is sound."""
     flip(victim(cache).folder / FEATURES, 100)
-    before, stop = only_version(cache).shard_names(), threading.Event()
+    before, stop, original = only_version(cache).shard_names(), threading.Event(), getattr(featcache.care.repair, step)
 
-    def rewrite(*_):
+    def interrupted(*given, **settings):
         stop.set()
-        return ""
+        return original(*given, **settings)
 
-    monkeypatch.setattr("featcache.care.repair.rewrite", rewrite)
-    done = repair(only_version(cache).path, read_manifest(plain.manifest()), Options("cpu", 1), stop=stop)
-    assert done.interrupted
-    assert only_version(cache).shard_names() == before
+    monkeypatch.setattr(featcache.care.repair, step, interrupted)
+    assert mend(cache, plain.manifest(), stop=stop).interrupted
+    assert {*before} <= {*only_version(cache).shard_names()}
 
 
 def test_one_repair_at_a_time(cli, plain, sound, spoilt, scratch):

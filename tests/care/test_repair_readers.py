@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from cache_contents import check, items, only_version
 from click.testing import CliRunner
-from damage import CHUNKS, flip, victim
+from damage import CHUNKS, flip, mend, victim
 
 import featcache
-from featcache.care.repair import repair
 from featcache.care.verify import verify
 from featcache.cli import main
 from featcache.errors import StoreError
-from featcache.extraction.options import Options
 from featcache.format.shard import Shard
 from featcache.loader.cache import Cache
 from featcache.manifest import read_manifest
@@ -35,8 +33,7 @@ def damage(cache: Path, name: str = "features/c/0/0") -> Shard:
 
 
 def repair_now(cache: Path, plain) -> None:
-    done = repair(only_version(cache).path, read_manifest(plain.manifest()), Options("cpu", 1))
-    assert len(done.removed) == 1
+    assert len(mend(cache, plain.manifest()).removed) == 1
 
 
 @pytest.fixture(params=["features/c/0/0", "items/c/0/0"], ids=["features", "table"])

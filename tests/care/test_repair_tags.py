@@ -9,20 +9,13 @@ import numpy as np
 import pytest
 import soundfile
 from cache_contents import check, items, only_version
-from damage import CHUNKS, flip, victim
+from damage import CHUNKS, flip, mend, victim
 
 import featcache
-from featcache.care.repair import Repaired, repair
-from featcache.extraction.options import Options
-from featcache.manifest import read_manifest
 from featcache.version.index import open_index
 from featcache.version.tags import make_tag
 
 FEATURES = CHUNKS["features"]
-
-
-def mend(cache: Path, manifest: Path) -> Repaired:
-    return repair(only_version(cache).path, read_manifest(manifest), Options("cpu", 1))
 
 
 def tag(cache: Path) -> dict[str, bytes]:

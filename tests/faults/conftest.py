@@ -20,6 +20,7 @@ from scratch import scratch_folder
 
 from featcache.version.index import open_index
 from featcache.version.ledger import standing_failures
+from featcache.version.tags import make_tag
 
 SHARD_SIZE = "0.001"
 """MB: two of the utterances in a shard."""
@@ -105,13 +106,30 @@ def from_nothing(faulty, small, config, kept) -> Scenario:
 
 
 @pytest.fixture(scope="session")
-def extraction_of_more(faulty, small, config, kept, from_nothing) -> Scenario:
+def changed(small) -> Corpus:
+    """The same clips, where a row has another file."""
+    return Corpus(small.folder, [{**row, "path": "5.wav"} if row["id"] == "utt-2" else row for row in small.rows])
+
+
+@pytest.fixture(scope="session")
+def extraction_of_more(faulty, changed, config, kept, from_nothing) -> Scenario:
     """A longer manifest, in which a row has another file: two shards more, of which one replaces an item."""
-    rows = [dict(row) for row in small.rows]
-    rows[2]["path"] = "5.wav"
-    manifest = small.manifest(rows, "six.csv")
+    manifest = changed.manifest(changed.rows, "six.csv")
     command = (*extract(manifest, config), "--replace")
     return undisturbed(faulty, Scenario("more", manifest, kept / "extract", command, code=3), kept)
+
+
+@pytest.fixture(scope="session")
+def pruning(faulty, changed, config, kept, extraction_of_more) -> Scenario:
+    """Four shards, of which two are tagged: what goes is an utterance, and what stays in its shard is written again."""
+    base = Path(shutil.copytree(kept / "extract", kept / "to-prune"))
+    make_tag(only_version(base), "paper", open_index(only_version(base)))
+    assert faulty(*extraction_of_more.arguments(base)).code == 3
+    manifest = changed.manifest([changed.rows[number] for number in (0, 1, 2, 5)], "fewer.csv")
+    command = ("prune", CACHE, "--manifest", manifest, "--force", "--yes")
+    made = undisturbed(faulty, Scenario("prune", manifest, base, command), kept)
+    assert made.before.keys() - made.after.keys() == {"utt-4"}
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +163,7 @@ def indexing(faulty, kept, from_nothing) -> Scenario:
     return undisturbed(faulty, scenario, kept)
 
 
-@pytest.fixture(params=["from_nothing", "extraction_of_more", "repair", "indexing"])
+@pytest.fixture(params=["from_nothing", "extraction_of_more", "repair", "pruning", "indexing"])
 def scenario(request) -> Scenario:
     """Each of the scenarios."""
     return request.getfixturevalue(request.param)

@@ -24,6 +24,7 @@ FAULTS = {
     "a read that fails once": ("error", ("read", "read_open", "list"), errno.EIO, 1),
     "a flush that fails once and loses the bytes": ("lost", ("sync",), errno.EIO, 1),
     "too many files once": ("error", OPENS, errno.EMFILE, 1),
+    "not allowed from then on": ("error", ("open", "rename", "mkdir", "unlink", "rmdir"), errno.EACCES, -1),
     "no memory once": ("error", ("mkdir", "rename", "read", *OPENS), errno.ENOMEM, 1),
 }
 """By name: what happens, to which calls, with which errno, and how often."""
@@ -52,7 +53,7 @@ def fail(cli, scenario, trials, fault, at, folder="") -> str:
     else:
         assert ended.code == 1, f"{where}: {ended}"
         (line,) = scenario.complaints(ended)
-        assert line.startswith("featcache: "), f"{where}: {line}"
+        assert line.startswith(("featcache: ", f"{cache}/")), f"{where}: {line}"  # prune names what it leaves, and why
     assert_old_or_new(scenario, cache, where)
     assert_finishes(cli, scenario, cache, where)
     return "\n".join(scenario.complaints(ended))
@@ -70,10 +71,10 @@ def count_calls(cli, scenario, trials, kinds) -> int:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_call_fails(faulty, from_nothing, repair, indexing, trials, name):
-    """At two calls of each command."""
+def test_a_call_fails(faulty, from_nothing, repair, pruning, indexing, trials, name):
+    """At a call of each command."""
     chance = random.Random(name)
-    for scenario, calls in ((from_nothing, 300), (repair, 300), (indexing, 40)):
+    for scenario, calls in ((from_nothing, 300), (repair, 300), (pruning, 80), (indexing, 40)):
         fail(faulty, scenario, trials, FAULTS[name], chance.randrange(calls // (1 + 2 * (FAULTS[name][0] == "lost"))))
 
 
@@ -84,9 +85,11 @@ def test_what_callers_get_over_is_not_noticed(faulty, from_nothing, repair, tria
 
 
 @pytest.mark.parametrize("folder", ["wanted", "failures"])
-def test_a_disk_that_refuses_to_read_a_record_once_costs_none(faulty, repair, extraction_of_more, trials, folder):
+def test_a_disk_that_refuses_to_read_a_record_once_costs_none(
+    faulty, repair, extraction_of_more, pruning, trials, folder
+):
     """Of what is wanted and has failed nothing is forgotten."""
-    for scenario in (repair, extraction_of_more):
+    for scenario in (repair, extraction_of_more, pruning):
         for at in range(12):
             fail(faulty, scenario, trials, ("error", ("read",), errno.EIO, 1), at, folder)
 

@@ -67,7 +67,9 @@ def test_little_memory(faulty, from_nothing, trials):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["from_nothing", "extraction_of_more", "repair", "indexing"], indirect=True)
 def test_any_limit(faulty, scenario, trials, tell):
+    """Of what shows no progress: where no thread can be started, tqdm warns, and warnings are errors here."""
     done = {
         "NOFILE": [limited(faulty, scenario, trials, NOFILE=count) for count in FILES],
         "FSIZE": [limited(faulty, scenario, trials, FSIZE=size) for size in SIZES],

@@ -28,8 +28,12 @@ def only_version(cache: Path) -> Version:
 
 
 def items(cache: Path) -> dict[str, tuple]:
-    """Every item of a cache's one version: id -> dtype, shape and bytes of its features."""
-    version = only_version(cache)
+    """Every item of a cache's one version, as `items_of` gives them."""
+    return items_of(only_version(cache))
+
+
+def items_of(version: Version) -> dict[str, tuple]:
+    """Every item of a version that counts: id -> dtype, shape and bytes of its features."""
     index = open_index(version)
     found = {}
     for position, id_ in enumerate(index.ids):

@@ -8,8 +8,12 @@ from pathlib import Path
 
 from cache_contents import items, only_version, provenance
 
+from featcache.care.repair import Repaired, repair
+from featcache.extraction.options import Options
 from featcache.format.shard import Shard
+from featcache.manifest import read_manifest
 from featcache.version.index import open_index
+from featcache.version.selection import version_folders
 
 CHUNKS = {"features": "features/c/0/0", "items": "items/c/0/0", "text": "text/c/0"}
 FILES = ["zarr.json", *(f"{name}/zarr.json" for name in CHUNKS), *CHUNKS.values()]
@@ -29,6 +33,12 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
         (byte,) = file.read(1)
         file.seek(at)
         file.write(bytes([byte ^ 1 << bit]))
+
+
+def mend(path: Path, manifest: Path, **settings) -> Repaired:
+    """Repair a version, or the only one of a cache, in this process."""
+    (folder,) = version_folders(path)
+    return repair(folder, read_manifest(manifest), Options("cpu", 1), **settings)
 
 
 def assert_repaired(cli, cache: Path, sound: Path, plain) -> None:
