@@ -78,10 +78,8 @@ def recompute(
         number = int(index.item[position])
         (item,) = shard.items([number])
         first = int(index.first_frame[position])
-        stored = _Features(
-            shard.open_features().read(first, int(index.num_frames[position])),
-            shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None,
-        )
+        (features,) = shard.open_features().read_ranges([first], [int(index.num_frames[position])])
+        stored = _Features(features, shard.side(QUANTIZATION).item(number) if version.info.spec.is_quantized else None)
         kind, faults = "recompute", []
         try:
             folder = root or root_of(shard, version)
