@@ -37,11 +37,6 @@ def allowed_commands() -> frozenset[str]:
     return _commands
 
 
-def command_is_allowed(command: str) -> bool:
-    """Whether a command may run."""
-    return command in _commands
-
-
 @contextmanager
 def without_downloads() -> Iterator[None]:
     """Within the block, look for weights on this machine only. Weights that only a cache names are loaded like this."""

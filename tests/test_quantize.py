@@ -6,17 +6,18 @@ import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import small_shards
 import torch
+from damage import flip
 from hypothesis import given
-from make_cache import MANIFEST, in_three_shards, make_features, make_version
+from make_cache import in_three_shards, make_features, make_version
 
 import featcache
 from featcache.care.verify import examine_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
-from featcache.format.shard import Item, dequantize_array
+from featcache.format.shard import dequantize_array
 from featcache.format.writing import ShardBuilder
 from featcache.loader import places
-from featcache.loader.data_loader import dequantized
 from featcache.quantize import dequantize, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 
@@ -124,18 +125,13 @@ class TestArithmetic:
             assert not np.isfinite(parameters).all() or np.isfinite(dequantize_array(levels, *parameters[0])).all()
         assert not np.isfinite(quantized(np.array([[-largest], [largest]], np.float32))[1]).all()
 
-    def test_other_floats_are_float32_first(self):
-        item = noise(20, 3)
-        for dtype in (torch.float64, torch.float16, torch.bfloat16):
-            given_ = torch.from_numpy(item).to(dtype)
-            found = [one.numpy().tobytes() for one in quantize(given_, [20])]
-            assert found == [one.numpy().tobytes() for one in quantize(given_.float(), [20])]
-
-    def test_what_is_given_is_left_alone(self):
-        item = noise(20, 3)
-        before = item.copy()
-        quantized(item)
-        assert np.array_equal(item, before)
+    def test_other_floats_are_float32_first_and_are_left_alone(self):
+        for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.float32):
+            item = torch.from_numpy(noise(20, 3)).to(dtype)
+            before = item.clone()
+            found = [one.numpy().tobytes() for one in quantize(item, [20])]
+            assert found == [one.numpy().tobytes() for one in quantize(item.float(), [20])]
+            assert torch.equal(item, before)
 
     def test_numpy_and_torch_compute_the_same_bits(self):
         levels, parameters = quantized(noise(100, 80, scale=7), noise(100, 80, seed=1))
@@ -200,19 +196,19 @@ class TestArithmetic:
 
 
 class TestSpec:
-    def test_a_version_of_floats_in_uint8_has_one_more_side_array(self):
-        spec = stored_spec(SPEC, "uint8")
-        assert (spec.dtype, spec.stored_dtype, spec.is_quantized) == ("float32", "uint8", True)
-        assert [(side.name, side.item_shape, side.dtype) for side in spec.side] == [(QUANTIZATION, (2, 80), "float32")]
-
-    @pytest.mark.parametrize("dtype", ["float16", "float32"])
-    def test_no_other_has_it(self, dtype):
-        spec = stored_spec(SPEC, dtype)
-        assert (spec.dtype, spec.stored_dtype, spec.is_quantized, spec.side) == (dtype, dtype, False, ())
-
-    def test_codes_in_uint8_are_codes(self):
-        spec = stored_spec(FeatureSpec((8,), "int64", 75.0, 0, 24000, "codes", (256,) * 8), "uint8")
-        assert (spec.dtype, spec.stored_dtype, spec.is_quantized, spec.side) == ("uint8", "uint8", False, ())
+    @pytest.mark.parametrize(
+        ("spec", "dtype", "read", "side"),
+        [
+            (SPEC, "uint8", "float32", [(QUANTIZATION, (2, 80), "float32")]),
+            (SPEC, "float16", "float16", []),
+            (SPEC, "float32", "float32", []),
+            (FeatureSpec((8,), "int64", 75.0, 0, 24000, "codes", (256,) * 8), "uint8", "uint8", []),
+        ],
+    )
+    def test_floats_in_uint8_have_one_more_side_array_and_codes_are_codes(self, spec, dtype, read, side):
+        stored = stored_spec(spec, dtype)
+        assert (stored.dtype, stored.stored_dtype, stored.is_quantized) == (read, dtype, bool(side))
+        assert [(one.name, one.item_shape, one.dtype) for one in stored.side] == side
 
     @pytest.mark.parametrize("dtype", ["float16", "uint8"])
     def test_an_extractor_cannot_have_a_side_array_of_that_name(self, dtype):
@@ -258,10 +254,10 @@ class TestCache:
             np.array_equal(found, values_of(item))
             for found, item in zip(cache.values(), features.values(), strict=True)
         )
-
-    def test_values_are_an_array_of_your_own(self, cache, features):
-        cache["utt-3"][...] = 0
+        cache["utt-3"][...] = 0  # an array of your own
         assert np.array_equal(cache["utt-3"], values_of(features["utt-3"]))
+        assert "float32 in uint8 [frames, 80]" in repr(cache)
+        assert np.array_equal(pickle.loads(pickle.dumps(cache))[3], cache[3])
 
     @pytest.mark.parametrize("padding_value", [0, -100, 0.3])
     @pytest.mark.parametrize("check", [False, True])
@@ -316,32 +312,6 @@ class TestCache:
         with pytest.raises(StoreError, match="not quantised"):
             cache.quantization([0])
 
-    def test_a_dataset_gives_values(self, cache, features):
-        dataset = featcache.FeatureDataset(cache)
-        assert torch.equal(dataset[4]["features"], torch.from_numpy(values_of(features["utt-4"])))
-        batch = dataset.collate([dataset[4], dataset[5]])
-        assert torch.equal(batch["features"], cache.batch([4, 5])[0])
-
-    @pytest.mark.parametrize("padding_value", [0, -100])
-    def test_a_loader_gives_values(self, cache, padding_value):
-        dataset = featcache.FeatureDataset(cache, padding_value=padding_value)
-        batches = [[4, 5, 11], [0], [7, 3]]
-        for dtype in (None, torch.bfloat16):
-            for rows, batch in zip(batches, featcache.DataLoader(dataset, batches, dtype=dtype), strict=True):
-                expected, lengths = cache.batch(rows, padding_value=padding_value)
-                assert torch.equal(batch["features"], expected.to(dtype or torch.float32))
-                assert torch.equal(batch["lengths"], lengths)
-
-    @pytest.mark.parametrize("rows", [[4, 5, 11], []])
-    def test_what_a_gpu_is_given_becomes_what_a_cpu_is_given(self, cache, rows):
-        dataset = featcache.FeatureDataset(cache, padding_value=-100, crop=9)
-        (ranges,) = dataset.frame_ranges(np.array(rows, np.int64), 0)
-        levels = ranges.gather(raw=True)
-        assert levels.dtype == torch.uint8
-        for dtype in (None, torch.float16):
-            found = dequantized(levels, ranges, dtype, lambda tensor: tensor)
-            assert torch.equal(found, ranges.gather().to(dtype or torch.float32))
-
     def test_memory_and_copies_hold_levels(self, folder, tmp_path, cache, monkeypatch):
         monkeypatch.setattr(places, "_SHARED", tmp_path)  # which no other process fills
         for options in ({"ram": 1 << 20}, {"copy_to": tmp_path / "near"}):
@@ -350,27 +320,16 @@ class TestCache:
                 assert torch.equal(nearer.batch([*range(20)])[0], cache.batch([*range(20)])[0])
                 assert np.array_equal(nearer["utt-7"], cache["utt-7"])
 
-    def test_it_says_what_it_is_and_travels(self, cache):
-        assert "float32 in uint8 [frames, 80]" in repr(cache)
-        assert np.array_equal(pickle.loads(pickle.dumps(cache))[3], cache[3])
-
 
 class TestDamage:
-    def flip(self, path, at):
-        data = bytearray(path.read_bytes())
-        data[at] ^= 8
-        path.write_bytes(data)
-
     def problems(self, cache, shard):
         version = featcache.open(cache).version
         return [(one.kind, one.id) for one in examine_shard(version, shard.name, data=True)[1]]
 
-    def test_whole_shards_have_none(self, own):
-        assert self.problems(*own) == []
-
     def test_a_flipped_bit_of_a_level_is_found_by_its_checksum(self, own):
         folder, shard = own
-        self.flip(shard / "features" / "c" / "0" / "0", 3)
+        assert self.problems(*own) == []
+        flip(shard / "features" / "c" / "0" / "0", 3)
         assert self.problems(*own) == [("checksum", "utt-0")]
         for cache, check in ((featcache.open(folder, check=True), None), (featcache.open(folder), True)):
             with pytest.raises(DamagedError, match="utt-0: damaged"):
@@ -381,7 +340,7 @@ class TestDamage:
 
     def test_a_flipped_bit_of_a_scale_is_found_too(self, own):
         folder, shard = own
-        self.flip(shard / f"side_{QUANTIZATION}" / "c" / "0" / "0" / "0", 3)
+        flip(shard / f"side_{QUANTIZATION}" / "c" / "0" / "0" / "0", 3)
         assert self.problems(*own) == [("checksum", None)]
         cache = featcache.open(folder)
         values = cache["utt-5"]  # not looked at so far
@@ -396,17 +355,10 @@ class TestDamage:
         version = make_version(tmp_path, quantized=True)
         values = dict(list(features.items())[:3])
         levels, parameters = quantized(*values.values())
-        items = [
-            Item(id=id_, path="a.wav", num_samples=160 * len(value) + 240, size=1, mtime_ns=1, sample_rate=16000)
-            for id_, value in values.items()
-        ]
+        items = [small_shards.item(id_, len(value)) for id_, value in values.items()]
         builder, lengths = ShardBuilder(version.info.spec), [len(value) for value in values.values()]
         builder.append(items, levels, lengths, {QUANTIZATION: (parameters, [1, 2, 0])})
-        name, files = builder.files(
-            fingerprint=version.info.fingerprint, row=0, manifest=MANIFEST, made_by={}, where=version.path
-        )
-        version.store.publish(files, f"shards/{name}")
-        assert [one.kind for one in examine_shard(version, name, data=True)[1]] == ["structure"]
+        assert small_shards.problems(version, small_shards.publish(version, builder).name) == ["structure"]
         with pytest.raises(DamagedError, match="offsets of side_quantization do not rise to their ends"):
             featcache.open(tmp_path)
 

@@ -22,7 +22,7 @@ from typing import IO
 from featcache.audio.remote import Fetched, FileStamp
 from featcache.errors import AudioError, Reason, ending
 from featcache.manifest.audio_locations import Command
-from featcache.trust import command_is_allowed
+from featcache.trust import allowed_commands
 
 _FOR_A_SHELL = re.compile(r"[|&;<>()$`*?\[\]{}#~\n]|^\s*\w+=")
 _MOST_SECONDS = 3600
@@ -39,7 +39,7 @@ def run_command(command: Command, wait: Callable[[float], object] = time.sleep) 
     nothing, or does not end within an hour.
 
     If it takes long, `wait` is called now and then, with no seconds, and may raise to give up."""
-    if not command_is_allowed(command):
+    if command not in allowed_commands():
         message = "is a command, which runs only with --allow-commands, and if the manifest that is given names it"
         raise AudioError(Reason.FILE_UNREADABLE, message)
     printed = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (Fetched closes it)

@@ -83,8 +83,8 @@ def recompute(
         shard = version.shard(name)
         (item,) = shard.items([number])
         first, num_frames = int(index.first_frame[position]), int(index.num_frames[position])
-        side = {side.name: shard.side(side.name).item(number) for side in shard.spec.side}
-        stored = _Features(shard.open_features().read(first, num_frames), side)
+        (features,) = shard.open_features().read_ranges([first], [num_frames])
+        stored = _Features(features, {side.name: shard.side(side.name).item(number) for side in shard.spec.side})
         kind, faults = "recompute", []
         try:
             folder = root or root_of(shard, version)

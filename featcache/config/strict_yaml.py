@@ -17,7 +17,7 @@ def load_yaml(text: str) -> Any:
     """The only document of a text. Raises ValueError if it is no YAML, or too large; the message is one line that says
     where."""
     try:
-        return _StrictLoader.document(text)
+        return yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = " ".join(str(getattr(error, "problem", error)).split())  # one line, whatever PyYAML makes of it
@@ -40,42 +40,28 @@ class _StrictLoader(yaml.SafeLoader):
         self._depth = 0
         self._sizes: dict[int, tuple[int, int]] = {}  # by node: how many values it holds, and how deep they are
 
-    @classmethod
-    def document(cls, text: str) -> Any:
-        """The only document of a text."""
-        loader = cls(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            loader._measure(node)
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
-
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self._depth > _MOST_DEPTH:
             raise _refused(f"nested more than {_MOST_DEPTH} deep", self.get_mark())
+        is_alias = self.check_event(yaml.AliasEvent)
         self._depth += 1
         try:
-            return super().compose_node(parent, index)
+            node = super().compose_node(parent, index)
         finally:
             self._depth -= 1
+        if node is not None and not is_alias:
+            self._measure(node)
+        return node
 
-    def _measure(self, node: yaml.Node) -> tuple[int, int]:
-        if id(node) in self._sizes:
-            return self._sizes[id(node)]
-        size, depth = 1, 0
-        if isinstance(node, yaml.CollectionNode):
-            self._sizes[id(node)] = _MOST_VALUES + 1, 0  # found again while its values are looked at, it holds itself
-            pairs = isinstance(node, yaml.MappingNode)
-            for inner in chain.from_iterable(node.value) if pairs else node.value:
-                values, deep = self._measure(inner)
-                size, depth = size + values, max(depth, deep + 1)
+    def _measure(self, node: yaml.Node) -> None:
+        """Refuse a node that is too large, or too deep, by the aliases in it; what it holds has been measured."""
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        nodes = chain.from_iterable(inner) if isinstance(node, yaml.MappingNode) else inner
+        sizes = [self._sizes.get(id(one), (_MOST_VALUES, 0)) for one in nodes]  # none yet, if it holds itself
+        size, depth = 1 + sum(values for values, _ in sizes), max((deep + 1 for _, deep in sizes), default=0)
         if size > _MOST_VALUES or depth > _MOST_DEPTH:
             raise _refused(f"more than {_MOST_VALUES:,} values, or {_MOST_DEPTH} levels, by aliases", node.start_mark)
         self._sizes[id(node)] = size, depth
-        return size, depth
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:

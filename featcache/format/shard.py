@@ -126,13 +126,6 @@ class Frames:
         """The bytes of all frames."""
         return int(self.shape[0] * self._frame_bytes)
 
-    def read(self, first: int, count: int) -> NDArray[Any]:
-        """Frames from `first` on: `[count, *item_shape]`."""
-        self.require_within([first], [count])
-        frames: NDArray[Any] = np.empty((count, *self.shape[1:]), self.dtype)
-        self.read_into(frames, first)
-        return frames
-
     def read_into(self, out: NDArray[Any], first: int) -> None:
         """Fill a C-contiguous array with frames, from `first` on."""
         self.require_within([first], [len(out)])
@@ -155,7 +148,7 @@ class Frames:
         while at < len(numbers):
             first = int(numbers[at])
             end = int(np.searchsorted(numbers, first + most))
-            block = self.read(first, int(numbers[end - 1]) + 1 - first)
+            (block,) = self.read_ranges([first], [int(numbers[end - 1]) + 1 - first])
             frames[at:end] = block[numbers[at:end] - first]
             at = end
         return frames

@@ -4,9 +4,17 @@ Nothing is unpickled, and no code that comes with weights is run unless `allow_r
 """
 
 from featcache.trust import allow_remote_code
-from featcache.weights.files import Located, digest, read_json, read_preprocessing, state_dict
 from featcache.weights.hub import locate
-from featcache.weights.loading import fold_weight_norm, load, transformers_class
+from featcache.weights.models import (
+    Located,
+    digest,
+    fold_weight_norm,
+    load,
+    read_json,
+    read_preprocessing,
+    state_dict,
+    transformers_class,
+)
 
 __all__ = [
     "Located",

@@ -32,12 +32,13 @@ from featcache.errors import (
     listing,
 )
 from featcache.trust import may_download
-from featcache.weights.files import (
+from featcache.weights.models import (
     PREPROCESSING,
     SUFFIXES,
     Located,
     folder_with_weights,
     has_all_weights,
+    silenced,
     weights_error,
 )
 
@@ -181,13 +182,14 @@ def download(model: HubModel) -> None:
     commit, or does not give it to this user, or downloads are forbidden; ExtractorError if it cannot be reached, or the
     files cannot be kept."""
     from huggingface_hub import HfApi, constants
+    from huggingface_hub.utils import logging as hub_logging
 
     if not may_download():
         raise ConfigError(
             f"{_is_not_there(model)}, and what only a cache names is not downloaded: "
             f"`hf download {model.name} --revision {model.revision}` downloads it"
         )
-    with _quiet():
+    with silenced(hub_logging):  # it warns of each failed attempt; the last error is raised anyway
         with _errors_in_one_line(model, is_listing=True):
             timeout = constants.HF_HUB_ETAG_TIMEOUT
             info = HfApi().model_info(model.name, revision=model.revision, files_metadata=True, timeout=timeout)
@@ -246,19 +248,6 @@ def _download_file(file: RepoSibling, model: HubModel) -> None:
             f"params.weights: {model.name}: {file.rfilename} arrived damaged from {model.endpoint} and was removed: "
             "run the command again"
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence huggingface_hub's warnings, for example of each failed attempt: the last error is raised anyway."""
-    from huggingface_hub.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 # Errors

@@ -109,16 +109,12 @@ def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("name: a\nname: b\nextractor: fbank\n", "line 2, column 1: not valid YAML: the key 'name' is given twice"),
         (
             PLAIN + "params: {low_freq: 1, low_freq: 2}\n",
             "line 3, column 23: not valid YAML: the key 'low_freq' is given twice",
         ),
         ("name: [a\n", "line 2, column 1: not valid YAML"),
-        ("{[1]: 2}", "not valid YAML: a list or mapping cannot be a key"),
-        ("name: 2020-13-45\n", "not valid YAML: '2020-13-45' is no timestamp: month must be in 1..12"),
         ("\tname: a\n", "not valid YAML"),
-        ("name: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
         ("", "expected a mapping"),
         ("- a\n", "expected a mapping"),
         ("just words", "expected a mapping"),
@@ -149,21 +145,15 @@ def test_what_is_no_config_is_refused_in_one_line(text, words):
     assert words in fault(text)
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
+DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
-def test_no_document_is_more_than_refused(document):
-    """Whatever YAML holds: a config, or a ConfigError."""
-    with pytest.raises(ConfigError):
-        parse_config(yaml.safe_dump(document), "mine.yaml")
 
 
-@given(st.text())
+@given(st.text() | DOCUMENTS.map(yaml.safe_dump))
 def test_no_text_is_more_than_refused(text):
-    """Whatever a file holds."""
+    """Whatever a file holds, YAML or not."""
     with pytest.raises(ConfigError):
         parse_config(text, "mine.yaml")
 
@@ -205,15 +195,6 @@ def test_what_does_not_build_says_of_which_config_it_is(tmp_path):
         load_config(tmp_path / "mine.yaml").build(torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"^config units.yaml: params\.weights"):
         parse_config("name: mine\nextractor: units\nparams: {weights: gone.safetensors}\n", "units.yaml")
-
-
-def test_a_resolved_config_is_the_config():
-    """What a version keeps gives the same fingerprint, and itself, again."""
-    for name in packaged_configs():
-        config = load_config(name)
-        again = config_from(json.loads(json.dumps(config.resolved())))
-        assert again == config
-        assert config.params.locations or again.fingerprint() == config.fingerprint()
 
 
 def test_values_that_are_set_are_as_if_the_file_had_them():

@@ -43,7 +43,7 @@ def chain() -> str:
         (bomb(), "more than 100,000 values, or 32 levels, by aliases"),
         (chain(), "more than 100,000 values, or 32 levels, by aliases"),
         ("name: x\nparams: &x {a: *x}\n", "more than 100,000 values, or 32 levels, by aliases"),
-        ("name: x\nname: y\n", "the key 'name' is given twice"),
+        ("name: x\nname: y\n", "line 2, column 1: not valid YAML: the key 'name' is given twice"),
         ("<<: 5\nname: x\n", "not valid YAML"),
         ("? [a]\n: b\n", "a list or mapping cannot be a key"),
         ("name: x\n---\nname: y\n", "another document"),

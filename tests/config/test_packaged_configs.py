@@ -82,6 +82,7 @@ def test_the_config_of_a_version_makes_the_version_again(name, scratch, monkeypa
     assert printed.exit_code == 0, printed.stderr
     assert made.fingerprint in printed.stdout
     again = parse_config(printed.stdout)
+    assert again == config
     assert again.fingerprint() == made.fingerprint
     assert again.resolved() == config.resolved()
 

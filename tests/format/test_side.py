@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from damage import flip
 from make_cache import in_three_shards, made_up_side, make_version
+from small_shards import SIDE
 
 import featcache
 from featcache.errors import DamagedError, MissingItemError, StoreError
-from featcache.spec import SideSpec
-
-SIDE = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "where from and where to")
 
 
 @pytest.fixture(scope="module")
@@ -22,16 +20,11 @@ def sided(tmp_path_factory, features):
     return folder
 
 
-@pytest.fixture
-def cache(folder):
-    return featcache.open(folder)
-
-
-class TestSide:
-    @pytest.mark.parametrize("check", [False, True])
-    def test_gives_the_entries_of_an_utterance_by_id_and_by_position(self, sided, features, check):
-        cache = featcache.open(sided, check=check)
-        counts = set()
+@pytest.mark.parametrize("check", [False, True])
+def test_an_utterance_has_its_entries_by_id_and_by_position(sided, features, check):
+    """Of a pickled cache, too."""
+    counts = set()
+    for cache in (opened := featcache.open(sided, check=check), pickle.loads(pickle.dumps(opened))):
         for position, (name, array) in enumerate(features.items()):
             for spec in cache.spec.side:
                 expected = made_up_side(spec, array)
@@ -41,44 +34,37 @@ class TestSide:
                     assert np.array_equal(found, expected)
                     assert not found.flags.writeable
                 counts.add(len(expected))
-        assert {0, 13} <= counts  # none of a short one
         assert all(map(np.array_equal, cache.values(), features.values()))
+    assert {0, 13} <= counts  # none of a short one
 
-    def test_goes_with_a_pickled_cache(self, sided, features):
-        cache = featcache.open(sided)
-        expected = cache.side("scales", "utt-3")
-        assert np.array_equal(pickle.loads(pickle.dumps(cache)).side("scales", "utt-3"), expected)
 
-    def test_names_those_that_there_are(self, sided, cache):
-        with pytest.raises(StoreError, match="has no side array 'scale'; it has scales, marks"):
-            featcache.open(sided).side("scale", 0)
-        with pytest.raises(StoreError, match="has no side array 'scales'; it has none"):
-            cache.side("scales", 0)
+def test_what_is_not_there_is_told(sided, folder):
+    """A side array, with those that there are; an utterance, as ever."""
+    cache = featcache.open(sided)
+    with pytest.raises(StoreError, match="has no side array 'scale'; it has scales, marks"):
+        cache.side("scale", 0)
+    with pytest.raises(StoreError, match="has no side array 'scales'; it has none"):
+        featcache.open(folder).side("scales", 0)
+    with pytest.raises(MissingItemError, match="nobody"):
+        cache.side("scales", "nobody")
+    with pytest.raises(IndexError, match="no utterance at 20"):
+        cache.side("scales", 20)
 
-    def test_an_utterance_that_is_not_there_is_told_as_ever(self, sided):
-        cache = featcache.open(sided)
-        with pytest.raises(MissingItemError, match="nobody"):
-            cache.side("scales", "nobody")
-        with pytest.raises(IndexError, match="no utterance at 20"):
-            cache.side("scales", 20)
 
-    @pytest.mark.parametrize("name", ["items/c/0/0", "side_marks/c/0/0"])
-    def test_a_missing_file_is_damage(self, tmp_path, features, name):
-        version = make_version(tmp_path, features, side=SIDE)
-        (version.shard(version.shard_names()[0]).folder / name).unlink()
-        with pytest.raises(DamagedError, match=f"{name}.*missing.*featcache repair"):
-            featcache.open(tmp_path).side("marks", 0)
-
-    @pytest.mark.parametrize("name", ["zarr.json", "items/c/0/0"])
-    def test_a_flipped_bit_of_the_table_is_found_always(self, tmp_path, features, name):
-        version = make_version(tmp_path, features, side=SIDE)
-        flip(version.shard(version.shard_names()[0]).folder / name, 100)
-        with pytest.raises(DamagedError, match=f"{name}: damaged.*featcache repair"):
-            featcache.open(tmp_path).side("marks", 0)
-
-    def test_a_flipped_bit_of_the_entries_is_found_when_asked_for(self, tmp_path, features):
-        version = make_version(tmp_path, features, side=SIDE)
-        flip(version.shard(version.shard_names()[0]).folder / "side_marks/c/0/0", 100)
+@pytest.mark.parametrize("path", ["items/c/0/0", "side_marks/c/0/0"])
+def test_a_missing_file_is_damage(tmp_path, features, path):
+    version = make_version(tmp_path, features, side=SIDE)
+    (version.shard(version.shard_names()[0]).folder / path).unlink()
+    with pytest.raises(DamagedError, match=f"{path}.*missing.*featcache repair"):
         featcache.open(tmp_path).side("marks", 0)
-        with pytest.raises(DamagedError, match=r"side_marks.*damaged.*featcache repair"):
-            featcache.open(tmp_path, check=True).side("marks", 0)
+
+
+@pytest.mark.parametrize("path", ["zarr.json", "items/c/0/0", "side_marks/c/0/0"])
+def test_a_flipped_bit_is_found_of_the_table_always_and_of_the_entries_when_asked_for(tmp_path, features, path):
+    version = make_version(tmp_path, features, side=SIDE)
+    flip(version.shard(version.shard_names()[0]).folder / path, 100)
+    is_of_entries = path.startswith("side_")
+    if is_of_entries:
+        featcache.open(tmp_path).side("marks", 0)
+    with pytest.raises(DamagedError, match=f"{path}: damaged.*featcache repair"):
+        featcache.open(tmp_path, check=is_of_entries).side("marks", 0)

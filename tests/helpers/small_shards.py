@@ -53,13 +53,14 @@ def write(
         values = np.repeat(np.arange(len(items), dtype=np.float32), counts)[:, None] * np.ones((1, 2), np.float32)
     builder = ShardBuilder(version.info.spec)
     builder.append(items, np.ascontiguousarray(values, version.dtype), counts, side or {})
-    name, files = builder.files(
-        fingerprint=version.info.fingerprint,
-        row=row,
-        manifest=manifest,
-        made_by={"run": run} if run else {},
-        where=version.path,
-    )
+    return publish(version, builder, row, run, manifest)
+
+
+def publish(version: Version, builder: ShardBuilder, row: int = 0, run: str = "", manifest: str = MANIFEST) -> Shard:
+    """Publish what has been put together."""
+    made_by = {"run": run} if run else {}
+    origin = {"fingerprint": version.info.fingerprint, "row": row, "manifest": manifest, "made_by": made_by}
+    name, files = builder.files(**origin, where=version.path)
     version.store.publish(files, f"shards/{name}")
     return version.shard(name)
 

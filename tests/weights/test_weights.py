@@ -26,7 +26,7 @@ from transformers import AutoModel, EncodecModel, HubertModel
 
 from featcache import weights
 from featcache.errors import MissingDependencyError
-from featcache.weights import files
+from featcache.weights import models
 from featcache.weights.hub import wanted_files
 
 
@@ -205,7 +205,7 @@ def test_a_digest_is_computed_once(hubert, monkeypatch):
     """It is computed again when a file has changed."""
     expected = digest(hubert)
     reads = []
-    monkeypatch.setattr(files, "state_dict", lambda found, real=weights.state_dict: reads.append(1) or real(found))
+    monkeypatch.setattr(models, "state_dict", lambda found, real=weights.state_dict: reads.append(1) or real(found))
     assert digest(hubert) == expected
     assert not reads
     os.utime(hubert / "model.safetensors", ns=(1, 1))
