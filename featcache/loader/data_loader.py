@@ -21,10 +21,10 @@ from torch.utils.data import Subset
 
 from featcache.device import PinnedMemory, on_this_device, parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
-from featcache.loader.ahead import ShardsAhead, asks_store, fetches
 from featcache.loader.cache import Buffers
 from featcache.loader.dataset import FeatureDataset, FrameRanges
 from featcache.loader.display import Batch
+from featcache.loader.remote_shards import ShardsAhead, asks_store, fetches
 from featcache.loader.sampler import Batching, BucketBatchSampler
 from featcache.loader.utterances import DatasetVersion, by_version
 from featcache.quantize import dequantize

@@ -21,10 +21,18 @@ from torch.utils.data import Dataset, default_collate
 
 from featcache.errors import MOST_COUNTED, ArgumentError, listing, require_int
 from featcache.loader.cache import Buffers, Cache
-from featcache.loader.columns import Names, Where, take
 from featcache.loader.display import Batch, beginning, card
 from featcache.loader.spans import Crop, Windows, positions_in
-from featcache.loader.utterances import DatasetVersion, by_version, caches_by_name, find_utterances, labels_by_column
+from featcache.loader.utterances import (
+    DatasetVersion,
+    Names,
+    Where,
+    by_version,
+    caches_by_name,
+    find_utterances,
+    labels_by_column,
+    take,
+)
 from featcache.manifest import Manifest, Table
 from featcache.strings import Strings
 

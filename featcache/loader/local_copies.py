@@ -6,11 +6,11 @@ read. It ends when there is nothing to do. What is read changes only where it is
 into a list, and `Shards` collects it before its next read.
 
 **Of a cache in an object store**, a shard is copied whole before anything of it is read. So each byte is fetched once,
-however many processes of the machine read it, in whatever order, as long as the copy stays. When there is no room, the
-copies go that nobody holds (see `ahead.py`) and nobody has read for a while, and those of which the processes together
-have read as many frames as there are: of an epoch that takes shards one after the other, those that it is done with. If
-all are in use, ranges are read from the store instead: to copy a shard again and again for single utterances would
-fetch far more.
+however many processes of the machine read it, in whatever order, as long as the copy stays. When there is no room,
+copies go that nobody holds (see `ShardsAhead`) and nobody has read for a while, and those of which the processes
+together have read as many frames as there are: of an epoch that takes shards one after the other, those that it is done
+with. If all are in use, ranges are read from the store instead: to copy a shard again and again for single utterances
+would fetch far more.
 
 Threads and their locks do not survive a fork: a child begins anew when it reads.
 """
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, StoreError, is_number, refuse_url
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Frames
-from featcache.loader.places import CopyRefused, Disk, Place, memory
+from featcache.loader.places import CopyRefused, Disk, Place, changing, memory
 from featcache.version.version import Version
 
 _IDLE_SECONDS = 60.0
@@ -61,7 +61,6 @@ _TOUCH_SECONDS = 1.0
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kmgt])(i?))?b?", re.ASCII)
 
-_lock = threading.RLock()  # held for a moment, and while the process forks
 _all: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 
@@ -157,7 +156,7 @@ class LocalCopy:
         read again."""
         if not self.is_held and self.place.count(self.name, num_frames, len(self.features)):
             self._touched = -_TOUCH_SECONDS
-            self.place.let_go(self.name)
+            self.place.touch(self.name, is_needed=False)
 
 
 class LocalCopies:
@@ -177,7 +176,7 @@ class LocalCopies:
         self._has_copies = False
         self._has_given_up = False  # the thread
         self._begin_anew()
-        with _lock:
+        with changing:
             _all.add(self)
 
     def _begin_anew(self) -> None:
@@ -203,14 +202,14 @@ class LocalCopies:
     def want(self, number: int) -> None:
         """Ask for a copy of a shard, whose features have just been mapped."""
         if not self._has_given_up:
-            with _lock:
+            with changing:
                 self._wanted[number] = None
                 _wake()
 
     def collect(self) -> list[LocalCopy]:
         """The copies that were finished since the last call, to be read from now on. Warns of what went wrong; in a
         forked child, goes on with what its parent had asked for."""
-        with _lock:
+        with changing:
             self.has_news = False
             finished, self._finished = self._finished, []
             if self.is_at_work:
@@ -238,7 +237,7 @@ class LocalCopies:
                 self._warn_of_the_end(error, f"{type(error).__name__}: {error}", self.where)
             if copy is CopyRefused.UNDER_WAY:
                 continue
-            with _lock:
+            with changing:
                 self._wanted.pop(number, None)
                 if isinstance(copy, LocalCopy):
                     self._has_copies = self.has_news = True
@@ -266,36 +265,34 @@ class LocalCopies:
         copy = self._opened(number, chunk)
         if copy is None:
             return None
-        release = None
-        with _lock:
-            if self._num_held < _MOST_HELD and (release := copy.place.hold(copy.name)) is not None:
-                self._num_held += 1
+        with changing:
+            release = copy.place.hold(copy.name) if self._num_held < _MOST_HELD else None
+            self._num_held += release is not None
             copy.is_held = True
+        return partial(self._let_go, copy, release)
 
-        def let_go() -> None:
-            with _lock:
-                self._copies.pop(number, None)
-                if release is not None:
-                    self._num_held -= 1
-                    release()
-            copy.place.let_go(copy.name)
-
-        return let_go
+    def _let_go(self, copy: LocalCopy, release: Callable[[], None] | None) -> None:
+        with changing:
+            self._copies.pop(copy.number, None)
+            if release is not None:
+                self._num_held -= 1
+                release()
+        copy.place.touch(copy.name, is_needed=False)
 
     def _opened(self, number: int, chunk: Frames) -> LocalCopy | None:
-        with _lock:
+        with changing:
             one_at_a_time = self._one_at_a_time[number]
         with one_at_a_time:
             copy = self._copies.get(number)
             if copy is not None and copy.is_there():
                 return copy
-            with _lock:  # of what has been removed, there is room again once it is not mapped any more
+            with changing:  # of what has been removed, there is room again once it is not mapped any more
                 self._copies = {at: one for at, one in self._copies.items() if one.place.has(one.name)}
             while True:
                 with self._fetching:
                     made = self._find_or_make(number, chunk)
                 if isinstance(made, LocalCopy):
-                    with _lock:
+                    with changing:
                         self._copies[number] = made
                     return made
                 if made is CopyRefused.FULL:
@@ -307,30 +304,32 @@ class LocalCopies:
     def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
         """The nearest copy of a shard, whose features these are; where a nearer place has none, it is made there. A
         StoreError says that the features cannot be read, or are not what was written."""
-        name, num_bytes = self._shards[number].rpartition("/")[2], chunk.num_bytes + CHECKSUM_BYTES
         copy: LocalCopy | None = None
         nearer: list[Place] = []
-
-        def opened(place: Place) -> LocalCopy | None:
-            if (found := place.find(name, num_bytes)) is None:
-                return None
-            features = found[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
-            return LocalCopy(number, place, name, features)
-
         for place in self.places:
             with self._giving_up(place):
-                copy = opened(place)
+                copy = self._find(place, number, chunk)
             if copy is not None:
                 break
             nearer.append(place)
         for place in reversed([place for place in nearer if place not in self._used_up]):
             blocks = partial(self._blocks, number, None if copy is None else copy.path)
             with self._giving_up(place):
-                refused = place.make(name, num_bytes, blocks)
+                refused = place.make(self._name(number), chunk.num_bytes + CHECKSUM_BYTES, blocks)
                 if refused is CopyRefused.UNDER_WAY and copy is None:
                     return refused
-                copy = opened(place) or copy
+                copy = self._find(place, number, chunk) or copy
         return copy or CopyRefused.FULL
+
+    def _name(self, number: int) -> str:
+        return self._shards[number].rpartition("/")[2]  # without the part of a corpus
+
+    def _find(self, place: Place, number: int, chunk: Frames) -> LocalCopy | None:
+        name = self._name(number)
+        if (copied := place.find(name, chunk.num_bytes + CHECKSUM_BYTES)) is None:
+            return None
+        features = copied[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
+        return LocalCopy(number, place, name, features)
 
     def _blocks(self, number: int, copy: Path | None) -> Iterator[memoryview]:
         """The file of a shard's features, or the copy of it, in blocks; it is checked on the way."""
@@ -362,14 +361,14 @@ class LocalCopies:
 
     def _warn(self, kind: type, message: str) -> None:
         """Have the next read warn, once of each kind of trouble: in a thread, it would be lost."""
-        with _lock:
+        with changing:
             if kind not in self._warned_of:
                 self._warned_of.add(kind)
                 self._warnings.append(message)
                 self.has_news = True
 
     def _tell(self) -> None:
-        with _lock:
+        with changing:
             messages, self._warnings = self._warnings, []
         for message in messages:
             warnings.warn(message, FeatcacheWarning, stacklevel=2)
@@ -396,21 +395,17 @@ def _wake() -> None:
 
 def _work() -> None:
     """What the thread does: a shard of each cache in turn, until nothing is wanted."""
-    while caches := _at_work():
+    global _thread
+    while True:
+        with changing:
+            caches = [cache for cache in _all if cache.is_at_work]
+            if not caches:
+                _thread = None
+                return
         has_copied = [cache.copy_next() for cache in caches]
         del caches  # a cache that nobody has any more is not kept for this
         if not any(has_copied):
             time.sleep(_WAIT_SECONDS)
-
-
-def _at_work() -> list[LocalCopies]:
-    """The caches that want copies; if there are none, the thread ends."""
-    global _thread
-    with _lock:
-        caches = [cache for cache in _all if cache.is_at_work]
-        if not caches:
-            _thread = None
-        return caches
 
 
 def _in_child() -> None:
@@ -418,7 +413,6 @@ def _in_child() -> None:
     _thread = None
     for copies in _all:
         copies._begin_anew()
-    _lock.release()
 
 
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
+os.register_at_fork(after_in_child=_in_child)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import re
 import stat
@@ -45,8 +46,10 @@ _PART, _READ = ".part", ".read"
 _LEFT_FREE = 0.1
 """The part of the disk that stays free if no limit is given."""
 
-_lock = threading.RLock()  # of private memory: held for a moment, and while the process forks
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+changing = threading.RLock()
+"""Held for a moment by threads that change what a process knows of copies, and while it forks."""
+
+os.register_at_fork(before=changing.acquire, after_in_parent=changing.release, after_in_child=changing.release)
 
 
 class CopyRefused(Enum):
@@ -151,11 +154,11 @@ class Disk:
         """Whether there is a copy of that name."""
         return self.path(name).exists()
 
-    def touch(self, name: str) -> bool:
-        """Have a copy be the last to be removed; False if it has been removed."""
+    def touch(self, name: str, is_needed: bool = True) -> bool:
+        """Have a copy be the last to be removed; or the first, unless somebody holds it. False if it is gone."""
         try:
             with suppress(PermissionError):  # another user's
-                os.utime(self.path(name))
+                os.utime(self.path(name), None if is_needed else (0, 0))
         except FileNotFoundError:
             return False
         return True
@@ -171,12 +174,6 @@ class Disk:
         except OSError:  # another user's, or gone, or the disk is full: the copy goes when nobody reads it any more
             return False
         return amount >= whole
-
-    def let_go(self, name: str) -> None:
-        """Have a copy look as if nobody had read it for a while: it is the first to go, unless somebody holds it."""
-        long_ago = time.time_ns() - int(((self._idle_seconds or 0) + 1) * 1e9)
-        with suppress(OSError):  # another user's, or gone
-            os.utime(self.path(name), ns=(long_ago, long_ago))
 
     def hold(self, name: str) -> Callable[[], None] | None:
         """Keep a copy from being removed until the function is called that is returned; None if it is not there."""
@@ -239,11 +236,13 @@ class Disk:
             room = free - int(_LEFT_FREE * disk.f_blocks * disk.f_frsize)
         else:
             room = min(free, self.limit - sum(file.num_bytes for copies in files.values() for file in copies))
-        idle = [file for home, copies in files.items() if not _is_used(home / "users") for file in copies]
-        if self._idle_seconds is not None and _is_used(self._home / "users"):
-            before = time.time_ns() - int(self._idle_seconds * 1e9)
-            own = files.get(self._home, [])
-            idle += [file for file in own if file.used < before and not file.path.suffix and not _is_used(file.path)]
+        idle: list[_Copy] = []
+        for home, copies in files.items():
+            if not _is_used(home / "users"):
+                idle += copies
+            elif home == self._home and self._idle_seconds is not None:
+                before = time.time_ns() - int(self._idle_seconds * 1e9)
+                idle += [copy for copy in copies if copy.used < before and not _is_used(copy.path)]
         to_remove = _least_recent(idle, num_bytes - room)
         if to_remove is None:
             if self.limit is not None and room == free:
@@ -327,13 +326,18 @@ class _Kept:
     def num_bytes(self) -> int:
         return len(self.array)
 
+    def release(self) -> None:
+        with changing:
+            self.num_holders -= 1
+
 
 class _PrivateMemory:
     """Copies in this process's own memory, used as those of a `Disk` are, which says what each method does. A forked
     child begins with those of its parent."""
 
     def __init__(self, limit: int, idle_seconds: float | None) -> None:
-        self.where, self.setting, self.limit, self._idle_seconds = "memory", "ram", limit, idle_seconds
+        self.where, self.setting, self.limit = "memory", "ram", limit
+        self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
         self._kept: dict[str, _Kept] = {}
         self._room = limit
 
@@ -341,46 +345,36 @@ class _PrivateMemory:
         return None
 
     def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
-        with _lock:
+        with changing:
             return self._kept[name].array if self.touch(name) else None
 
     def has(self, name: str) -> bool:
         return name in self._kept
 
-    def touch(self, name: str) -> bool:
-        with _lock:
-            if name in self._kept:
-                self._kept[name].used = time.monotonic()
-            return name in self._kept
+    def touch(self, name: str, is_needed: bool = True) -> bool:
+        kept = self._kept.get(name)
+        if kept is not None:
+            kept.used = time.monotonic() if is_needed else -math.inf
+        return kept is not None
 
     def count(self, name: str, amount: int, whole: int) -> bool:
-        with _lock:
+        with changing:
             if (kept := self._kept.get(name)) is None:
                 return False
-            is_whole = kept.num_read + amount >= whole
-            kept.num_read = 0 if is_whole else kept.num_read + amount
-            return is_whole
-
-    def let_go(self, name: str) -> None:
-        with _lock:
-            if name in self._kept:
-                self._kept[name].used = -np.inf
+            amount += kept.num_read
+            kept.num_read = amount if amount < whole else 0
+            return amount >= whole
 
     def hold(self, name: str) -> Callable[[], None] | None:
-        with _lock:
+        with changing:
             if (kept := self._kept.get(name)) is None:
                 return None
             kept.num_holders += 1
-
-        def release() -> None:
-            with _lock:
-                kept.num_holders -= 1
-
-        return release
+            return kept.release
 
     def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
-        with _lock:
-            before = -np.inf if self._idle_seconds is None else time.monotonic() - self._idle_seconds
+        with changing:
+            before = time.monotonic() - self._idle_seconds
             idle = [kept for kept in self._kept.values() if not kept.num_holders and kept.used < before]
             if (to_remove := _least_recent(idle, num_bytes - self._room)) is None:
                 return CopyRefused.FULL
@@ -393,12 +387,11 @@ class _PrivateMemory:
                 array[at : at + len(block)] = block
                 at += len(block)
         except BaseException:
-            with _lock:
+            with changing:
                 self._room += num_bytes
             raise
         array.flags.writeable = False
-        with _lock:
-            self._kept[name] = _Kept(name, array, time.monotonic())
+        self._kept[name] = _Kept(name, array, time.monotonic())
         return None
 
 

@@ -1,14 +1,27 @@
-"""A version's shards that are far from this process: read from copies nearer by, or asked of an object store."""
+"""A version's shards that are far from this process: read from copies nearer by, or asked of an object store.
+
+**Ahead of batches**, shards of an object store are fetched while training works on those before. A sampler that takes
+the utterances of a few shards at a time knows what comes next. While the batches of one window are made, the shards of
+the next ones are copied to the local disk or into memory, in the order in which they are read, as far as there is room
+for them beside what is still needed. A copy is held until the last batch of these windows that reads it has been made;
+then it may make room for others at once.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import itertools
+import os
+import sys
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +35,25 @@ from featcache.storage.directory import Directory
 from featcache.version.index import Index
 from featcache.version.version import Version
 
+if TYPE_CHECKING:
+    from featcache.loader.dataset import FeatureDataset
+    from featcache.loader.utterances import DatasetVersion
+
+_AT_ONCE = 8
+"""Shards that are fetched side by side ahead of batches."""
+
+_MOST_WINDOWS = 4
+"""Windows that are taken ahead."""
+
 
 def open_shards(version: Version, index: Index, check: bool, tiers: Tiers | None) -> Shards:
-    """A version's shards, with their copies.
+    """The shards of a version that has copies, or is in an object store.
 
     Raises:
         ArgumentError: The version is in an object store, and there is room for less than a shard.
     """
     copies = None if tiers is None else LocalCopies(version, index.shards, [*tiers.places(version)])
-    if isinstance(version.path, Path):
+    if copies is not None and isinstance(version.path, Path):
         return _CopiedShards(version, index, check, copies)
     shards = ObjectShards(version, index, check, copies)
     most = int(shards.sizes.max(initial=0))
@@ -44,15 +67,15 @@ def open_shards(version: Version, index: Index, check: bool, tiers: Tiers | None
 
 
 class _CopiedShards(Shards):
-    """The shards of a version, in copies as soon as they are complete; `copies` makes them, None for none."""
+    """The shards of a version in a folder, in copies as soon as they are complete; `copies` makes them."""
 
-    def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies | None) -> None:
+    def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies) -> None:
         super().__init__(version, index, check=check)
         self.copies = copies
         self._copied: dict[int, LocalCopy] = {}
 
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
-        if self.copies is not None and self.copies.has_news:
+        if self.copies.has_news:
             for copy in self.copies.collect():  # the thread that makes them changes nothing of this itself
                 self._features[copy.number] = copy.features
                 self._copied[copy.number] = copy
@@ -61,8 +84,7 @@ class _CopiedShards(Shards):
 
     def _open(self, number: int) -> NDArray[Any]:
         features = super()._open(number)
-        if self.copies is not None:
-            self.copies.want(number)
+        self.copies.want(number)
         return features
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
@@ -82,10 +104,12 @@ class _CopiedShards(Shards):
 
     def _not_as_written(self, number: int, id_: str) -> DamagedError:
         copy = self._copied.get(number)
-        if copy is None:
-            return super()._not_as_written(number, id_)
-        where = copy.path or "memory"
-        return DamagedError(f"{id_}: damaged: its features in {where} are not what was written; remove this copy")
+        return super()._not_as_written(number, id_) if copy is None else _spoilt(copy, id_)
+
+
+def _spoilt(copy: LocalCopy, id_: str) -> DamagedError:
+    where = copy.path or "memory"
+    return DamagedError(f"{id_}: damaged: its features in {where} are not what was written; remove this copy")
 
 
 @dataclass(frozen=True)
@@ -107,7 +131,7 @@ class ToFetch:
         return self.copies.hold(self.number, self.shards._chunk(self.number))
 
 
-class ObjectShards(_CopiedShards):
+class ObjectShards(Shards):
     """The frames and side arrays of a version's utterances in an object store. Safe to use from several threads.
 
     What a batch takes of a shard is asked for at once, neighbours in one request, and of all its shards side by side.
@@ -119,7 +143,9 @@ class ObjectShards(_CopiedShards):
     """
 
     def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies | None) -> None:
-        super().__init__(version, index, check, copies)
+        super().__init__(version, index, check=check)
+        self.copies = copies
+        self._copied: dict[int, LocalCopy] = {}
         self._chunks: dict[int, Frames] = {}
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
@@ -140,27 +166,23 @@ class ObjectShards(_CopiedShards):
             return {}
         numbers, firsts, counts = np.unique(self.index.shard[positions], return_index=True, return_counts=True)
         order = np.argsort(firsts)
-        found = zip(numbers[order].tolist(), counts[order].tolist(), strict=True)
-        return {ToFetch(self, number, self.copies): count for number, count in found}
+        counted = zip(numbers[order].tolist(), counts[order].tolist(), strict=True)
+        return {ToFetch(self, number, self.copies): count for number, count in counted}
 
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
-        rows: dict[int, list[int]] = defaultdict(list)
-        for row, number in enumerate(shards):
-            rows[number].append(row)
-
-        def of_shard(number: int) -> list[NDArray[Any]]:
-            wanted = [firsts[row] for row in rows[number]], [counts[row] for row in rows[number]]
-            return self._of_shard(number, *wanted)
-
-        slices: dict[int, NDArray[Any]] = {}
-        for number, found in zip(rows, in_parallel(of_shard, list(rows)), strict=True):
-            slices.update(zip(rows[number], found, strict=True))
-        return [slices[row] for row in range(len(shards))]
+        ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, first, count in zip(shards, firsts, counts, strict=True):
+            ranges[number].append((first, count))
+        read = in_parallel(self._of_shard, [*ranges.items()])
+        frames_of = dict(zip(ranges, map(iter, read), strict=True))
+        return [next(frames_of[number]) for number in shards]
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
         out[...] = frames
 
-    def _of_shard(self, number: int, firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+    def _of_shard(self, number_and_ranges: tuple[int, list[tuple[int, int]]]) -> list[NDArray[Any]]:
+        number, ranges = number_and_ranges
+        firsts, counts = zip(*ranges, strict=True)
         chunk = self._chunk(number)
         chunk.require_within(firsts, counts)
         copy = None if self.copies is None else self.copies.features(number, chunk, sum(counts))
@@ -168,7 +190,11 @@ class ObjectShards(_CopiedShards):
             self._copied.pop(number, None)
             return chunk.read_ranges(firsts, counts)
         self._copied[number] = copy
-        return [copy.features[first : first + count] for first, count in zip(firsts, counts, strict=True)]
+        return [copy.features[first : first + count] for first, count in ranges]
+
+    def _not_as_written(self, number: int, id_: str) -> DamagedError:
+        copy = self._copied.get(number)
+        return super()._not_as_written(number, id_) if copy is None else _spoilt(copy, id_)
 
     def _chunk(self, number: int) -> Frames:
         chunk = self._chunks.get(number)
@@ -178,3 +204,163 @@ class ObjectShards(_CopiedShards):
             self._check_form(shard, opened.shape, opened.dtype)
             chunk = self._chunks.setdefault(number, opened)
         return chunk
+
+
+def fetches(dataset: FeatureDataset) -> bool:
+    """Whether shards are copied from an object store before they are read."""
+    return any(shards.copies is not None for _, shards in _remote(dataset))
+
+
+def asks_store(dataset: FeatureDataset) -> bool:
+    """Whether batches ask an object store for their own bytes, since no shards are copied."""
+    return any(shards.copies is None for _, shards in _remote(dataset))
+
+
+def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
+    """The versions that are in an object store."""
+    versions = ((version, version.cache._shards) for version in dataset.versions)
+    return [(version, shards) for version, shards in versions if isinstance(shards, ObjectShards)]
+
+
+class ShardsAhead:
+    """The shards that the batches of one iteration will read. Safe to use from several threads.
+
+    A batch waits for its shards, unless it is the first of those that have not been made: so whatever there is room
+    for, there is one that goes on. What cannot be fetched is no error here, but where it is read."""
+
+    def __init__(self, dataset: FeatureDataset) -> None:
+        self._versions = _remote(dataset)
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "featcache-ahead")
+        self._is_closed = False
+        self._numbers = itertools.count()
+        self._left: Counter[ToFetch] = Counter()  # utterances that are still to be read
+        self._queue: dict[ToFetch, None] = {}  # shards that are not begun, in their order
+        self._begun: dict[ToFetch, Future[Callable[[], None] | None]] = {}
+        self._bytes: Counter[str] = Counter()  # of these, in each place of copies
+        self._batches: dict[int, dict[ToFetch, int]] = {}  # those that are not made, in their order, and what they read
+
+    def windows(self, batches: Iterator[list[int]], sampler: Any) -> Iterator[list[int]]:
+        """The batches, of which windows are taken ahead: at least one, and as many as keep all threads fetching while
+        there is room. `sampler`, which gives them, has the `window` of the latest."""
+        upcoming: deque[list[list[int]]] = deque()
+        for _, group in groupby(batches, lambda batch: sampler.window):
+            upcoming.append(list(group))
+            self._expect(np.concatenate([np.array(batch, np.int64) for batch in upcoming[-1]]))
+            if len(upcoming) > 1 and (self._queue or len(upcoming) > _MOST_WINDOWS):
+                yield from upcoming.popleft()
+        for rest in upcoming:
+            yield from rest
+
+    def add(self, rows: list[int]) -> int:
+        """Add a batch, which is to be made after those before; returns its number."""
+        wanted = self._wanted(np.array(rows, np.int64))
+        with self._changed:
+            number = next(self._numbers)
+            self._batches[number] = wanted
+            return number
+
+    @contextmanager
+    def reading(self, number: int) -> Iterator[None]:
+        """The context to make a batch in.
+
+        Raises:
+            CancelledError: All was closed meanwhile.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._may_read(number))
+            if self._is_closed:
+                raise CancelledError
+        try:
+            yield
+        finally:
+            self._end(number)
+
+    # A default, since at the interpreter's exit the module's own names may be gone.
+    def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Fetch nothing more, and hold nothing."""
+        if is_ending() or os.getpid() != self._process:  # a forked child has neither the threads nor the locks
+            return
+        with self._changed:
+            self._is_closed = True
+            begun = list(self._begun.values())
+            for pending in (self._queue, self._begun, self._left, self._batches):
+                pending.clear()
+            self._changed.notify_all()
+        self._threads.shutdown(wait=False)
+        for future in begun:
+            future.add_done_callback(_release)
+
+    def _wanted(self, rows: NDArray[np.int64]) -> dict[ToFetch, int]:
+        wanted: dict[ToFetch, int] = {}
+        for version, shards in self._versions:
+            wanted |= shards.to_fetch(version.positions_of(rows))
+        return wanted
+
+    def _expect(self, rows: NDArray[np.int64]) -> None:
+        wanted = self._wanted(rows)
+        with self._changed:
+            self._queue |= {shard: None for shard in wanted if shard not in self._left}
+            self._left.update(wanted)
+            self._begin()
+
+    def _may_read(self, number: int) -> bool:
+        """Whether a batch's shards are there; for the first one, those that there is room for."""
+        wanted = self._batches[number].keys()
+        if any(not self._begun[shard].done() for shard in wanted & self._begun.keys()):
+            return False
+        return not wanted & self._queue.keys() or (number == next(iter(self._batches)) and not self._has_room())
+
+    def _has_room(self) -> bool:
+        """Whether there is room for the first shard of the queue."""
+        shard = next(iter(self._queue))
+        where, room = shard.copies.where, shard.copies.room
+        return room is None or self._bytes[where] + shard.num_bytes <= room
+
+    def _begin(self) -> None:
+        """Begin to fetch, in the order of the queue, what there are threads and room for: no more than that, since the
+        interpreter does not end before what has been begun."""
+        while self._queue and sum(not each.done() for each in self._begun.values()) < _AT_ONCE and self._has_room():
+            shard = next(iter(self._queue))
+            try:
+                future = self._threads.submit(shard.hold)
+            except RuntimeError:  # the interpreter is ending, or there are no more threads: who reads them fetches them
+                self._queue.clear()
+                self._changed.notify_all()
+                return
+            del self._queue[shard]
+            self._bytes[shard.copies.where] += shard.num_bytes
+            self._begun[shard] = future
+            future.add_done_callback(self._go_on)
+
+    def _go_on(self, _: object) -> None:
+        """Begin what can be begun since a fetch has ended, and wake who waits for it."""
+        with self._changed:
+            self._begin()
+            self._changed.notify_all()
+
+    def _end(self, number: int) -> None:
+        """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
+        with self._changed:
+            wanted = self._batches.get(number, {})
+            self._left.subtract(wanted)
+            done = [shard for shard in wanted if not self._left[shard]]
+            begun = {shard: self._begun.pop(shard) for shard in done if shard in self._begun}
+            for shard in done:
+                del self._left[shard]
+                self._queue.pop(shard, None)
+        for future in begun.values():
+            future.add_done_callback(_release)
+        with self._changed:
+            for shard in begun:
+                self._bytes[shard.copies.where] -= shard.num_bytes
+            self._batches.pop(number, None)
+            self._begin()
+            self._changed.notify_all()
+
+
+def _release(future: Future[Callable[[], None] | None]) -> None:
+    """Let go of a copy, if there is one."""
+    if future.exception() is None and (let_go := future.result()) is not None:
+        let_go()

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import StoreError
-from featcache.loader.ahead import ShardsAhead
 from featcache.loader.local_copies import LocalCopies
+from featcache.loader.remote_shards import ShardsAhead
 
 pytest.importorskip("obstore")
 URL, SHARDS, EACH = "s3://speech/ahead", 8, 12
@@ -175,7 +175,7 @@ def interruptible():
 def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, folder, tmp_path, monkeypatch, interruptible):
     """One shard hangs in the network, and others wait for its thread."""
     may_end = threading.Event()
-    monkeypatch.setattr("featcache.loader.ahead._AT_ONCE", 1)
+    monkeypatch.setattr("featcache.loader.remote_shards._AT_ONCE", 1)
 
     def hang(*_):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -199,7 +199,7 @@ def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, folder, t
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
             return super().submit(*args)
 
-    monkeypatch.setattr("featcache.loader.ahead.ThreadPoolExecutor", Ending)
+    monkeypatch.setattr("featcache.loader.remote_shards.ThreadPoolExecutor", Ending)
     found = batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path)))
     same(found, batches_of(loader_of(featcache.open(folder))))
 

@@ -11,7 +11,7 @@ from make_cache import make_features, make_version
 
 import featcache
 from featcache.errors import ArgumentError, ManifestError
-from featcache.loader.columns import _numbers
+from featcache.loader.utterances import _numbers
 from featcache.strings import Strings
 
 

@@ -120,7 +120,7 @@ class TestPlaces:
     def test_what_is_let_go_of_makes_room_unless_somebody_holds_it(self, place):
         make(place, 1, 60)
         release = place.hold(name_of(1))
-        place.let_go(name_of(1))
+        place.touch(name_of(1), is_needed=False)
         assert make(place, 2, 60) is CopyRefused.FULL
         release()
         assert make(place, 2, 60) is None
@@ -132,7 +132,7 @@ class TestPlaces:
         make(place, 1, 40)
         make(place, 2, 40)
         for number in (1, 2):
-            place.let_go(name_of(number))
+            place.touch(name_of(number), is_needed=False)
         place.touch(name_of(1))
         assert make(place, 3, 60) is None
         assert place.find(name_of(2), 40) is None
