@@ -6,7 +6,6 @@ import itertools
 import os
 import pty
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -127,26 +126,6 @@ def test_of_rows_that_are_replaced_those_that_were_not_reached_keep_their_items(
     assert by_ones(*job).code == 0
     assert items(cache) == new
     assert (check(cache).problems, check(cache).repeated) == ([], 0)
-
-
-def test_with_nohup_a_hang_up_changes_nothing(by_ones, plain, gated_config, gate, scratch):
-    gate.write_text("2")
-    command = ["nohup", sys.executable, "-m", "featcache", "extract", plain.manifest(), "-c", gated_config]
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with subprocess.Popen(
-        [*map(str, command), "-o", scratch, "--threads", "1"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
-    ) as process:
-        while not Path(f"{gate}.{process.pid}").exists():
-            assert process.poll() is None
-            time.sleep(POLL_SECONDS)
-        process.send_signal(signal.SIGHUP)
-        gate.unlink()
-    assert process.returncode == 0
-    assert len(items(scratch)) == len(plain.rows)
 
 
 def test_a_terminal_that_is_closed_loses_nothing(plain, gated_config, gate, whole, scratch):
