@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pty
+import shutil
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ import soundfile
 from cache_contents import check, items, ledger, shard_folders
 from corpora import speech
 from extractions import write_config
-from pausing import interrupt
+from pausing import interrupt, wait_at
 from processes import POLL_SECONDS, TESTS, Cli, commands
 
 from featcache.config import load_config
@@ -149,6 +150,23 @@ def test_a_terminal_that_is_closed_loses_nothing(plain, gated_config, gate, whol
     there = items(scratch / "cache")
     assert 5 <= len(there) <= len(whole)
     assert there == {id_: whole[id_] for id_ in [*whole][: len(there)]}
+
+
+def test_a_second_interrupt_stops_at_once(cli, plain, gate, gated_config, scratch):
+    """Nobody waits for an extractor that takes its time: this one never ends. At once too if both signals come before
+    anything was said, the second while the first is being handled.
+    """
+    gate.write_text("0")
+    for attempt in range(6):
+        running = cli.start("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c")
+        wait_at(gate, running)
+        running.send(signal.SIGINT)
+        if attempt == 0:
+            running.wait_until(lambda: "interrupted" in running.err())  # noqa: B023
+        running.send(signal.SIGTERM)  # two of a kind may be delivered as one
+        assert running.wait().code == 130
+        assert check(scratch / "c").utterances == 0
+        shutil.rmtree(scratch / "c")
 
 
 # Stopped after each batch
