@@ -3,11 +3,14 @@
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 import torch
+from click.testing import CliRunner
 from make_cache import make_version
 
 import featcache
+from featcache.cli import main
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ArgumentError, ConfigError, StoreError
@@ -35,19 +38,6 @@ def paths(plain, scratch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["extract", ""], "MANIFEST is empty"),
-        (["extract", "{manifest}", "-o", ""], "-o is empty"),
-        (["extract", "{manifest}", "-c", ""], "-c is empty"),
-        (["extract", "{manifest}", "--root", ""], "--root is empty"),
-        (["extract", "{manifest}", "--from", ""], "--from is empty"),
-        (["verify", ""], "CACHE[/VERSION] is empty"),
-        (["verify", "{folder}", "--manifest", ""], "--manifest is empty"),
-        (["repair", "{folder}", "--manifest", ""], "--manifest is empty"),
-        (["stats", "{folder}", "--manifest", ""], "--manifest is empty"),
-        (["stats", "{folder}", "-o", ""], "-o is empty"),
-        (["fit-kmeans", "{folder}", "-k", "2", "-o", ""], "-o is empty"),
-        (["probe", "", "{manifest}"], "CONFIG is empty"),
-        (["probe", "fbank80", "{manifest}", "-o", ""], "-o is empty"),
         (["extract", "{manifest}", "--root", "{folder}/gone"], "--root: there is no folder {folder}/gone"),
         (["extract", "{manifest}", "--root", "{folder}/file"], "--root: {folder}/file is not a folder"),
         (["verify", "{folder}", "--root", "{folder}/gone"], "--root: there is no folder {folder}/gone"),
@@ -61,19 +51,6 @@ def paths(plain, scratch):
         (["stats", "{folder}", "-o", "/dev/null"], "-o: /dev/null is not a file"),
         (["extract", "s3://b/m.csv"], f"MANIFEST: s3://b/m.csv {URL}"),
         (["extract", "{manifest}", "-o", "https://b/x"], f"-o: https://b/x{OTHER_URL}"),
-        (
-            ["extract", "{manifest}", "-o", "s3:/b/x"],
-            "-o: s3:/b/x is no URL: did you mean s3://b/x? A path of that name is ./s3:/b/x",
-        ),
-        (["info", "gs:b"], "CACHE[/VERSION]: gs:b is no URL: did you mean gs://b? A path of that name is ./gs:b"),
-        (
-            ["extract", "s3:b/m.csv"],
-            "MANIFEST: s3:b/m.csv is no URL: did you mean s3://b/m.csv? A path of that name is ./s3:b/m.csv",
-        ),
-        (
-            ["extract", "{manifest}", "--root", "https:/h/x"],
-            "--root: https:/h/x is no URL: did you mean https://h/x? A path of that name is ./https:/h/x",
-        ),
         (["extract", "{manifest}", "-c", "https://h/c.yaml"], f"-c: https://h/c.yaml {URL}"),
         (["extract", "{manifest}", "--root", "hf://b"], f"--root: hf://b {URL}"),
         (["extract", "{manifest}", "--root", "s3://b/x?y"], f"--root has a query or a fragment, {SECRET}"),
@@ -95,6 +72,34 @@ def test_paths_that_cannot_be_are_refused(cli, scratch, paths, args, message):
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == f"featcache: {message.format(**paths)}\n"
     assert listed(scratch) == before
+
+
+def path_parameters():
+    """What users call each parameter of each command that is a path, and the words before its value."""
+    context = click.Context(main)
+    for command in main.list_commands(context):
+        words = [command]
+        for param in main.get_command(context, command).params:
+            is_argument = isinstance(param, click.Argument)
+            if isinstance(param.type, click.Path):
+                name = param.human_readable_name.removesuffix("...") if is_argument else param.opts[0]
+                yield name, words if is_argument else [command, name]
+            words = [*words, "x"] if is_argument else words
+
+
+@pytest.mark.parametrize(("name", "words"), [*path_parameters()], ids=str)
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("", " is empty"),
+        ("gs:b", ": gs:b is no URL: did you mean gs://b? A path of that name is ./gs:b"),
+        ("https:/h/x", ": https:/h/x is no URL: did you mean https://h/x? A path of that name is ./https:/h/x"),
+    ],
+)
+def test_no_path_is_empty_or_almost_a_url(name, words, path, fault):
+    """An unset variable of the shell makes it empty."""
+    refused = CliRunner().invoke(main, [*words, path])
+    assert (refused.exit_code, refused.stderr) == (2, f"featcache: {name}{fault}\n")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e999", "two"])
@@ -172,8 +177,8 @@ def test_the_home_folder_is_what_a_tilde_says_where_the_shell_leaves_it(cli, pla
 
 
 @pytest.mark.parametrize("command", [["stats"], ["fit-kmeans", "-k", 3]], ids=lambda command: command[0])
-def test_a_file_is_replaced_only_with_force(cli, scratch, features, command):
-    """Nothing is computed before that is said."""
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(cli, scratch, features, command):
+    """Because it exists, and there is no --force; or for its folder."""
     make_version(scratch / "cache", features)
     output = scratch / "file.npz"
     name, *options = command
@@ -190,14 +195,8 @@ def test_a_file_is_replaced_only_with_force(cli, scratch, features, command):
     refused = cli(name, scratch / "cache", *options, "-o", scratch / "nowhere" / "x")
     assert refused.code == 1
     assert refused.err.endswith(f"x: cannot be written: there is no folder {scratch / 'nowhere'}\n")
-
-
-@pytest.mark.parametrize("command", [["stats"], ["fit-kmeans", "-k", 3]], ids=lambda command: command[0])
-def test_a_folder_that_may_not_be_written_is_named(cli, scratch, features, command):
-    make_version(scratch / "cache", features)
     folder = scratch / "read-only"
     folder.mkdir(mode=0o555)
-    name, *options = command
     refused = cli(name, scratch / "cache", *options, "-o", folder / "x", powerless=True)
     assert refused.code == 1
     assert refused.err == f"featcache: {folder / 'x'}: cannot be written: the folder {folder} may not be written\n"

@@ -32,6 +32,8 @@ def test_they_say_the_same(cli, s3, places):
             assert finished.code == 0, finished.err
             said.append(json.loads(finished.out.replace(place, "CACHE")))
         assert said[0] == said[1], args
+    named = cli("info", f"{places[1]}/fbank80", env=s3.environment)
+    assert (named.code, named.out.startswith(f"{places[1]}/fbank80-")) == (0, True), named.err
 
 
 def test_info_and_ls_ask_the_index_and_no_shard(cli, s3, places):
@@ -39,24 +41,6 @@ def test_info_and_ls_ask_the_index_and_no_shard(cli, s3, places):
         s3.reset()
         assert cli(command, places[1], env=s3.environment).code == 0
         assert {path.partition("/shards/")[2] for _, path in s3.paths} <= {"", "zarr.json"}
-
-
-def test_a_version_by_its_name_and_for_people(cli, s3, places):
-    _, url = places
-    finished = cli("info", f"{url}/fbank80", env=s3.environment)
-    assert finished.code == 0
-    assert finished.out.startswith(f"{url}/fbank80-")
-
-
-def test_what_is_damaged_is_named(cli, s3, places, tmp_path):
-    chunk = next((tmp_path / "c").glob("*/shards/*/features/c/0/0"))
-    data = bytearray(chunk.read_bytes())
-    data[100] ^= 1
-    chunk.write_bytes(data)
-    upload(tmp_path / "c", "s3://speech/damaged-cli")
-    finished = cli("verify", "s3://speech/damaged-cli", env=s3.environment)
-    assert finished.code == 1
-    assert "the checksum of its features does not match" in finished.out
 
 
 def test_what_is_not_wanted_is_removed(cli, s3, places, tmp_path):

@@ -1,7 +1,9 @@
-"""Standard streams that are closed or full: the work goes on, and its result and exit code are the same."""
+"""Standard streams that are closed or full, or that native libraries print to: work and result are the same."""
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import shlex
 import shutil
@@ -10,7 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import soundfile
 from cache_contents import check, chunk_files
+from corpora import speech
+
+from featcache.cli.process import stdout_for_results
 
 STREAMS = ("stdin", "stdout", "stderr")
 
@@ -108,3 +114,55 @@ def test_a_log_on_a_full_disk_stops_nothing(cli, plain, scratch):
     assert check(scratch / "c").problems == []
     assert cli("extract", "nowhere.csv", stderr=full).code == 2
     assert cli("extract", stderr=full).code == 2
+
+
+# What native libraries print
+
+
+def test_a_result_is_one_document_though_a_library_prints_of_a_file(tmp_path, monkeypatch):
+    """libsndfile prints of a damaged SDS, which it reads; when C's stdout is flushed is another matter."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it, C's stdout has no buffer either
+    damaged = tmp_path / "a.sds"
+    soundfile.write(damaged, speech(1.0, seed=3)[:, 0], 16000, "PCM_16", format="SDS")
+    with damaged.open("r+b") as file:
+        file.seek(21 + 127 * 5)  # where a packet begins
+        file.write(b"\0")
+    (tmp_path / "manifest.csv").write_text("id,path\na,a.sds\n")
+    extract = ["-m", "featcache", "extract", tmp_path / "manifest.csv", "-o", tmp_path / "c", "--json"]
+    read, made = (
+        subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False)
+        for arguments in (["-c", "import sys, soundfile; soundfile.read(sys.argv[1])", damaged], extract)
+    )
+    assert "Error" in read.stdout
+    assert made.returncode in (0, 3), made.stderr
+    assert json.loads(made.stdout)["utterances"] == 1
+
+
+INSIDE = """
+import ctypes, os, subprocess, sys, warnings
+from featcache.cli.process import stdout_for_results
+libc = ctypes.CDLL(None)
+print("before")
+with stdout_for_results():
+    libc.puts(b"native"); libc.fflush(None)
+    os.write(1, b"native\\n")
+    print("out"); print("err", file=sys.stderr); warnings.warn("careful")
+print("after"); print("after", file=sys.stderr)
+with stdout_for_results():
+    raise RuntimeError("ours")
+"""
+
+
+def test_all_that_python_prints_arrives_in_order():
+    done = subprocess.run([sys.executable, "-c", INSIDE], capture_output=True, text=True, check=False)
+    assert done.stdout == "before\nout\nafter\n", done.stderr
+    assert done.stderr.startswith("native\nnative\nerr\n")
+    assert "careful" in done.stderr
+    assert done.stderr.endswith("RuntimeError: ours\n")
+
+
+def test_no_descriptor_is_left_open():
+    before = os.listdir("/proc/self/fd")
+    with stdout_for_results():
+        ctypes.CDLL(None).puts(b"native")
+    assert os.listdir("/proc/self/fd") == before

@@ -6,10 +6,9 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import soundfile
-from cache_contents import items, only_version, shard_folders
+from cache_contents import items, only_version
 from corpora import Corpus, speech
 from manifests import manifest_of
-from pausing import interrupt
 
 from featcache.errors import ManifestError
 from featcache.extraction.audio_files import missing_file_notes
@@ -253,26 +252,6 @@ def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch):
         1,
         "antiphase: its channels have sound, and what is taken of them (audio.channel)",
     )
-
-
-# Interrupted
-
-
-def test_an_interrupted_run_says_what_is_left(cli, plain, gated_config, gate, scratch):
-    gate.write_text("3")
-    command = ("extract", plain.manifest(), "-c", gated_config, "--shard-size", "0.0003", "--threads", 1)
-    running = cli.start(*command, "-o", scratch / "c")
-    running.wait_until(lambda: len(shard_folders(scratch / "c")) == 3)
-    ended = interrupt(running, gate)
-    assert ended.code == 130
-    kept = len(items(scratch / "c"))
-    left = 12 - kept
-    last = f"interrupted: {kept} extracted utterances kept, {left} left: run the same command again\n"
-    assert ended.out.endswith(last)
-    finished = cli(*command, "-o", scratch / "c")
-    assert finished.code == 0
-    assert f"{left} extracted" in finished.out
-    assert "left" not in finished.out
 
 
 def test_a_run_of_a_moment_tells_nothing_of_its_stages(cli, plain, scratch):

@@ -49,17 +49,6 @@ def whole(plain, slow_config, scratch):
     return items(scratch / "whole")
 
 
-def test_workers_make_what_one_process_makes(run, plain, scratch, whole):
-    seen = []
-    summary = run(InlineTeam(3), report=lambda progress: seen.append(progress.audio_seconds))
-    assert items(scratch / "cache") == whole
-    assert (summary.versions[0].extracted, summary.failed) == (12, 0)
-    assert (summary.processes, summary.threads, summary.device) == (3, 3, "cpu")
-    assert seen == sorted(seen)
-    report = check(scratch / "cache", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated) == ([], 0)
-
-
 def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_there(run, plain, scratch, whole):
     """Whatever it does leaves no marks here, so that only its shard is known; there are six attempts at most."""
     bad = plain.ids[4]

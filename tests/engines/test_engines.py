@@ -1,15 +1,18 @@
-"""A run that fails lets go of everything: the next in the same process finds no lock, open file or thread of it."""
+"""A run that cannot write says so in a line, and lets go of everything: no lock, open file or thread of it stays."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cache_contents import WORK, being_written
+import soundfile
+from cache_contents import WORK, being_written, chunk_files, items
+from corpora import speech
 from extractions import run_to_its_end
 
 from featcache.config import load_config
@@ -110,3 +113,51 @@ def test_a_thread_that_does_not_start_ends_the_run(plan, scratch, monkeypatch):
             run_extraction(extraction, run_locally)
         assert_nothing_is_held(scratch)
     assert_all_is_done(plan())
+
+
+# As users see it
+
+
+def assert_one_line(finished, *words: str) -> None:
+    """It failed, and says so in one line that holds the words."""
+    assert finished.code == 1
+    (line,) = finished.err.splitlines()
+    assert all(word in line for word in words), line
+
+
+def test_a_full_disk_is_one_clear_line_and_harms_nothing(cli, plain, scratch):
+    """Really refused by the kernel: a limit on the size of files, which a longer utterance's shard exceeds."""
+    corpus = plain.copy(scratch / "corpus")
+    soundfile.write(corpus.folder / "long.wav", speech(5.0), 16000)
+    corpus.add("long", "long.wav", duration=5.0)
+    job = ("extract", corpus.manifest(), "-o", scratch / "c", "--shard-size", "0.01", "--threads", 1)
+    assert_one_line(cli(*job, limits={"FSIZE": 30_000}), "cannot be written", "File too large", "same command again")
+    assert len(items(scratch / "c")) > 3
+    assert cli(*job).code == 0
+    assert cli(*job, "-o", scratch / "fresh").code == 0
+    assert chunk_files(scratch / "c") == chunk_files(scratch / "fresh")
+
+
+def test_a_cache_without_permission_is_one_clear_line(cli, plain, scratch):
+    """Neither to make it, nor to add to it; what is in it can be read."""
+    cache = scratch / "closed" / "c"
+    cli("extract", plain.manifest(plain.rows[:3], "three.csv"), "-o", cache)
+    folders = [path for path in (scratch / "closed").rglob("*") if path.is_dir()]
+    for folder in [scratch / "closed", *folders]:
+        folder.chmod(0o555)
+    for output in (cache, scratch / "closed" / "new"):
+        refused = cli("extract", plain.manifest(), "-o", output, powerless=True)
+        assert_one_line(refused, "cannot be written", "Permission denied", str(output))
+    (scratch / "file").write_text("")  # where a folder should be
+    assert_one_line(
+        cli("extract", plain.manifest(), "-o", scratch / "file" / "c"), "cannot be written", "Not a directory"
+    )
+    shutil.rmtree(next(cache.glob("*/index")))
+    assert cli("verify", cache, powerless=True).code == 0
+    assert "3 utterances" in cli("info", cache, powerless=True).out
+    assert (
+        "nothing to do" in cli("extract", plain.manifest(plain.rows[:3], "three.csv"), "-o", cache, powerless=True).out
+    )
+    for folder in [scratch / "closed", *folders]:
+        with suppress(FileNotFoundError):
+            folder.chmod(0o755)

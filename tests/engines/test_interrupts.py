@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import pty
+import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +18,7 @@ import soundfile
 from cache_contents import check, items, ledger, shard_folders
 from corpora import speech
 from extractions import write_config
-from pausing import interrupt
+from pausing import interrupt, wait_at
 from processes import POLL_SECONDS, TESTS, Cli, commands
 
 from featcache.config import load_config
@@ -130,26 +130,6 @@ def test_of_rows_that_are_replaced_those_that_were_not_reached_keep_their_items(
     assert (check(cache).problems, check(cache).repeated) == ([], 0)
 
 
-def test_with_nohup_a_hang_up_changes_nothing(by_ones, plain, gated_config, gate, scratch):
-    gate.write_text("2")
-    command = ["nohup", sys.executable, "-m", "featcache", "extract", plain.manifest(), "-c", gated_config]
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with subprocess.Popen(
-        [*map(str, command), "-o", scratch, "--threads", "1"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
-    ) as process:
-        while not Path(f"{gate}.{process.pid}").exists():
-            assert process.poll() is None
-            time.sleep(POLL_SECONDS)
-        process.send_signal(signal.SIGHUP)
-        gate.unlink()
-    assert process.returncode == 0
-    assert len(items(scratch)) == len(plain.rows)
-
-
 def test_a_terminal_that_is_closed_loses_nothing(plain, gated_config, gate, whole, scratch):
     """The shell's window goes, and with it stdout and stderr: what was extracted is committed all the same."""
     gate.write_text("4")
@@ -171,6 +151,23 @@ def test_a_terminal_that_is_closed_loses_nothing(plain, gated_config, gate, whol
     there = items(scratch / "cache")
     assert 5 <= len(there) <= len(whole)
     assert there == {id_: whole[id_] for id_ in [*whole][: len(there)]}
+
+
+def test_a_second_interrupt_stops_at_once(cli, plain, gate, gated_config, scratch):
+    """Nobody waits for an extractor that takes its time: this one never ends. At once too if both signals come before
+    anything was said, the second while the first is being handled.
+    """
+    gate.write_text("0")
+    for attempt in range(6):
+        running = cli.start("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c")
+        wait_at(gate, running)
+        running.send(signal.SIGINT)
+        if attempt == 0:
+            running.wait_until(lambda: "interrupted" in running.err())  # noqa: B023
+        running.send(signal.SIGTERM)  # two of a kind may be delivered as one
+        assert running.wait().code == 130
+        assert check(scratch / "c").utterances == 0
+        shutil.rmtree(scratch / "c")
 
 
 # Stopped after each batch

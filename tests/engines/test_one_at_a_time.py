@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import socket
 import threading
@@ -142,10 +141,3 @@ def test_a_part_of_a_corpus_that_is_busy_does_not_hold_up_the_others(cli, plain,
     assert (ended.code, "part a: " in ended.err, "featcache repair, process" in ended.err) == (1, True, True)
     busy, done = ended.json()["parts"]
     assert (busy["error"]["type"], done["versions"][0]["extracted"]) == ("LockedError", 2)
-
-
-def test_where_there_are_no_locks_everybody_has_the_lock(plain, scratch, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "Operation not supported")))
-    featcache.extract(plain.manifest(plain.rows[:2], "2.csv"), cache=scratch)
-    with only_version(scratch).at_work("repair"):
-        assert featcache.extract(plain.manifest(), cache=scratch).versions[0].extracted == len(plain.rows) - 2

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from cache_contents import being_written, check, items
+from cache_contents import check, items
 from extractions import write_config
 from processes import MOST_SECONDS, TESTS
 from test_devices import ONE_EACH, wait_for_end
-from test_suspects import crashing, failures, marks
+from test_suspects import assert_it_cost_itself_alone, crashing
 
 from featcache.engines.ray import _Shape
 from featcache.errors import ArgumentError
@@ -45,23 +45,17 @@ def alone():
 
 
 def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_process(cli, plain, scratch, alone):
-    manifest, config = crashing(plain, "segfault"), write_config(scratch, "Crashing")
-    job = ("extract", manifest, "-c", config, "--shard-size", ONE_EACH)
+    config = write_config(scratch, "Crashing")
+    job = ("extract", crashing(plain, "segfault"), "-c", config, "--shard-size", ONE_EACH)
     done = cli(*job, "-o", scratch / "c", *ACTORS, "--json", env=alone)
     assert done.code == 3, done.err
-    culprit = f"{plain.ids[1]}!segfault"
     summary = done.json()  # and nothing of Ray's on standard output
     assert summary["failed_by_reason"] == {"crashed": 1}
     assert "nice" not in done.err  # as this process is, not behind all else
     assert summary["versions"][0]["extracted"] == 11
     assert 1 <= summary["processes"] <= 2  # on a busy machine, one may do all of it before the other is there
     assert done.err.count("the process ended at work (Ray lost its process)") <= 1
-    assert failures(scratch / "c") == {culprit: ("crashed", "extracting it ended a process: SIGSEGV")}
-    assert marks(scratch / "c") == []
-    others = plain.manifest([row for row in plain.rows if row["id"] != plain.ids[1]], "others.csv")
-    assert cli("extract", others, "-c", config, "-o", scratch / "d", "--threads", 1).code == 0
-    assert items(scratch / "c") == items(scratch / "d")
-    assert check(scratch / "c", manifest=read_manifest(manifest)).problems == []
+    assert_it_cost_itself_alone(cli, plain, config, scratch / "c", "segfault")
 
 
 @pytest.fixture
@@ -96,25 +90,6 @@ def wait_until(condition) -> None:
 def actors_at(gate: Path, count: int) -> set[int]:
     """The processes that stand at a gate, as the `count`th to enter of theirs."""
     return {int(path.suffix[1:]) for path in gate.parent.glob(f"{gate.name}.*") if path.stat().st_size == count}
-
-
-@pytest.mark.slow
-def test_actors_that_are_killed_are_replaced(command, plain, gate, gated_config, scratch):
-    """Three times; what they had is given to others, and nothing is lost or there twice."""
-    gate.write_text("1")
-    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c", "--shard-size", ONE_EACH, *ACTORS)
-    running, killed = command(*job), set()
-    for deaths in range(3):
-        wait_until(lambda: actors_at(gate, 2) - killed)
-        pid = max(actors_at(gate, 2) - killed)
-        os.kill(pid, signal.SIGKILL)
-        killed.add(pid)
-        wait_until(lambda deaths=deaths: running.err().count("the process ended at work") == deaths + 1)
-    gate.unlink()
-    assert running.wait() == 0, running.err()
-    report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
-    assert being_written(scratch / "c") == []
 
 
 @pytest.mark.slow

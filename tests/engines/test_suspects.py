@@ -64,27 +64,32 @@ def as_if_killed(version, ids: list[str], apart: bool = False, crash: str = "") 
         (folder / "crash.txt").write_text(crash)
 
 
+def assert_it_cost_itself_alone(cli, plain, config, cache: Path, how: str) -> None:
+    """The second clip, which ends its process, is in the ledger; everything else is there, as if it had never been."""
+    ended = {"segfault": "SIGSEGV", "7": "exit code 7"}[how]
+    assert failures(cache) == {f"{plain.ids[1]}!{how}": ("crashed", f"extracting it ended a process: {ended}")}
+    assert marks(cache) == []
+    assert check(cache).problems == []
+    others = plain.manifest([row for row in plain.rows if row["id"] != plain.ids[1]], "others.csv")
+    whole = cache.with_name("others")
+    assert cli("extract", others, "-c", config, "-o", whole, "--threads", 1).code == 0
+    assert items(cache) == items(whole)
+
+
 # The whole of it, in real processes
 
 
 def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch):
-    """A real SIGSEGV: everything else is there, as if it had never been."""
+    """A real SIGSEGV."""
     manifest, config = crashing(plain, "segfault"), write_config(scratch, "Crashing")
     job = ("extract", manifest, "-c", config, "-o", scratch / "c", "--threads", 1, "--shard-size", "0.0008")
     (scratch / "here").mkdir()
     (scratch / "here" / "json.py").write_text("raise SystemExit('the current folder is not to be imported from')")
     code, deaths = run_until_it_ends(cli, *job, cwd=scratch / "here")
     assert (code, deaths) == (3, 1)
-    culprit = f"{plain.ids[1]}!segfault"
-    assert failures(scratch / "c") == {culprit: ("crashed", "extracting it ended a process: SIGSEGV")}
-    assert marks(scratch / "c") == []
+    assert_it_cost_itself_alone(cli, plain, config, scratch / "c", "segfault")
     again = cli(*job)
     assert (again.code, "crashed 1" in again.out) == (3, True)
-
-    others = plain.manifest([row for row in plain.rows if row["id"] != plain.ids[1]], "others.csv")
-    assert cli("extract", others, "-c", config, "-o", scratch / "d", "--threads", 1).code == 0
-    assert items(scratch / "c") == items(scratch / "d")
-    assert check(scratch / "c").problems == []
 
 
 @pytest.mark.slow
