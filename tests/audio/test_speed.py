@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
-import soundfile
 import torch
-from augment_section import SPEEDS, config_of, extract, write_config_of
-from cache_contents import check, items, only_version
+from augment_section import SPEEDS, config_of
 from corpora import speech
 from hypothesis import given
 from hypothesis import strategies as st
 
 from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy, load_config, packaged_configs
-from featcache.errors import AudioError, ConfigError, ManifestError, Reason
-from featcache.extraction import decoding
+from featcache.errors import AudioError, ConfigError, Reason
 
 RATE = 16000
 
@@ -144,159 +139,3 @@ def test_packaged_configs_without_copies_have_no_trace_of_the_section():
         assert "augment" not in load_config(name).resolved()
     assert load_config("fbank80-speed").resolved()["augment"] == {"speed": SPEEDS, "noise": None}
     assert "fbank80-speed" in packaged_configs()
-
-
-# Versions
-
-
-def test_every_utterance_is_there_at_every_speed(plain, scratch):
-    extract(plain.manifest(), config_of({"speed": SPEEDS}), scratch / "copies")
-    extract(plain.manifest(), config_of(None), scratch / "plain")
-    copies, alone = items(scratch / "copies"), items(scratch / "plain")
-    assert set(copies) == {f"{id_}{suffix}" for id_ in plain.ids for suffix in ("_sp0.9", "", "_sp1.1")}
-    for row in plain.rows:
-        assert copies[row["id"]] == alone[row["id"]]
-        for speed in (0.9, 1.1):
-            num_samples = int(row["duration"] * RATE / speed + 0.5)
-            assert copies[f"{row['id']}_sp{speed:g}"][1][0] == 1 + (num_samples - 400) // 160
-    assert check(scratch / "copies").problems == []
-
-
-def test_without_speed_1_there_is_no_plain_copy(plain, scratch):
-    summary = extract(plain.manifest(), config_of({"speed": [0.9]}), scratch)
-    assert set(items(scratch)) == {f"{id_}_sp0.9" for id_ in plain.ids}
-    assert (summary.utterances, summary.versions[0].utterances) == (12, 12)
-
-
-def test_a_recording_is_decoded_once_for_its_copies(plain, scratch, monkeypatch):
-    cut = []
-    real = decoding.decode
-    monkeypatch.setattr(
-        decoding, "decode", lambda path, segments, **how: cut.extend(segments) or real(path, segments, **how)
-    )
-    extract(plain.manifest(), config_of({"speed": SPEEDS}), scratch, threads=1)
-    assert len(cut) == len(plain.rows)
-
-
-def test_versions_with_other_copies_are_filled_in_one_run(cli, plain, scratch):
-    one = write_config_of(scratch / "one.yaml", {"speed": [0.9, 1.0]})
-    done = cli("extract", plain.manifest(), "-c", one, "-c", "fbank80", "-o", scratch / "features", "--json")
-    assert done.code == 0
-    assert [version["utterances"] for version in done.json()["versions"]] == [24, 12]
-    assert [version["extracted"] for version in done.json()["versions"]] == [24, 12]
-
-
-def test_limits_are_on_the_copies(plain, scratch):
-    """0.40 to 0.62 s: at 0.9 the longest last 0.69 s; a limit between them fails some copies, and them alone."""
-    config = config_of({"speed": [0.9, 1.0]}, audio={"max_seconds": 0.63})
-    summary = extract(plain.manifest(), config, scratch)
-    lasting = {f"{row['id']}_sp0.9" for row in plain.rows if row["duration"] / 0.9 > 0.63}
-    assert 0 < len(lasting) < 12
-    assert set(items(scratch)) == {*plain.ids, *(f"{id_}_sp0.9" for id_ in plain.ids)} - lasting
-    assert summary.failed_by_reason == {"too_long": len(lasting)}
-    again = extract(plain.manifest(), config, scratch)
-    assert (again.versions[0].extracted, again.versions[0].failed) == (0, len(lasting))
-
-
-def test_a_clip_may_be_too_short_at_a_high_speed_alone(tmp_path, scratch):
-    soundfile.write(tmp_path / "a.wav", speech(0.026), RATE)
-    (tmp_path / "m.csv").write_text("id,path\na,a.wav\n")
-    summary = extract(tmp_path / "m.csv", config_of({"speed": SPEEDS}), scratch)
-    assert set(items(scratch)) == {"a", "a_sp0.9"}
-    assert summary.failed_by_reason == {"too_short": 1}
-
-
-def test_a_manifest_with_ids_of_copies_is_refused(cli, plain, scratch):
-    rows = [{**plain.rows[0], "id": "utt-00_sp0.9"}, *plain.rows]
-    with pytest.raises(ManifestError, match=r"1 of 13 ids end in .*: utt-00_sp0\.9: rename them"):
-        extract(plain.manifest(rows, "marked.csv"), config_of({"speed": SPEEDS}), scratch)
-    config = write_config_of(scratch / "copies.yaml", {"speed": SPEEDS})
-    done = cli("extract", plain.manifest(rows, "marked.csv"), "-c", config, "-o", scratch / "features")
-    assert done.code == 2
-    assert len(done.err.splitlines()) == 1
-
-
-# Commands
-
-
-@pytest.fixture(scope="module")
-def made(cli, plain, tmp_path_factory):
-    """A cache with a version of copies, and its config."""
-    folder = tmp_path_factory.mktemp("copies")
-    config = write_config_of(folder / "copies.yaml", {"speed": SPEEDS})
-    done = cli("extract", plain.manifest(), "-c", config, "-o", folder / "features", "--shard-size", "0.05")
-    assert done.code == 0
-    assert "36 utterances: 36 extracted" in done.out
-    return folder
-
-
-def test_a_dry_run_counts_copies_and_how_long_they_last(cli, plain, scratch):
-    config = write_config_of(scratch / "copies.yaml", {"speed": [0.5, 1.0]})
-    (version,) = cli("extract", plain.manifest(), "-c", config, "--dry-run", "--json", cwd=scratch).json()["versions"]
-    seconds = sum(row["duration"] for row in plain.rows)
-    assert (version["utterances"], version["missing"]) == (24, 24)
-    assert version["audio_seconds"] == pytest.approx(3 * seconds, rel=0.01)
-
-
-def test_nothing_is_left_to_do(cli, plain, made):
-    done = cli("extract", plain.manifest(), "-c", made / "copies.yaml", "-o", made / "features")
-    assert "all 36 utterances are already there" in done.out
-
-
-def test_verify_knows_the_copies(cli, plain, made):
-    done = cli("verify", made / "features", "--manifest", plain.manifest(), "--recompute", 36, "--json")
-    assert done.code == 0, done.out
-    (version,) = done.json()["versions"]
-    assert (version["utterances"], version["surplus"], version["recomputed"]["identical"]) == (36, 0, 36)
-    more = [*plain.rows, {**plain.rows[0], "id": "another"}]
-    (version,) = cli("verify", made / "features", "--manifest", plain.manifest(more, "more.csv"), "--json").json()[
-        "versions"
-    ]
-    assert {problem["id"] for problem in version["problems"]} == {"another", "another_sp0.9", "another_sp1.1"}
-
-
-def test_repair_extracts_copies_again(cli, plain, made, scratch):
-    shutil.copytree(made / "features", scratch / "features")
-    before = items(scratch / "features")
-    version = only_version(scratch / "features")
-    chunk = version.shard(version.shard_names()[0]).folder / "features" / "c" / "0" / "0"
-    data = bytearray(chunk.read_bytes())
-    data[100] ^= 1
-    chunk.write_bytes(data)
-    assert cli("verify", scratch / "features").code == 1
-    assert cli("repair", scratch / "features", "--manifest", plain.manifest()).code == 0
-    assert items(scratch / "features") == before
-
-
-def test_show_passes_by_versions_that_have_not_the_copy(cli, plain, made, scratch):
-    """Unless none has it."""
-    shutil.copytree(made / "features", scratch / "features")
-    assert cli("extract", plain.manifest(), "-c", "mfcc13", "-o", scratch / "features").code == 0
-    assert len(cli("show", scratch / "features", "utt-03", "--json").json()["versions"]) == 2
-    (version,) = cli("show", scratch / "features", "utt-03_sp0.9", "--json").json()["versions"]
-    assert "mfcc13" not in version["version"]
-    refused = cli("show", scratch / "features", "utt-03_sp0.7")
-    assert (refused.code, len(refused.err.splitlines())) == (1, 1)
-    assert "'utt-03_sp0.7': no such utterance in " in refused.err
-
-
-def test_show_and_info_and_probe_take_copies(cli, plain, made):
-    shown = cli("show", made / "features", "utt-03_sp0.9", "--json")
-    (version,) = shown.json()["versions"]
-    assert version["num_samples"] == int(plain.rows[3]["duration"] * RATE / 0.9 + 0.5)
-    assert "copies at speed 0.9, 1, 1.1" in cli("info", made / "features").out
-    assert cli("probe", made / "copies.yaml", plain.manifest(), "--utterances", 4).code == 0
-
-
-def test_units_of_copies_are_the_same_from_features_and_from_audio(cli, plain, made, scratch):
-    assert cli("fit-kmeans", made / "features", "-k", 8, "-o", scratch / "units.safetensors").code == 0
-    params = {"weights": "units.safetensors"}
-    units = write_config_of(scratch / "units.yaml", {"speed": SPEEDS}, extractor="units", params=params)
-    for cache, source in (("a", ()), ("b", ("--from", made / "features"))):
-        assert cli("extract", plain.manifest(), "-c", units, "-o", scratch / cache, *source).code == 0
-    assert items(scratch / "a") == items(scratch / "b")
-    assert len(items(scratch / "a")) == 36
-    some = write_config_of(scratch / "some.yaml", {"speed": [0.8, 0.9]}, extractor="units", params=params)
-    done = cli("extract", plain.manifest(), "-c", some, "-o", scratch / "c", "--from", made / "features")
-    assert done.code == 2
-    assert "lacks: _sp0.8" in done.err
