@@ -31,7 +31,7 @@ from featcache.manifest.audio_locations import (
     Member,
     Url,
     have_compressed,
-    is_copied,
+    is_compressed,
     locate,
     need_pyarrow,
     url_of,
@@ -105,7 +105,10 @@ def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[n
 
 def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
     location = manifest.resolve(manifest.paths[row])
-    return location.container if isinstance(location, Member) and is_copied(location.container) else None
+    if not isinstance(location, Member):
+        return None
+    is_copied = isinstance(location.container, Url) or is_compressed(location.container)
+    return location.container if is_copied else None
 
 
 def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> RowStatus:

@@ -12,17 +12,7 @@ from featcache.audio.remote import each_at_once
 from featcache.audio.waveform import AudioPolicy
 from featcache.errors import AudioError, Reason
 from featcache.manifest import CallersUrls, Manifest, Utterance
-from featcache.manifest.audio_locations import (
-    AUDIO_SCHEMES,
-    AudioLocation,
-    AudioSource,
-    Member,
-    Url,
-    is_other_url,
-    is_range_of_archive,
-    locate,
-    url_of,
-)
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Member, Url, locate, url_of, why_no_file
 from featcache.version.ledger import Failure
 
 Stamp = tuple[int | None, int | None]
@@ -66,15 +56,9 @@ def is_same(now: Stamp, was: Stamp) -> bool:
 def where_missing(path: str, root: AudioLocation) -> str:
     """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
     location = locate(root, path)
-    if is_range_of_archive(path):
-        return ": ranges of an archive's entries are not read, only whole ones"
-    if url_of(location):
-        return "" if str(location) == path else f": {location}"
-    if is_other_url(path):
-        return f": URLs are read that begin with {', '.join(AUDIO_SCHEMES)}"
-    if path.startswith("~"):
-        return ": ~ stands for no folder in a manifest"
-    return "" if os.path.isabs(path) else f": {location}"
+    if why := why_no_file(path):
+        return f": {why}"
+    return "" if str(location) == path or os.path.isabs(path) else f": {location}"
 
 
 def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[AudioSource, Stamp]:

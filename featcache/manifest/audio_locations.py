@@ -83,16 +83,6 @@ def is_audio_url(path: str) -> bool:
     return "://" in path and _FETCHED.match(path) is not None
 
 
-def is_other_url(path: str) -> bool:
-    """Whether a path is a URL of a kind that is not read."""
-    return _ANY.match(path) is not None and not (_FETCHED.match(path) or _LOCAL.match(path))
-
-
-def have_urls(paths: Strings) -> bool:
-    """Whether one of the paths is the URL of a file that is fetched."""
-    return re.search(rb"://", paths.blob.data) is not None and any(map(is_audio_url, paths))
-
-
 def url_of(source: AudioSource) -> Url | None:
     """What is asked for at a server: a file, or the container that audio is in; None if it is on this machine."""
     location = source.container if isinstance(source, Member) else source
@@ -102,11 +92,6 @@ def url_of(source: AudioSource) -> Url | None:
 def suffix_of(container: Path | Url) -> str:
     """What a container is: the last suffix of its name."""
     return os.path.splitext(container)[1]
-
-
-def is_copied(container: Path | Url) -> bool:
-    """Whether a container has to be copied before members can be reached: it is at a URL, or compressed."""
-    return isinstance(container, Url) or is_compressed(container)
 
 
 def is_compressed(container: Path | Url) -> bool:
@@ -138,9 +123,13 @@ def locate(root: AudioLocation, path: str) -> AudioSource:
     return _local(path, root)
 
 
-def is_range_of_archive(path: str) -> bool:
-    """Whether a path is a part of an entry of Kaldi's archives, as `wav.scp` may have it: `raw.1.ark:1234[0:99]`."""
-    return path.endswith("]") and _IN_ARCHIVE.search(path.rpartition("[")[0]) is not None
+def why_no_file(path: str) -> str | None:
+    """Why a path names nothing that is read, whatever there is; None if it may name something."""
+    if path.endswith("]") and _IN_ARCHIVE.search(path.rpartition("[")[0]):  # as `wav.scp` may have it
+        return "ranges of an archive's entries are not read, only whole ones"
+    if _ANY.match(path) and not (_FETCHED.match(path) or _LOCAL.match(path)):
+        return f"URLs are read that begin with {', '.join(AUDIO_SCHEMES)}"
+    return "~ stands for no folder in a manifest" if path.startswith("~") else None
 
 
 def names_container(path: str) -> bool:

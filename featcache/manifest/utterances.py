@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import may_have_secret, secret_in
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, have_urls, is_command, locate, url_of
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, is_audio_url, is_command, locate, url_of
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.strings import Strings
 
@@ -79,29 +79,25 @@ class Manifest:
     @property
     def has_urls(self) -> bool:
         """Whether files have to be fetched."""
-        return isinstance(self.root, Url) or have_urls(self.paths)
+        if isinstance(self.root, Url):
+            return True
+        return re.search(rb"://", self.paths.blob.data) is not None and any(map(is_audio_url, self.paths))
 
     def row_hashes(self) -> NDArray[np.uint64]:
         """The hash of each row's segment, uint64 `[rows]`."""
         return SegmentColumns(self.paths, self.start, self.duration, self.channel).hashes()
 
 
-class CallersUrls:
+class CallersUrls(frozenset[Url]):
     """The URLs that a user's own manifest names, if he has given one, and no others.
 
     Paths in a cache are a stranger's, if the cache is: they alone must not make this machine send a request, since that
     may be to a service that trusts this machine. A file at a URL is fetched if a manifest names it, too."""
 
-    def __init__(self, manifest: Manifest | None) -> None:
-        self._urls: frozenset[str] = frozenset()
-        if manifest is not None and manifest.has_urls:
-            self._urls = frozenset(filter(None, map(url_of, map(manifest.resolve, manifest.paths))))
-
-    def __contains__(self, url: Url) -> bool:
-        return url in self._urls
-
-    def __bool__(self) -> bool:
-        return bool(self._urls)
+    def __new__(cls, manifest: Manifest | None) -> CallersUrls:  # noqa: D102
+        if manifest is None or not manifest.has_urls:
+            return super().__new__(cls)
+        return super().__new__(cls, filter(None, map(url_of, map(manifest.resolve, manifest.paths))))
 
 
 def rows_at_even_steps(count: int, at_most: int) -> NDArray[np.int64]:

@@ -15,15 +15,13 @@ import numpy as np
 
 from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest.audio_locations import Command, Member, Url
+from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.formats.source import suffix_of
 from featcache.manifest.formats.tables import pyarrow
 from featcache.manifest.utterances import COLUMNS, Manifest, meaning_of, nearest_sample
 
 AudioFile = tuple[int, int, int]
 """A file's sample rate in Hz, its samples per channel, and its channels."""
-
-_SAID = ("text", "speaker", "language", "gender")
-"""What Lhotse's supervisions have fields for; other columns become their `custom`."""
 
 _BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 
@@ -107,7 +105,7 @@ def _cut(manifest: Manifest, number: int, file: AudioFile) -> dict[str, Any]:
     seconds = min(row.duration or math.inf, (num_samples - nearest_sample(start, rate)) / rate)
     segment = {"start": start, "duration": seconds, "channel": channel}
     supervision = {"id": row.id, "recording_id": row.path, **segment, "start": 0.0}
-    supervision |= {name: carried.pop(name) for name in _SAID if name in carried}
+    supervision |= {name: carried.pop(name) for name in SAID if name in carried}
     kind, source = "url" if isinstance(location, Url) else "file", str(location)
     if isinstance(location, Command):
         kind, source = "command", source.rstrip()[:-1].rstrip()

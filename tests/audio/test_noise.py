@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import soundfile
 from audio_files import KINDS, tone, write_audio
-from augment_section import assert_resumed_to_the_same_bits, config_of, extract, write_config_of
-from cache_contents import check, items
+from augment_section import config_of, write_config_of
 from corpora import speech
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import featcache
 from featcache.audio import decode as decode_module
 from featcache.audio import noise as noise_module
 from featcache.audio.decode import Cut, decode
@@ -384,72 +382,3 @@ def test_noise_that_breaks_off_while_it_is_used_ends_the_run_with_its_name(cli, 
     assert "augment.noise.manifest: " in done.err
     assert "a.flac: decoding fails" in done.err
     assert len(done.err.splitlines()) == 1
-
-
-# Versions
-
-
-def test_every_copy_is_there_and_the_clean_ones_are_what_they_were(plain, noises, scratch):
-    extract(plain.manifest(), config_of({**section(), "speed": [0.9, 1.0]}, noises), scratch / "copies")
-    extract(plain.manifest(), config_of(None), scratch / "plain")
-    copies, alone = items(scratch / "copies"), items(scratch / "plain")
-    suffixes = ("_sp0.9", "_sp0.9_snr5", "_sp0.9_snr15", "", "_snr5", "_snr15")
-    assert set(copies) == {f"{id_}{suffix}" for id_ in plain.ids for suffix in suffixes}
-    for id_ in plain.ids:
-        assert copies[id_] == alone[id_]
-        assert len({copies[f"{id_}{suffix}"][1] for suffix in suffixes[3:]}) == 1  # as many frames
-        assert len({copies[f"{id_}{suffix}"][2] for suffix in suffixes}) == 6  # and each its own values
-    assert check(scratch / "copies").problems == []
-
-
-def test_values_depend_on_nothing_but_the_copy(corpus, noises, scratch, monkeypatch):
-    """Threads, shard size, order of the manifest, neighbours, other copies, memory for noise: not a bit."""
-    config = config_of({**section(), "speed": [0.9, 1.0]}, noises)
-    extract(corpus.manifest(), config, scratch / "a", threads=1)
-    keep(monkeypatch, 100_000)
-    extract(corpus.manifest(corpus.rows[::-1], "backwards.csv"), config, scratch / "b", threads=3, shard_megabytes=0.01)
-    extract(corpus.manifest(corpus.rows[::3], "third.csv"), config_of(section(snr=[15]), noises), scratch / "c")
-    whole, third = items(scratch / "a"), items(scratch / "c")
-    assert items(scratch / "b") == whole
-    assert third == {id_: whole[id_] for id_ in third}
-    assert len(third) == 2 * len([id_ for id_ in third if not id_.endswith("_snr15")])
-
-
-def test_a_killed_run_is_resumed_to_the_same_bits(cli, plain, noises, scratch):
-    noise = {"manifest": str(noises / "noises.csv"), "snr": SNRS}
-    assert_resumed_to_the_same_bits(cli, plain.manifest(), {"speed": [0.9, 1.0], "noise": noise}, scratch)
-
-
-def test_the_commands_take_noisy_copies(cli, plain, noises, scratch):
-    shutil.copytree(noises, scratch / "noise")
-    config = write_config_of(scratch / "noise" / "copies.yaml", section())
-    cache = scratch / "features"
-    assert cli("extract", plain.manifest(), "-c", config, "-o", cache).code == 0
-    done = cli("verify", cache, "--manifest", plain.manifest(), "--recompute", 36, "--json")
-    assert done.code == 0, done.out
-    assert done.json()["versions"][0]["recomputed"]["identical"] == 36
-    assert "at speed 1, clean and with noise of " in cli("info", cache).out
-    assert cli("show", cache, "utt-00_snr15").code == 0
-    assert cli("probe", config, plain.manifest(), "--utterances", 4).code == 0
-    shutil.rmtree(scratch / "noise")  # reading what was extracted needs no noise; extracting again does
-    assert cli("show", cache, "utt-00_snr15").code == 0
-    assert featcache.open(cache)["utt-00_snr15"].shape[1] == 80
-    done = cli("verify", cache, "--manifest", plain.manifest())
-    assert done.code == 0
-    assert "its config does not load here" in done.out
-
-
-def test_units_from_features_need_the_same_noise(cli, plain, noises, scratch):
-    config = write_config_of(noises / "source.yaml", section())
-    cache = scratch / "features"
-    assert cli("extract", plain.manifest(), "-c", config, "-o", cache).code == 0
-    assert cli("fit-kmeans", cache, "-k", 8, "-o", noises / "units.safetensors").code == 0
-    units = {"extractor": "units", "params": {"weights": "units.safetensors"}}
-    same = write_config_of(noises / "same.yaml", section(), **units)
-    for name, source in (("a", ()), ("b", ("--from", cache))):
-        assert cli("extract", plain.manifest(), "-c", same, "-o", scratch / name, *source).code == 0
-    assert items(scratch / "a") == items(scratch / "b")
-    other = write_config_of(noises / "other.yaml", section(seed=1), **units)
-    done = cli("extract", plain.manifest(), "-c", other, "-o", scratch / "c", "--from", cache)
-    assert done.code == 2
-    assert "has different noise, or a different seed" in done.err

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -85,11 +86,7 @@ def test_samples_are_those_of_the_file(files, server, monkeypatch, kind, in_memo
     assert len(whole)
     for (samples, source), (others, other) in zip(here, there, strict=True):
         np.testing.assert_array_equal(samples, others)
-        assert (source.size, source.content_hash, source.sample_rate) == (
-            other.size,
-            other.content_hash,
-            other.sample_rate,
-        )
+        assert other == replace(source, mtime_ns=other.mtime_ns)
         assert other.mtime_ns < 0
     assert server.requests == [f"GET /{path.name}"]
 
@@ -156,11 +153,6 @@ def test_what_passes_is_tried_again(server, base, monkeypatch, fault, in_memory)
     stamp_of(Url(f"{base}/b/a"))
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_read_again(server, base):
-    server.files["/b/a"], server.faults["/b/a"] = b"abcdef", ["replace"]
-    assert bytes_of(f"{base}/b/a") == b"fedcba"
-
-
 @pytest.mark.parametrize("fault", PASSING, ids=str)
 def test_tries_end(server, base, fault):
     server.files["/b/a"], server.always["/b/a"] = bytes(1000), fault
@@ -184,11 +176,6 @@ def test_what_stays_is_not_tried_again(server, base, status, reason, message):
     server.always["/b/a"] = status
     failed = fault_of(f"{base}/b/a")
     assert (failed.reason, str(failed), len(server.requests)) == (reason, message, 1)
-
-
-def test_no_bytes_are_no_audio(server):
-    server.files["/a"] = b""
-    assert fault_of(server.url("/a")).reason == Reason.EMPTY
 
 
 def test_a_host_that_is_not_there(server):
@@ -266,10 +253,8 @@ def test_where_a_path_is():
     assert locate(url, "https://h/a.wav") == Url("https://h/a.wav")
     assert locate(url, "/a.wav") == Path("/a.wav")
     assert locate(root, "hf://x/a.wav") == Path("/corpus/hf:/x/a.wav")
-    assert [is_audio_url(text) for text in ("S3://b", "file:///x", "a.wav", "hf://x", "as3://b")] == [
-        True,
-        *[False] * 4,
-    ]
+    assert is_audio_url("S3://b")
+    assert not any(map(is_audio_url, ("file:///x", "a.wav", "hf://x", "as3://b")))
 
 
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3://bucket//a.wav", "s3://bucket/a/../b.wav"])
@@ -322,14 +307,6 @@ def test_what_is_held_ahead_is_bounded(server, monkeypatch):
         assert downloads.is_room
 
 
-def test_what_fails_is_told_to_whoever_takes_it(server):
-    with Downloads(Url(server.address), 2, pytest.fail, threading.Event()) as downloads:
-        downloads.expect(rows("gone"))
-        with pytest.raises(AudioError) as raised:
-            downloads.take(Url(server.url("/gone")))
-    assert raised.value.reason == Reason.FILE_MISSING
-
-
 def test_it_gives_up_once_nothing_can_be_fetched_any_more(server, monkeypatch):
     monkeypatch.setattr("featcache.extraction.downloads._MOST_IN_A_ROW", 5)
     names = [f"{number}" for number in range(40)]
@@ -350,15 +327,3 @@ def test_it_gives_up_once_nothing_can_be_fetched_any_more(server, monkeypatch):
     assert len(said) == 1
     assert said[0].startswith("5 audio files in a row could not be fetched, the last one http://127.0.0.1")
     assert said[0].endswith("the server answers 503 Service Unavailable (8 tries)")
-
-
-def test_the_end_of_a_run_does_not_wait_for_tries(server, monkeypatch):
-    monkeypatch.setattr(remote, "_FIRST_WAIT", 60.0)
-    monkeypatch.setattr(remote, "_LONGEST_WAIT", 60.0)
-    server.always["/a"] = 503
-    started = perf_counter()
-    with Downloads(Url(server.address), 2, pytest.fail, threading.Event()) as downloads:
-        downloads.expect(rows(*["a", "b"] * 100))
-        while not server.asked("GET"):
-            threading.Event().wait(0.01)
-    assert perf_counter() - started < 20

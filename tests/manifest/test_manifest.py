@@ -10,6 +10,7 @@ import math
 import pickle
 import struct
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from manifests import faults_of, rows_of
-from real_speech import DATA
 
 import featcache
 from featcache.errors import ManifestError, secret_in
@@ -273,67 +273,37 @@ def as_tsv(rows) -> str:
     return "".join("\t".join(line) + "\r\n" for line in lines)
 
 
-def as_jsonl(rows, ensure_ascii: bool) -> str:
-    rows = [dict(zip(HEADER, cells_of(*row), strict=True)) for row in rows]
-    return "".join(json.dumps(row, ensure_ascii=ensure_ascii) + "\n" for row in rows)
+def as_jsonl(rows, ensure_ascii=False) -> str:
+    objects = [dict(zip(HEADER, cells_of(*row), strict=True)) for row in rows]
+    return "".join(json.dumps(row, ensure_ascii=ensure_ascii) + "\n" for row in objects)
 
 
-def assert_reads_back(path: Path, content: str, rows) -> None:
-    path.write_bytes(content.encode())
-    manifest = read_manifest(path)
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("t.csv", as_csv), ("t.tsv", as_tsv), ("t.jsonl", as_jsonl), ("t.jsonl", partial(as_jsonl, ensure_ascii=True))],
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(rows=tables)
+@example(
+    rows=[
+        (Utterance(id='"', path=" x\u2028", start=0.0, duration=5e-324, channel=0), "\r"),
+        (Utterance(id="\ufeff", path="é"), "\n"),
+        (Utterance(id="😀", path="\\ud800"), "\ud7ff"),
+        (Utterance(id="'", path="'"), '"'),
+    ]
+)
+def test_whatever_is_written_is_read(tmp_path, name, write, rows):
+    if name == "t.tsv":
+        rows = [(utterance, speaker.translate({9: "", 10: ""})) for utterance, speaker in rows]
+    (tmp_path / name).write_bytes(write(rows).encode())
+    manifest = read_manifest(tmp_path / name)
     assert rows_of(manifest) == [utterance for utterance, _ in rows]
     assert list(manifest.columns["speaker"]) == [speaker for _, speaker in rows]
 
 
-same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-
-
-@same_folder
-@given(tables)
-@example(
-    [
-        (Utterance(id='"', path=" x\u2028", start=0.0, duration=5e-324, channel=0), "\r"),
-        (Utterance(id="\ufeff", path="é"), "\n"),
-    ]
-)
-def test_csv_round_trip(tmp_path, rows):
-    assert_reads_back(tmp_path / "t.csv", as_csv(rows), rows)
-
-
-@same_folder
-@given(tables)
-@example([(Utterance(id='"', path="'"), '"')])
-def test_tsv_round_trip(tmp_path, rows):
-    rows = [(utterance, speaker.translate({9: "", 10: ""})) for utterance, speaker in rows]
-    assert_reads_back(tmp_path / "t.tsv", as_tsv(rows), rows)
-
-
-@same_folder
-@given(tables, st.booleans())
-@example([(Utterance(id="😀", path="\\ud800"), "\ud7ff")], True)
-def test_jsonl_round_trip(tmp_path, rows, ensure_ascii):
-    assert_reads_back(tmp_path / "t.jsonl", as_jsonl(rows, ensure_ascii), rows)
-
-
-ODD = [
-    "a",
-    "x/é.wav",
-    "1.5",
-    1.5,
-    "",
-    None,
-    "nan",
-    math.nan,
-    "-1",
-    "0",
-    -0.0,
-    "1e9",
-    "1000000001",
-    "5e-324",
-    " 3 ",
-    True,
-]
-ODD += ["x|", "a\tb", "a\0", "\ud800", "s3://u:p@h/x", "https://h/x?y=1", "x" * 1001, "é" * 2001, "\x85", [1]]
+ODD = ["a", "x/é.wav", "1.5", 1.5, "", None, "nan", math.nan, "-1", "0", -0.0, "1e9", "1000000001", "5e-324"]
+ODD += [" 3 ", True, [1], "x|", "a\tb", "a\0", "\ud800", "s3://u:p@h/x", "https://h/x?y=1", "\x85"]
+ODD += ["x" * 1001, "é" * 2001]
 
 
 @given(st.sampled_from(COLUMNS), st.sampled_from(ODD), st.lists(st.sampled_from(ODD), max_size=2), st.integers(0, 9))
@@ -343,25 +313,6 @@ def test_cells_that_are_checked_together_are_what_each_is_by_itself(column, usua
         assert [repr(value) for value in values] == [repr(column.parse(cell)) for cell in cells]
         assert not any(isinstance(cell, str) and secret_in(cell) for cell in cells)
         assert all(cell or cell == 0 for cell in cells)
-
-
-# Real manifests
-
-
-@pytest.mark.parametrize(("name", "num_rows"), [("fsdd/manifest.csv", 3000), ("ljspeech/flac.csv", 32)])
-def test_real_manifests(name, num_rows):
-    path = DATA / name
-    if not path.exists():
-        pytest.skip("the real data is not here")
-    manifest = read_manifest(path)
-    assert len(manifest) == num_rows
-    assert all(manifest.resolve(manifest[row].path).is_file() for row in range(0, num_rows, 31))
-    with path.open(newline="", encoding="utf-8") as file:
-        expected = list(csv.DictReader(file))
-    assert list(manifest.ids) == [row["id"] for row in expected]
-    assert manifest.duration.tolist() == [float(row["duration"]) for row in expected]
-    for name, column in manifest.columns.items():
-        assert list(column) == [row[name] for row in expected]
 
 
 # Segments: what tells rows apart is their path, start, duration and channel

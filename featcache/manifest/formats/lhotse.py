@@ -21,7 +21,7 @@ from featcache.manifest.formats.source import Batch, Faults, Source, batched, op
 from featcache.manifest.formats.tables import Rows, json_rows
 from featcache.manifest.utterances import meaning_of
 
-_SAID = ("text", "speaker", "language", "gender")  # what supervisions say that becomes a column
+SAID = ("text", "speaker", "language", "gender")  # what supervisions have fields for; other columns are their `custom`
 
 _CUTS_OF_SHAR = re.compile(r"cuts\.\d+\.jsonl(?:\.gz)?")
 _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
@@ -29,7 +29,7 @@ _WITHOUT_AUDIO = (".json", ".nodata", ".nometa")
 
 _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 
-_COLUMNS = ("id", "path", "start", "duration", "channel", *_SAID, "custom")  # the cells of a row
+_COLUMNS = ("id", "path", "start", "duration", "channel", *SAID, "custom")  # the cells of a row
 
 _INSTEAD = {
     "Speed": "augment: {speed: [0.9, 1.0, 1.1]} in the config makes copies",
@@ -212,7 +212,7 @@ def _all_said(supervisions: Sequence[_Said]) -> tuple[Any, ...]:
         (one,) = supervisions
         return one.text, one.speaker, one.language, one.gender
     said = []
-    for name in _SAID:
+    for name in SAID:
         values = [str(value) for one in supervisions if (value := getattr(one, name)) is not None]
         said.append(" ".join(values if name == "text" else dict.fromkeys(values)) or None)
     return tuple(said)
