@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from featcache.errors import ArgumentError, is_number, require_int, require_number
-from featcache.masks import padding_mask
+from featcache.masks import expand, frame_mask
 from featcache.strings import hash_of
 
 __all__ = ["Augmentation", "GaussianNoise", "MixEnergies", "Mixed", "Mixup", "SpecAugment"]
@@ -86,35 +86,15 @@ class Augmentation(nn.Module):
             raise ArgumentError("step is a tensor: give the step of the training, an int")
         return Draws(type(self).__name__, self.seed, require_int("step", step), device)
 
-    def chosen(self, draws: Draws, rows: int) -> Tensor | None:
-        """Which rows are augmented, bool `[rows]`; None for all."""
-        return None if self.probability == 1 else draws.uniform(rows) < self.probability
+    def chosen(self, draws: Draws, rows: int) -> Tensor:
+        """Which rows are augmented, bool `[rows]`."""
+        if self.probability == 1:
+            return torch.ones(rows, dtype=torch.bool, device=draws.device)
+        return draws.uniform(rows) < self.probability
 
     def extra_repr(self) -> str:
         """What `print` shows."""
         return ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if _is_setting(name, value))
-
-
-def frame_mask(features: Tensor, lengths: Tensor | None, *, dimensions: int | None = None) -> Tensor:
-    """Check a batch, and mark what are frames and not padding: bool `[batch, frames]`. Raises ArgumentError if shapes,
-    dtypes or devices do not fit.
-
-    Features are floats `[batch, frames, ...]`, of so many `dimensions` if they are given; without lengths, there is no
-    padding."""
-    check_floats(features)
-    if features.ndim < 2 or dimensions not in (None, features.ndim):
-        shape = "[batch, frames, dims]" if dimensions else "[batch, frames, ...]"
-        raise ArgumentError(f"features is {list(features.shape)}: give {shape}")
-    if lengths is None:
-        return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
-    if not isinstance(lengths, Tensor):
-        raise ArgumentError(f"lengths is a {type(lengths).__name__}: give a tensor")
-    if lengths.shape != features.shape[:1] or lengths.device != features.device:
-        raise ArgumentError(
-            f"lengths is {list(lengths.shape)} on {lengths.device}, and features {list(features.shape)} on "
-            f"{features.device}: give one length for each row, on the features' device"
-        )
-    return padding_mask(lengths, features.shape[1])
 
 
 def check_floats(features: Tensor) -> None:
@@ -125,9 +105,14 @@ def check_floats(features: Tensor) -> None:
         raise ArgumentError(f"features is {features.dtype}: only floats are augmented")
 
 
-def expand(values: Tensor, like: Tensor) -> Tensor:
-    """Append dimensions of size 1 to `[batch]` or `[batch, frames]`, up to those of another tensor."""
-    return values.view(*values.shape, *[1] * (like.ndim - values.ndim))
+def check_batch(features: Tensor, lengths: Tensor | None, *, dimensions: int | None = None) -> Tensor:
+    """Check floats `[batch, frames, ...]`, of so many `dimensions` if they are given, and their lengths; returns which
+    are frames and not padding, bool `[batch, frames]`."""
+    check_floats(features)
+    if features.ndim < 2 or dimensions not in (None, features.ndim):
+        shape = "[batch, frames, dims]" if dimensions else "[batch, frames, ...]"
+        raise ArgumentError(f"features is {list(features.shape)}: give {shape}")
+    return frame_mask(features, lengths)
 
 
 def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
@@ -183,7 +168,7 @@ class GaussianNoise(Augmentation):
         if not self.training:
             return features
         check_floats(features)
-        is_frame = None if lengths is None else frame_mask(features, lengths)
+        is_frame = None if lengths is None else check_batch(features, lengths)
         draws = self.draws(step, features.device)
         limits = self.std or self.snr_db
         assert limits is not None
@@ -193,8 +178,7 @@ class GaussianNoise(Augmentation):
             signal_power, noise_power = (_power(values, is_frame) for values in (features.detach(), noise))
             size = (signal_power / noise_power * 10 ** (-size / 10)).sqrt()
             size = size.nan_to_num(0.0, 0.0, 0.0)  # for rows without a signal or without frames
-        chosen = self.chosen(draws, len(features))
-        sizes = expand(size if chosen is None else size * chosen, features)
+        sizes = expand(size * self.chosen(draws, len(features)), features)
         if is_frame is not None:
             sizes = sizes * expand(is_frame, features)
         return torch.addcmul(features, noise, sizes).to(features.dtype)
@@ -248,12 +232,10 @@ class Mixup(Augmentation):
         """Mix a batch. See `Augmentation` for the arguments."""
         if not self.training:
             return _unmixed(features)
-        is_frame = frame_mask(features, lengths)
+        is_frame = check_batch(features, lengths)
         draws = self.draws(step, features.device)
         partner, weight = draws.partners(len(features)), draws.beta(self.alpha, len(features))
-        chosen = self.chosen(draws, len(features))
-        if chosen is not None:
-            weight = weight.where(chosen, 1.0)
+        weight = weight.where(self.chosen(draws, len(features)), 1.0)
         both = expand(is_frame & is_frame[partner], features)
         mixed = torch.lerp(features[partner], features, expand(weight, features).to(features.dtype))
         return Mixed(mixed.where(both, features), partner, weight)
@@ -295,21 +277,17 @@ class MixEnergies(Augmentation):
         `Augmentation` for the arguments."""
         if not self.training:
             return _unmixed(features)
-        is_frame = frame_mask(features, lengths)
+        is_frame = check_batch(features, lengths)
         draws = self.draws(step, features.device)
         partner = draws.partners(len(features))
         snr = draws.uniform(len(features), low=self.snr_db[0], high=self.snr_db[1]) * _NEPERS["db"]
         chosen = self.chosen(draws, len(features))
-        both = is_frame & is_frame[partner]
-        if chosen is not None:
-            both = both & chosen[:, None]
+        both = is_frame & is_frame[partner] & chosen[:, None]
         powers = features.float() * _NEPERS[self.log]
         levels = _mean_power(powers, is_frame)
         gain = expand(levels - levels[partner] - snr, powers)
         mixed = torch.logaddexp(powers, powers[partner] + gain) / _NEPERS[self.log]
-        weight = torch.sigmoid(snr)
-        if chosen is not None:
-            weight = weight.where(chosen, 1.0)
+        weight = torch.sigmoid(snr).where(chosen, 1.0)
         return Mixed(mixed.to(features.dtype).where(expand(both, features), features), partner, weight)
 
 
@@ -378,23 +356,21 @@ class SpecAugment(Augmentation):
         `Augmentation` for the arguments."""
         if not self.training:
             return features
-        is_frame = frame_mask(features, lengths, dimensions=3)
+        is_frame = check_batch(features, lengths, dimensions=3)
         if lengths is None:
             lengths = torch.full(features.shape[:1], features.shape[1], device=features.device)
         lengths = lengths.clamp(0, features.shape[1])
         draws = self.draws(step, features.device)
         chosen = self.chosen(draws, len(features))
         if self.time_warp:
-            features = warp_time(features, lengths, self.time_warp, draws, chosen)
+            features = warp_time(features, lengths * chosen, self.time_warp, draws)
         fill = self._fill(features, is_frame)
         longest = (lengths.float() * self.max_time_fraction).long().clamp(max=self.time_width)
         in_time = _stretches(draws, self.time_masks, lengths, longest, features.shape[1])
         bins = torch.full_like(lengths, features.shape[2])
         in_freq = _stretches(draws, self.freq_masks, bins, bins.clamp(max=self.freq_width), features.shape[2])
         # all masks in one comparison: a frame of level 0 is not masked, one of 1 in masked dimensions, one of 2 in all
-        level = is_frame.to(torch.int8) + (is_frame & in_time)
-        if chosen is not None:
-            level = level * chosen[:, None]
+        level = (is_frame.to(torch.int8) + (is_frame & in_time)) * chosen[:, None]
         return torch.where((~in_freq).to(torch.int8)[:, None] < level[:, :, None], fill, features)
 
     def _fill(self, features: Tensor, is_frame: Tensor) -> Tensor:
@@ -415,14 +391,13 @@ def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size:
     return ((at >= starts[..., None]) & (at < (starts + widths)[..., None])).any(1)
 
 
-def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws, chosen: Tensor | None = None) -> Tensor:
+def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws) -> Tensor:
     """Move one point of each row by up to `window` frames, and stretch or compress both sides of it accordingly.
 
     As in SpecAugment (Park et al. 2019, section 2), the point is drawn from the frames that are further than `window`
     from both ends, and its shift uniformly from -window to window; values between frames are interpolated linearly.
     First and last frames stay in place. Rows of up to 2 * window + 2 frames have no such point and are not changed, nor
-    is padding. Features are `[batch, frames, ...]`, lengths int64 `[batch]`; of `chosen` rows, bool `[batch]`, or all.
-    """
+    is padding. Features are `[batch, frames, ...]`, lengths int64 `[batch]`."""
     room = lengths - 2 * window - 2
     drawn = draws.up_to(room.clamp(min=1) - 1), draws.up_to(torch.full_like(lengths, 2 * window))
     point = (drawn[0] + window + 1).float()
@@ -434,8 +409,6 @@ def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws, chos
     after = last - (last - at) * ((last - point) / (last - moved))
     source = torch.where(at < moved, before, after)
     stays = (room < 1)[:, None] | (at > last)
-    if chosen is not None:
-        stays = stays | ~chosen[:, None]
     source = torch.where(stays, at, source).clamp(min=0)
     left = source.floor().clamp(max=max(features.shape[1] - 1, 0))
     right = torch.minimum(left + 1, last).clamp(min=0)

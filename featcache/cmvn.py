@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featcache.errors import ArgumentError, StoreError, listing
-from featcache.masks import padding_mask
+from featcache.masks import expand, frame_mask
 from featcache.stats import Stats
 
 __all__ = ["Cmvn", "normalize_utterances"]
@@ -270,9 +270,7 @@ def normalize_utterances(
         ArgumentError: Shapes or dtypes do not fit.
     """
     _check_batch(features)
-    if lengths is None:
-        lengths = torch.full(features.shape[:1], features.shape[1], device=features.device)
-    is_frame = _frame_mask(features, lengths)
+    is_frame = expand(frame_mask(features, lengths), features)
     counts = is_frame.sum(1, keepdim=True).clamp(min=1).double()
     values = features.double()
     means = _exact_sum(values.where(is_frame, 0), counts) / counts
@@ -339,16 +337,8 @@ def _check_batch(features: Tensor, item_shape: tuple[int, ...] | None = None) ->
         raise ArgumentError(f"features is {features.dtype} {list(features.shape)}: give floats [{shape}]")
 
 
-def _frame_mask(features: Tensor, lengths: Tensor) -> Tensor:
-    """Check the lengths, and mark what are frames and not padding: bool `[batch, frames, 1, ...]`."""
-    is_frame = padding_mask(lengths, features.shape[1])
-    if lengths.shape != features.shape[:1]:
-        raise ArgumentError(f"lengths is {list(lengths.shape)}, for features {list(features.shape)}")
-    return is_frame.view(*is_frame.shape, *[1] * (features.ndim - 2))
-
-
 def _finish(normalised: Tensor, features: Tensor, lengths: Tensor | None, dtype: torch.dtype | None) -> Tensor:
     """Put the padding back as it was, and convert to `dtype` if it is given."""
     if lengths is not None:
-        normalised = torch.where(_frame_mask(features, lengths), normalised, features)
+        normalised = torch.where(expand(frame_mask(features, lengths), features), normalised, features)
     return normalised if dtype is None else normalised.to(dtype)

@@ -100,14 +100,7 @@ def chunk_mask(
     device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", and None the default device
     if _is_recorded(device):
         return _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
-    # shared within a stream only: another stream might read a mask before it is written
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = (num_frames, chunk_size, num_left_chunks, device, stream)
-    mask = _shared.get(key)
-    if mask is None:
-        with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
-            mask = _shared.put(key, _chunk_mask(num_frames, chunk_size, num_left_chunks, device))
-    return mask
+    return _shared.get(num_frames, chunk_size, num_left_chunks, device)
 
 
 def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
@@ -170,6 +163,25 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
     return (~mask).expand(batch, num_heads, num_frames, num_frames).flatten(0, 1)
 
 
+def frame_mask(features: Tensor, lengths: Tensor | None) -> Tensor:
+    """What are frames of features `[batch, frames, ...]`, and not padding, of which there is none without lengths: bool
+    `[batch, frames]`. An ArgumentError refuses lengths that are not one for each row, on the features' device."""
+    if lengths is None:
+        return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+    is_frame = padding_mask(lengths, features.shape[1])
+    if lengths.shape != features.shape[:1] or lengths.device != features.device:
+        raise ArgumentError(
+            f"lengths is {list(lengths.shape)} on {lengths.device}, and features {list(features.shape)} on "
+            f"{features.device}: give one length for each row, on the features' device"
+        )
+    return is_frame
+
+
+def expand(values: Tensor, like: Tensor) -> Tensor:
+    """Append dimensions of size 1 to `[batch]` or `[batch, frames]`, up to those of another tensor."""
+    return values.view(*values.shape, *[1] * (like.ndim - values.ndim))
+
+
 def _chunk_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device) -> Tensor:
     """Make a chunk mask in a single pass: all its rows are windows of one line.
 
@@ -195,31 +207,32 @@ def _is_recorded(device: torch.device) -> bool:
 
 
 class _SharedMasks:
-    """The masks that were used last, up to a number of bytes; safe for several threads at once."""
+    """The chunk masks that were used last, up to a number of bytes; safe for several threads at once."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._bytes = 0
         self._masks: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, key: Hashable) -> Tensor | None:
+    def get(self, num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device) -> Tensor:
+        # shared within a stream only: another stream might read a mask before it is written
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        key = (num_frames, chunk_size, num_left_chunks, device, stream)
         with self._lock:
             if key in self._masks:
                 self._masks.move_to_end(key)
-            return self._masks.get(key)
-
-    def put(self, key: Hashable, mask: Tensor) -> Tensor:
-        """Keep a mask, and return the one to use: another thread may have put its own first."""
-        with self._lock:
-            if key in self._masks:
                 return self._masks[key]
-            if mask.untyped_storage().nbytes() <= self._max_bytes:
+            with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
+                mask = _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
+            if _num_bytes(mask) <= self._max_bytes:
                 self._masks[key] = mask
-                self._bytes += mask.untyped_storage().nbytes()
-                while self._bytes > self._max_bytes:
-                    self._bytes -= self._masks.popitem(last=False)[1].untyped_storage().nbytes()
+                while sum(map(_num_bytes, self._masks.values())) > self._max_bytes:
+                    self._masks.popitem(last=False)
             return mask
+
+
+def _num_bytes(mask: Tensor) -> int:
+    return mask.untyped_storage().nbytes()
 
 
 _shared = _SharedMasks(_SHARED_BYTES)

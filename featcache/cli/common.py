@@ -209,7 +209,7 @@ def refuse_output(path: Path, force: bool) -> None:
     """Refuse a file that cannot be written, before the work and not after it. Raises ArgumentError if the file exists,
     and `force` is not set, or it is read by this command, or a version's; StoreError if its folder does not exist, or
     cannot be written to."""
-    from featcache.stats.result import refuse_to_replace
+    from featcache.stats.mean_variance import refuse_to_replace
 
     if path.exists():
         context = click.get_current_context()

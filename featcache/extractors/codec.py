@@ -48,10 +48,10 @@ class CodecExtractor(ModelExtractor[C]):
     _codebooks: Iterable[Any]
     """The model's codebooks that are wanted. A subclass sets them in `__init__`, or has its own `quantize`."""
 
-    def _load_model(self, name: str, model_class: str) -> Any:
-        """The model, of a class of transformers such as `EncodecModel`. `name` is the extractor's, for messages."""
-        found = weights.transformers_class(model_class, f"the extractor {name}")
-        model = weights.load(found, weights.locate(self.params.weights, self.params.revision), self.device)
+    def _load_model(self, class_name: str) -> Any:
+        """The model, of a class of transformers such as `EncodecModel`."""
+        model_class = weights.transformers_class(class_name, f"the extractor {type(self).__name__.lower()}")
+        model = weights.load(model_class, weights.locate(self.params.weights, self.params.revision), self.device)
         self.require_sample_rate(getattr(model.config, "sampling_rate", None) or model.config.sample_rate)
         return model
 
@@ -78,7 +78,6 @@ class CodecExtractor(ModelExtractor[C]):
         )
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples: one for every hop that has begun."""
         return -(-num_samples // self.granularity)
 
     @abstractmethod
@@ -95,19 +94,16 @@ class CodecExtractor(ModelExtractor[C]):
         return torch.stack(codes, dim=2)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """Codes `[R, F, Q]` of `spec.dtype`."""
         latents_RFD = self.latents(waveforms, num_samples)
         with computing("fp32", waveforms.device):
             codes_RFQ = self.quantize(latents_RFD.float())
         return Rows(codes_RFQ.to(getattr(torch, self.spec.dtype)))
 
     def as_codec_extractor(self) -> CodecExtractor[C]:
-        """The extractor itself."""
         return self
 
     @classmethod
     def stored_dtype(cls, params: C) -> str:
-        """The smallest dtype that holds the model's codes."""
         config = weights.read_json(weights.locate(params.weights, params.revision), "config.json")
         return code_dtype(int(config.get("codebook_size", 1024)))
 

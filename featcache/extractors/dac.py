@@ -7,43 +7,36 @@ sets these columns to zero again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
 
-class DacParams(CodecParams):
-    """The parameters of `dac`."""
-
-
-class Dac(CodecExtractor[DacParams]):
+class Dac(CodecExtractor[CodecParams]):
     """DAC's codes: those of `DacModel.encode` for the clip alone, as `DacFeatureExtractor` prepares it.
 
     Codes are `[T, Q]`. `DacFeatureExtractor` pads the clip with zeros to whole hops, so there is a frame for every hop
     that has begun: ceil(num_samples / hop), from one sample on."""
 
-    Params = DacParams
+    Params = CodecParams
     revision = 1
 
-    def __init__(self, params: DacParams, sample_rate: int, device: torch.device) -> None:
+    def __init__(self, params: CodecParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        model = self._load_model("dac", "DacModel")
+        model = self._load_model("DacModel")
         config = model.config
         count = num_codebooks(params, config.n_codebooks)
         self._encoder = model.encoder
         self._codebooks = model.quantizer.quantizers[:count]
         self.granularity = config.hop_length
-        field, _ = ragged.receptive_field(convolutions(model.encoder))
+        field, _ = ragged.receptive_field(ragged.convolutions(model.encoder))
         self._set_spec("DAC", count, config.codebook_size, frame_length=field)
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """The input of the quantizer, float `[R, F, D]`."""
         return encode_rows(self._encoder, *in_whole_hops(waveforms, num_samples, self.granularity)).mT
 
     def quantize(self, latents: torch.Tensor) -> torch.Tensor:
@@ -75,17 +68,6 @@ def encode_rows(encoder: Any, waveforms_RP: torch.Tensor, lengths: torch.Tensor)
             x_RCT = y_RCT.add_(x_RCT)
         x_RCT, lengths = ragged.zero_padded_conv1d(block.conv1, _snake(block.snake1, x_RCT), lengths)
     return ragged.zero_padded_conv1d(encoder.conv2, _snake(encoder.snake1, x_RCT), lengths)[0]
-
-
-def convolutions(encoder: Any) -> Iterator[nn.Conv1d]:
-    """The convolutions on the longest way through a `DacEncoder`."""
-    yield encoder.conv1
-    for block in encoder.block:
-        for unit in _units(block):
-            yield unit.conv1
-            yield unit.conv2
-        yield block.conv1
-    yield encoder.conv2
 
 
 def _units(block: Any) -> tuple[Any, Any, Any]:

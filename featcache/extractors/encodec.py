@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from featcache.errors import ConfigError
-from featcache.extractors import seanet
+from featcache.extractors import ragged
 from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_codebooks_at_bandwidth
 from featcache.extractors.rows import Piece, Rows
 from featcache.spec import SideSpec
@@ -22,11 +22,7 @@ from featcache.spec import SideSpec
 _SCALES = SideSpec("scales", (), "float32", "what a chunk's samples were divided by")
 
 
-class EncodecParams(BandwidthParams):
-    """The parameters of `encodec`."""
-
-
-class Encodec(CodecExtractor[EncodecParams]):
+class Encodec(CodecExtractor[BandwidthParams]):
     """EnCodec's codes: those of `EncodecModel.encode` for the clip alone.
 
     Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one sample on.
@@ -36,12 +32,12 @@ class Encodec(CodecExtractor[EncodecParams]):
     lengths, the last chunk but one has 149 frames, and the reference fails to stack them.) A mono clip is given to both
     channels."""
 
-    Params = EncodecParams
+    Params = BandwidthParams
     revision = 1
 
-    def __init__(self, params: EncodecParams, sample_rate: int, device: torch.device) -> None:
+    def __init__(self, params: BandwidthParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        model = self._load_model("encodec", "EncodecModel")
+        model = self._load_model("EncodecModel")
         config = model.config
         if config.chunk_length and params.chunk:
             raise ConfigError(f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s")
@@ -53,7 +49,7 @@ class Encodec(CodecExtractor[EncodecParams]):
         self._normalize = config.normalize
         self._chunk_length = config.chunk_length
         self._chunk_stride = config.chunk_stride or config.chunk_length
-        self._layers = seanet.layers(model.encoder.layers)
+        self._layers = ragged.seanet_layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
         self.granularity = config.hop_length
         frame_rate = None
@@ -63,7 +59,6 @@ class Encodec(CodecExtractor[EncodecParams]):
         self._set_spec("EnCodec", count, config.codebook_size, frame_rate=frame_rate, side=side)
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples: in each chunk, one for every hop that has begun."""
         if not self._chunk_length:
             return super().num_frames(num_samples)
         return sum(piece.num_frames for piece in self.pieces(num_samples))
@@ -82,16 +77,14 @@ class Encodec(CodecExtractor[EncodecParams]):
         return min(length, self._chunk_length) if self._chunk_length else length
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """Codes `[R, F, Q]`, and scales `[R, 1]` if the model normalises."""
         rows = super().encode(waveforms, num_samples)
         return Rows(rows.features, {"scales": _scales(waveforms, num_samples)} if self._normalize else {})
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """The input of the quantizer, float `[R, F, D]`."""
         if self._normalize:
             waveforms = waveforms / _scales(waveforms, num_samples)
         x_RCT = waveforms[:, None].expand(-1, self._channels, -1)
-        return seanet.run(self._layers, x_RCT, num_samples)[0].mT
+        return ragged.run(self._layers, x_RCT, num_samples)[0].mT
 
 
 def _scales(waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ The features are one layer, several stacked layers, or a weighted sum of layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
 import torch
@@ -83,80 +83,30 @@ class HiddenStatesParams(ModelParams):
 H = TypeVar("H", bound=HiddenStatesParams)
 
 
-class LayerChoice:
-    """The hidden states that the parameters choose, of a model with so many transformer layers; a ConfigError if it has
-    not one of them."""
+class HiddenStates(ModelExtractor[H]):
+    """The base of extractors of hidden states. A subclass's `__init__` ends with a call of `_set_encoder`."""
 
-    needed: int
-    """How many of the model's transformer layers have to run."""
-    want_output: bool
-    """Whether the model's output is wanted, and not a layer by its number."""
-
-    def __init__(self, params: HiddenStatesParams, num_layers: int) -> None:
+    def _set_encoder(self, encoder: Encoder, size: int, name: str, epsilon: float | None) -> None:
+        """Take a model whose hidden states have `size` dimensions, and set the attributes that depend on it; a
+        ConfigError if it has not one of the layers that the parameters choose. `epsilon` is what is added to the
+        variance if the model wants normalised waveforms; else None."""
+        params, num_layers = self.params, len(encoder.layers)
         key, numbers = ("layer", (params.layer,)) if params.layers is None else ("layers", params.layers)
         for number in numbers:
             if number is not None and number > num_layers:
                 raise ConfigError(f"params.{key}: {number}; the model has layers 0 to {num_layers}")
         self._numbers = [num_layers + 1 if number is None else number for number in numbers]
         self._stacked = params.layers is not None and params.weights_per_layer is None
-        self._weights = params.weights_per_layer
-        self.want_output = numbers == (None,)
-        self.needed = min(max(self._numbers), num_layers)
-
-    def item_shape(self, size: int) -> tuple[int, ...]:
-        """The shape of a frame, if hidden states have `size` dimensions."""
-        return (len(self._numbers), size) if self._stacked else (size,)
-
-    @property
-    def title(self) -> str:
-        """What the features are, in words."""
-        if self.want_output:
-            return "output"
-        names = ", ".join(map(str, self._numbers))
-        if self._weights:
-            return f"sum of hidden states {names}, weighted {', '.join(f'{weight:g}' for weight in self._weights)}"
-        return f"hidden state{'s' if self._stacked else ''} {names}"
-
-    def select(self, hidden_states: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Features, float32 `[R, F, *item_shape]`, of the states `[R, F, D]` from layer 0 on, and after the last
-        layer's the model's output, which are consumed only as far as needed."""
-        found = {}
-        for number, hidden_RFD in enumerate(hidden_states):
-            if number in self._numbers:
-                found[number] = hidden_RFD.float()
-            if len(found) == len(self._numbers):
-                break
-        chosen = [found[number] for number in self._numbers]
-        if self._stacked:
-            return torch.stack(chosen, dim=2)
-        if self._weights is None:
-            return chosen[0]
-        sum_RFD = chosen[0] * self._weights[0]
-        for hidden_RFD, weight in zip(chosen[1:], self._weights[1:], strict=True):
-            sum_RFD = sum_RFD.add_(hidden_RFD, alpha=weight)
-        return sum_RFD
-
-
-class HiddenStates(ModelExtractor[H]):
-    """The base of extractors of hidden states. A subclass's `__init__` ends with a call of `_set_encoder`."""
-
-    _encoder: Encoder
-    _layers: LayerChoice
-    _epsilon: float | None
-
-    def _set_encoder(self, encoder: Encoder, layers: LayerChoice, size: int, name: str, epsilon: float | None) -> None:
-        """Take a model whose hidden states have `size` dimensions, and set the attributes that depend on it. `epsilon`
-        is what is added to the variance if the model wants normalised waveforms; else None."""
-        self._encoder, self._layers, self._epsilon = encoder, layers, epsilon
-        encoder.layers = encoder.layers[: layers.needed]
+        encoder.layers = encoder.layers[: min(max(self._numbers), num_layers)]
+        self._encoder, self._epsilon = encoder, epsilon
         self.granularity = encoder.hop
         self.spec = FeatureSpec(
-            item_shape=layers.item_shape(size),
+            item_shape=(len(numbers), size) if self._stacked else (size,),
             dtype="float32",
             frame_rate=self.sample_rate / encoder.hop,
             frame_length=0,  # attention looks at the whole clip
             sample_rate=self.sample_rate,
-            units=f"{name}, {layers.title}{'' if epsilon is None else ', of the normalised waveform'}",
+            units=f"{name}, {_title(params)}{'' if epsilon is None else ', of the normalised waveform'}",
         )
         most_seconds = None if encoder.most_samples is None else encoder.most_samples / self.sample_rate
         if self.params.chunk is not None:
@@ -177,7 +127,6 @@ class HiddenStates(ModelExtractor[H]):
         self.pieces(size + 1)  # raises if the overlap is too long
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples; 0 if they are too few for one."""
         return max(0, self._encoder.num_frames(num_samples))
 
     def pieces(self, num_samples: int) -> list[Piece]:
@@ -189,7 +138,32 @@ class HiddenStates(ModelExtractor[H]):
         return self._encoder.most_samples or super().padded_length(num_samples)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """The chosen hidden states, float32 `[R, F, *item_shape]`, of rows `[R, P]`."""
+        """The chosen hidden states, float32 `[R, F, *item_shape]`; the model runs only as far as they need."""
         if self._epsilon is not None:
             waveforms = normalized(waveforms, num_samples, self._epsilon)
-        return Rows(self._layers.select(self._encoder.hidden_states(waveforms, num_samples)))
+        chosen: dict[int, torch.Tensor] = {}
+        for number, hidden_RFD in enumerate(self._encoder.hidden_states(waveforms, num_samples)):
+            if number in self._numbers:
+                chosen[number] = hidden_RFD.float()
+            if len(chosen) == len(self._numbers):
+                break
+        first_RFD, *others = (chosen[number] for number in self._numbers)
+        if self._stacked:
+            return Rows(torch.stack([first_RFD, *others], dim=2))
+        if self.params.weights_per_layer is None:
+            return Rows(first_RFD)
+        first_weight, *weights = self.params.weights_per_layer
+        sum_RFD = first_RFD * first_weight
+        for hidden_RFD, weight in zip(others, weights, strict=True):
+            sum_RFD = sum_RFD.add_(hidden_RFD, alpha=weight)
+        return Rows(sum_RFD)
+
+
+def _title(params: HiddenStatesParams) -> str:
+    """Which hidden states the features are, in words."""
+    if params.layers is None:
+        return "output" if params.layer is None else f"hidden state {params.layer}"
+    names = ", ".join(map(str, params.layers))
+    if params.weights_per_layer is None:
+        return f"hidden states {names}"
+    return f"sum of hidden states {names}, weighted {', '.join(f'{weight:g}' for weight in params.weights_per_layer)}"

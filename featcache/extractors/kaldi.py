@@ -190,7 +190,6 @@ class Fbank(_Kaldi[FbankParams]):
         self.spec = self._spec(params.num_mel_bins + params.use_energy, units)
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:
-        """Features, float32 `[B, D]`, of frames `[B, L]`, which are overwritten."""
         windowed, log_energy = self._windowed(block)
         spectrum = mel.power_spectrum(windowed, self._fft_length)
         if not self._params.use_power:
@@ -231,7 +230,6 @@ class Mfcc(_Kaldi[MfccParams]):
         self._transform = with_whole_columns(transform).to(device, torch.float32)
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:
-        """Features, float32 `[B, D]`, of frames `[B, L]`, which are overwritten."""
         windowed, log_energy = self._windowed(block)
         energies = self._mel_bank(mel.power_spectrum(windowed, self._fft_length))
         cepstra = (energies.clamp_(min=_EPSILON).log_() @ self._transform)[:, : self._params.num_ceps]

@@ -110,7 +110,6 @@ class LogMel(FrameExtractor[LogMelParams]):
         return 1 + beyond_first // self._params.hop_length - self._params.drop_last_frame
 
     def frames(self, clip: Clip) -> torch.Tensor:
-        """The clip's frames, float32 `[T, L]`."""
         waveform = clip.waveform
         if len(waveform) < self.spec.padded_to:
             waveform = torch.nn.functional.pad(waveform, (0, self.spec.padded_to - len(waveform)))
@@ -124,7 +123,6 @@ class LogMel(FrameExtractor[LogMelParams]):
         return frames[: self.num_frames(len(clip.waveform))]
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:
-        """Features, float32 `[B, M]`, of frames `[B, L]`, which are overwritten."""
         block *= self._window
         spectrum = mel.power_spectrum(block, self._params.n_fft)
         if self._params.power_offset:
@@ -135,8 +133,7 @@ class LogMel(FrameExtractor[LogMelParams]):
         return energies.log_() if self._params.log == "natural" else energies.log10_()
 
     def finish(self, features: torch.Tensor) -> None:
-        """Apply Whisper's scaling, which depends on the maximum of the whole item `[T, M]`."""
-        if self._params.log == "whisper":
+        if self._params.log == "whisper":  # which depends on the maximum of all frames
             torch.maximum(features, features.amax() - 8, out=features)
             features += 4
             features /= 4

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from featcache.extractors import ragged, seanet
+from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
 
@@ -38,29 +38,26 @@ class Mimi(CodecExtractor[MimiParams]):
 
     def __init__(self, params: MimiParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        model = self._load_model("mimi", "MimiModel")
+        model = self._load_model("MimiModel")
         config = model.config
         self._num_codebooks = num_codebooks(params, config.num_quantizers, at_least=config.num_semantic_quantizers)
-        self._encoder = seanet.layers(model.encoder.encoder_seanet.layers)
+        self._encoder = ragged.seanet_layers(model.encoder.encoder_seanet.layers)
         self._transformer = model.encoder.encoder_transformer
-        self._downsample = seanet.layers([model.encoder.downsample])
+        self._downsample = ragged.seanet_layers([model.encoder.downsample])
         self._quantizer = model.quantizer
         for module in self._quantizer.modules():
             getattr(module, "embed", None)  # computed and kept by a codebook on first access, which threads would share
-        field, hop = ragged.receptive_field(seanet.convolutions(self._encoder))
+        field, hop = ragged.receptive_field(ragged.convolutions(model.encoder.encoder_seanet))
         field += config.num_hidden_layers * (config.sliding_window - 1) * hop
-        last, stride = ragged.receptive_field(seanet.convolutions(self._downsample))
+        last, stride = ragged.receptive_field(ragged.convolutions(model.encoder.downsample))
         self.granularity = hop * stride
         self._set_spec("Mimi", self._num_codebooks, config.codebook_size, frame_length=field + (last - 1) * hop)
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """The input of the quantizer, float `[R, F, D]`."""
-        x_RDT, lengths = seanet.run(self._encoder, waveforms[:, None], num_samples)
+        x_RDT, lengths = ragged.run(self._encoder, waveforms[:, None], num_samples)
         x_RDT = self._transformer(x_RDT.mT, use_cache=False).last_hidden_state.mT
-        x_RDF, _ = seanet.run(self._downsample, x_RDT, lengths)
-        return x_RDF.mT
+        return ragged.run(self._downsample, x_RDT, lengths)[0].mT
 
     def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Codes, int64 `[R, F, Q]`, by the model's own quantizer."""
         codes_QRF: torch.Tensor = self._quantizer.encode(latents.mT, self._num_codebooks)
         return codes_QRF.permute(1, 2, 0)

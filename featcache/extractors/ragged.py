@@ -11,17 +11,25 @@ number of layers: nothing from after a row's end ever gets before it. Norms take
 steps, and an LSTM that runs backwards starts at the row's own last step.
 
 Shapes depend on `T` alone, and indices are computed from `lengths` on the device, so the host never waits for them.
+
+`seanet_layers` and `run` put these layers together to SEANet encoders, which EnCodec, Mimi and SpeechTokenizer have.
+The architecture is SoundStream's (Zeghidour et al., 2021) in the form of EnCodec (Défossez et al., 2022, "High Fidelity
+Neural Audio Compression", section 3.1): a convolution; residual blocks, each followed by a strided convolution; an LSTM
+in some models; a last convolution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from featcache.errors import ExtractorError
 
 Mode = Literal["constant", "reflect", "replicate"]
 Activation = Callable[[torch.Tensor, torch.Tensor], None]
@@ -67,6 +75,12 @@ def output_lengths(lengths: Length, conv: nn.Conv1d, padding: Padding) -> Length
     return beyond_first // conv.stride[0] + 1
 
 
+def convolutions(encoder: nn.Module) -> list[nn.Conv1d]:
+    """The convolutions of an encoder, in the order in which they run: that in which all encoders here make them. (Those
+    of shortcuts are one step wide, and change no length.)"""
+    return [module for module in encoder.modules() if isinstance(module, nn.Conv1d)]
+
+
 def steps_after(lengths: Length, convs: Iterable[nn.Conv1d]) -> Length:
     """The number of steps after convolutions, one after another, that pad with zeros by themselves."""
     for conv in convs:
@@ -83,6 +97,11 @@ def receptive_field(convs: Iterable[nn.Conv1d]) -> tuple[int, int]:
     return field, hop
 
 
+def is_inside(lengths: torch.Tensor, steps: int) -> torch.Tensor:
+    """Which of so many steps are before each row's end: bool `[R, T]`."""
+    return torch.arange(steps, device=lengths.device) < lengths[:, None]
+
+
 def conv1d(
     conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor, padding: Padding, activation: Activation | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,23 +111,18 @@ def conv1d(
     memory, since rows are copied anyway to be padded."""
     nothing_to_add = not (padding.left or padding.right or (padding.whole_strides and conv.stride[0] > 1))
     if not nothing_to_add or activation:
-        x_RCT = pad(x_RCT, lengths, padding, span(conv), conv.stride[0], activation)
+        x_RCT = _padded(conv, x_RCT, lengths, padding, activation)
     y_RCT = F.conv1d(x_RCT, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
     return y_RCT, output_lengths(lengths, conv, padding)
 
 
-def pad(
-    x_RCT: torch.Tensor,
-    lengths: torch.Tensor,
-    padding: Padding,
-    span: int,
-    stride: int,
-    activation: Activation | None = None,
+def _padded(
+    conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor, padding: Padding, activation: Activation | None
 ) -> torch.Tensor:
     """A copy of the rows, `[R, C, left + T + right]`, in which each row is padded at its own ends. With `whole_strides`
     it has `stride - 1` more columns, of which a row needs some, all or none."""
     num_rows, channels, steps = x_RCT.shape
-    after = padding.right + (stride - 1 if padding.whole_strides else 0)
+    after = padding.right + (conv.stride[0] - 1 if padding.whole_strides else 0)
     padded_RCT = x_RCT.new_empty(num_rows, channels, padding.left + steps + after)
     inside_RCT = padded_RCT[..., padding.left : padding.left + steps]
     if activation:
@@ -120,7 +134,7 @@ def pad(
         padded_RCT[..., : padding.left] = _columns_before(inside_RCT, lengths, padding)
     if after:
         at_RN = lengths[:, None] + torch.arange(after, device=x_RCT.device)
-        added_RCN = _columns_after(inside_RCT, lengths, at_RN, padding, span, stride)
+        added_RCN = _columns_after(conv, inside_RCT, lengths, at_RN, padding)
         padded_RCT.scatter_(2, (padding.left + at_RN)[:, None].expand(-1, channels, -1), added_RCN)
     return padded_RCT
 
@@ -138,7 +152,7 @@ def _columns_before(x_RCT: torch.Tensor, lengths: torch.Tensor, padding: Padding
 
 
 def _columns_after(
-    x_RCT: torch.Tensor, lengths: torch.Tensor, at_RN: torch.Tensor, padding: Padding, span: int, stride: int
+    conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor, at_RN: torch.Tensor, padding: Padding
 ) -> torch.Tensor:
     """The columns that belong at the steps `at_RN` after the rows: `[R, C, N]`."""
     ends = lengths[:, None]
@@ -150,12 +164,12 @@ def _columns_after(
         left, right = padding.left, padding.right
         mirror = (ends - 1).clamp(min=max(left, right))
         if padding.whole_strides:
-            mirror = torch.maximum(mirror, right + (span - ends - left - right) % stride)
+            mirror = torch.maximum(mirror, right + (span(conv) - ends - left - right) % conv.stride[0])
         source_RN = (2 * mirror - at_RN).clamp(min=0)  # below 0 are columns that the row does not need
         is_zero = (at_RN <= mirror) | (source_RN >= ends)
         source_RN = source_RN.clamp(max=x_RCT.shape[-1] - 1)
-    found_RCN = x_RCT.gather(2, source_RN[:, None].expand(-1, x_RCT.shape[1], -1))
-    return found_RCN if is_zero is None else found_RCN.masked_fill_(is_zero[:, None], 0)
+    columns_RCN = x_RCT.gather(2, source_RN[:, None].expand(-1, x_RCT.shape[1], -1))
+    return columns_RCN if is_zero is None else columns_RCN.masked_fill_(is_zero[:, None], 0)
 
 
 def zero_padded_conv1d(
@@ -182,7 +196,7 @@ def zero_after_(x_RCT: torch.Tensor, lengths: torch.Tensor, columns: int) -> Non
 
 def mask_(x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Set everything after each row's end to zero, in place, and return `x_RCT`."""
-    inside_R1T = torch.arange(x_RCT.shape[-1], device=x_RCT.device) < lengths[:, None, None]
+    inside_R1T = is_inside(lengths, x_RCT.shape[-1])[:, None]
     # Bitwise, since a product would keep NaN, and masked_fill_ takes ten times as long on a CPU.
     bits = x_RCT.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x_RCT.element_size()])
     bits.bitwise_and_(-inside_R1T.to(bits.dtype))
@@ -209,7 +223,7 @@ def normalized(x: torch.Tensor, lengths: torch.Tensor, epsilon: float, correctio
     """Rows `[R, T, ...]` with zero mean and unit variance over each row's own steps, and zero after its end: `(x -
     mean) / sqrt(variance + epsilon)`, with the variance over n - `correction`."""
     counts = lengths.view(-1, *[1] * (x.ndim - 1))
-    outside = torch.arange(x.shape[1], device=x.device).view(-1, *[1] * (x.ndim - 2)) >= counts
+    outside = ~is_inside(lengths, x.shape[1]).view(*x.shape[:2], *[1] * (x.ndim - 2))
     mean = x.masked_fill(outside, 0).sum(1, keepdim=True) / counts
     centred = (x - mean).masked_fill_(outside, 0)
     variance = centred.square().sum(1, keepdim=True) / (counts - correction)
@@ -254,3 +268,92 @@ def _one_direction(lstm: nn.LSTM, suffix: str) -> nn.LSTM:
     alone = nn.LSTM(first.shape[1], lstm.hidden_size, bias=lstm.bias, device=first.device, dtype=first.dtype)
     alone.load_state_dict(weights)
     return alone.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution, its padding at the two ends of a row, and the norm over time after it, if there is one."""
+
+    conv: nn.Conv1d
+    padding: Padding
+    norm: nn.GroupNorm | None = None
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The sum of a block's output and its input; the input goes through a convolution if there is a shortcut."""
+
+    block: list[Layer]
+    shortcut: Convolution | None
+
+
+Layer = Convolution | Residual | RaggedLSTM | Activation
+"""A layer of a SEANet. To the output of an LSTM its input is added; twice, side by side, if it runs in both
+directions."""
+
+
+def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
+    """What the modules of a SEANet encoder, in eval mode and without weight norm, do one after another; an
+    ExtractorError if one is of another kind. Each codec has its own classes for them, which compute the same."""
+    layers: list[Layer] = []
+    for module in modules:
+        if (convolution := _convolution(module)) is not None:
+            layers.append(convolution)
+        elif isinstance(block := getattr(module, "block", None), Iterable):
+            layers.append(Residual(seanet_layers(block), _convolution(getattr(module, "shortcut", None))))
+        elif isinstance(lstm := getattr(module, "lstm", None), nn.LSTM):
+            layers.append(RaggedLSTM(lstm))
+        elif isinstance(module, nn.ELU):
+            layers.append(partial(_elu, module.alpha))
+        elif isinstance(alpha := getattr(module, "alpha", None), nn.Parameter):
+            layers.append(partial(_snake, alpha.detach(), (alpha.detach() + 1e-9).reciprocal()))
+        else:
+            raise ExtractorError(f"{type(module).__name__} is not a layer that featcache supports in a SEANet encoder")
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        if not isinstance(layer, Convolution | Residual | RaggedLSTM) and not isinstance(following, Convolution):
+            raise ExtractorError(
+                "featcache does not support a SEANet encoder with an activation that no convolution follows"
+            )
+    return layers
+
+
+def _convolution(module: Any) -> Convolution | None:
+    """The convolution that a module is, as `EncodecConv1d`, `MimiConv1d` or SpeechTokenizer's `SConv1d` pads it."""
+    conv, norm = getattr(module, "conv", None), getattr(module, "norm", None)
+    conv = getattr(conv, "conv", conv)  # SpeechTokenizer has one more module around it
+    if not isinstance(conv, nn.Conv1d):
+        return None
+    columns = span(conv) - conv.stride[0]
+    right = 0 if module.causal else columns // 2
+    padding = Padding(columns - right, right, module.pad_mode, whole_strides=True)
+    return Convolution(conv, padding, norm if isinstance(norm, nn.GroupNorm) else None)
+
+
+def run(layers: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run rows `[R, C, T]` with lengths int64 `[R]` through layers: `[R, C', T']`, and the new lengths. What comes
+    after a row's end does not matter in the input, and is meaningless in the result."""
+    activation: Activation | None = None
+    for layer in layers:
+        if isinstance(layer, Convolution):
+            x_RCT, lengths = conv1d(layer.conv, x_RCT, lengths, layer.padding, activation)
+            if layer.norm:
+                x_RCT = group_norm(layer.norm, x_RCT, lengths)
+            activation = None
+        elif isinstance(layer, Residual):
+            through, _ = run(layer.block, x_RCT, lengths)
+            x_RCT = through.add_(run([layer.shortcut], x_RCT, lengths)[0] if layer.shortcut else x_RCT)
+        elif isinstance(layer, RaggedLSTM):
+            y_RCT = layer(x_RCT, lengths)
+            x_RCT = y_RCT + x_RCT.repeat(1, y_RCT.shape[1] // x_RCT.shape[1], 1)
+        else:
+            activation = layer  # applied by the convolution that follows
+    return x_RCT, lengths
+
+
+def _elu(alpha: float, x: torch.Tensor, out: torch.Tensor) -> None:
+    torch.ops.aten.elu.out(x, alpha, out=out)
+
+
+def _snake(alpha: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+    """`x + sin²(alpha x) / alpha` with an alpha for each channel, `[1, C, 1]` (Ziyin et al. 2020)."""
+    torch.add(x, scale * torch.sin(alpha * x).pow_(2), out=out)

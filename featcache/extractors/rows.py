@@ -89,11 +89,9 @@ class RowExtractor(Extractor[P]):
         """
 
     def use_batching(self, batching: Batching) -> None:
-        """Put rows together in this way from now on; see `chosen_batching`."""
         self.chosen_batching = batching
 
     def as_row_extractor(self) -> RowExtractor[P]:
-        """The extractor itself."""
         return self
 
     @property
@@ -133,30 +131,27 @@ class RowExtractor(Extractor[P]):
             return rows > 1
 
     def extract(self, clips: Sequence[Clip]) -> list[torch.Tensor]:
-        """The clips' features, in their order: each `[frames, *item_shape]` of `spec.dtype`, on the device."""
         return [rows.features for rows in self.extract_rows(clips)]
 
     def extract_rows(self, clips: Sequence[Clip]) -> list[Rows]:
         """The features of each clip, `[frames, *item_shape]`, and its side arrays by name, `[n, …]`."""
-        found: list[list[Rows | None]] = []
-        groups: dict[int, list[tuple[int, int, torch.Tensor, Piece]]] = {}
-        for number, clip in enumerate(clips):
-            pieces = self.pieces(len(clip.waveform))
-            found.append([None] * len(pieces))
-            for position, piece in enumerate(pieces):
+        of_clips: list[dict[int, Rows]] = [{} for _ in clips]  # by the number of the piece
+        by_length: dict[int, list[tuple[dict[int, Rows], int, Piece, torch.Tensor]]] = {}
+        for clip, of_clip in zip(clips, of_clips, strict=True):
+            for number, piece in enumerate(self.pieces(len(clip.waveform))):
                 samples = clip.waveform[piece.start : piece.start + piece.num_samples]
-                groups.setdefault(self.padded_length(len(samples)), []).append((number, position, samples, piece))
-        for length, members in groups.items():
+                by_length.setdefault(self.padded_length(len(samples)), []).append((of_clip, number, piece, samples))
+        for length, members in by_length.items():
             count = self.rows(length, clips[0].waveform.device)
             for first in range(0, len(members), count):
                 batch = members[first : first + count]
-                encoded = self.run(*pad_rows([samples for _, _, samples, _ in batch], count, length))
-                for row, (number, position, _, piece) in enumerate(batch):
-                    found[number][position] = Rows(
+                encoded = self.run(*pad_rows([samples for *_, samples in batch], count, length))
+                for row, (of_clip, number, piece, _) in enumerate(batch):
+                    of_clip[number] = Rows(
                         encoded.features[row, piece.skip : piece.skip + piece.num_frames],
                         {name: side[row] for name, side in encoded.side.items()},
                     )
-        return [_joined([rows for rows in clip if rows is not None]) for clip in found]
+        return [_joined([of_clip[number] for number in range(len(of_clip))]) for of_clip in of_clips]
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         """`encode`, at the extractor's precision: float32 unless a subclass has another."""

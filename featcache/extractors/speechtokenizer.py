@@ -21,7 +21,7 @@ import torch
 
 from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError
-from featcache.extractors import seanet
+from featcache.extractors import ragged
 from featcache.extractors.codec import CodecExtractor, CodecParams, num_codebooks
 
 _PACKAGE = "speechtokenizer"
@@ -46,20 +46,14 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
         super().__init__(params, sample_rate, device)
         model = _load(weights.locate(params.weights, params.revision)).to(device)
         self.require_sample_rate(model.sample_rate)
-        self._num_codebooks = num_codebooks(params, model.n_q)
-        self._encoder = seanet.layers(model.encoder.model)
-        self._quantizer = model.quantizer
+        count = num_codebooks(params, model.n_q)
+        self._encoder = ragged.seanet_layers(model.encoder.model)
+        self._codebooks = model.quantizer.vq.layers[:count]
         self.granularity = int(model.downsample_rate)
-        self._set_spec("SpeechTokenizer", self._num_codebooks, self._quantizer.bins)
+        self._set_spec("SpeechTokenizer", count, model.quantizer.bins)
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """The input of the quantizer, float `[R, F, D]`."""
-        return seanet.run(self._encoder, waveforms[:, None], num_samples)[0].mT
-
-    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Codes, int64 `[R, F, Q]`, by the model's own quantizer."""
-        codes_QRF: torch.Tensor = self._quantizer.encode(latents.mT, n_q=self._num_codebooks)
-        return codes_QRF.permute(1, 2, 0)
+        return ragged.run(self._encoder, waveforms[:, None], num_samples)[0].mT
 
 
 def _load(located: weights.Located) -> Any:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from featcache import weights
 from featcache.errors import ConfigError, listing
+from featcache.extractors import mel
 from featcache.extractors.base import Clip
-from featcache.extractors.hidden_states import Encoder, HiddenStates, HiddenStatesParams, LayerChoice
+from featcache.extractors.frames import BLOCK_ROWS
+from featcache.extractors.hidden_states import Encoder, HiddenStates, HiddenStatesParams
 from featcache.extractors.log_mel import LogMel, LogMelParams
-from featcache.extractors.ragged import Length
-from featcache.extractors.w2v_bert import W2vBert
-from featcache.extractors.wav2vec2 import Wav2Vec2
+from featcache.extractors.ragged import Length, is_inside, normalized
+from featcache.extractors.wav2vec2 import Wav2Vec2, attention_mask, hidden_of
 
 _EPSILON = 1e-7
-"""What `Wav2Vec2FeatureExtractor` adds to a waveform's variance before the root."""
+"""What `Wav2Vec2FeatureExtractor` adds to a waveform's variance before the root, and `SeamlessM4TFeatureExtractor` to
+that of a mel bin."""
+
+# The mel energies of w2v-BERT
+_STACKED = 2
+"""Mel frames in one frame of the model."""
+
+_LENGTH, _SHIFT = 400, 160
+"""Samples of a mel frame, and samples from one mel frame to the next."""
+
+_FFT_LENGTH = 512
+_SCALE = 32768.0
+_PREEMPHASIS = 0.97
+_FLOOR = 1.192092955078125e-07
 
 
 class SSLParams(HiddenStatesParams):
@@ -49,29 +64,21 @@ class SSL(HiddenStates[SSLParams]):
         super().__init__(params, sample_rate, device)
         located = weights.locate(params.weights, params.revision)
         settings = weights.read_json(located, "config.json")
-        model_type = settings.get("model_type")
-        family = _FAMILIES.get(model_type or "")
+        family = _FAMILIES.get(settings.get("model_type") or "")
         if family is None:
             raise ConfigError(
-                f"params.weights: {located.folder}: config.json has model_type {model_type!r}; "
+                f"params.weights: {located.folder}: config.json has model_type {settings.get('model_type')!r}; "
                 f"ssl knows {listing(_FAMILIES)}"
             )
+        name, class_name, encoder = family
         preprocessing = weights.read_preprocessing(located)
         self.require_sample_rate(preprocessing.get("sampling_rate", 16000))
-        model_class = weights.transformers_class(family.model_class, "extractor: ssl")
-        default = model_class.config_class()
-        layers = LayerChoice(params, settings.get(family.num_layers, getattr(default, family.num_layers)))
-        if layers.want_output and settings.get("add_adapter"):
+        model_class = weights.transformers_class(class_name, "extractor: ssl")
+        if params.layer is None and params.layers is None and settings.get("add_adapter"):
             raise ConfigError("params.layer: the output of this model comes from an adapter; choose a layer before it")
         model = weights.load(model_class, located, device)
-        normalizes = family.takes_waveforms and preprocessing.get("do_normalize", bool(preprocessing))
-        self._set_encoder(
-            encoder=family.encoder(model),
-            layers=layers,
-            size=getattr(model.config, family.size),
-            name=family.name,
-            epsilon=_EPSILON if normalizes else None,
-        )
+        normalizes = encoder is Wav2Vec2 and preprocessing.get("do_normalize", bool(preprocessing))
+        self._set_encoder(encoder(model), model.config.hidden_size, name, _EPSILON if normalizes else None)
 
 
 class Whisper:
@@ -94,7 +101,6 @@ class Whisper:
         self._num_layers = len(encoder.layers)
 
     def num_frames(self, num_samples: Length) -> Length:
-        """The number of frames that begin in so many samples."""
         return (num_samples + self.hop - 1) // self.hop
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -106,8 +112,7 @@ class Whisper:
         hidden_RFD = convolved_RDF.transpose(1, 2) + self._positions.weight
         yield hidden_RFD
         for number, layer in enumerate(self.layers, start=1):
-            outputs = layer(hidden_RFD, None)
-            hidden_RFD = outputs[0] if isinstance(outputs, tuple) else outputs
+            hidden_RFD = hidden_of(layer(hidden_RFD, None))
             if number < self._num_layers:
                 yield hidden_RFD
         output_RFD = self._layer_norm(hidden_RFD)
@@ -115,36 +120,103 @@ class Whisper:
 
     def _mels(self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         """Log mel spectrograms of 30 s, float32 `[R, 2 F, M]`."""
-        outside = torch.arange(waveforms_RP.shape[1], device=waveforms_RP.device) >= num_samples[:, None]
-        silent_RP = waveforms_RP.masked_fill(outside, 0)
+        silent_RP = waveforms_RP.masked_fill(~is_inside(num_samples, waveforms_RP.shape[1]), 0)
         padded_RP = functional.pad(silent_RP, (0, self.most_samples - waveforms_RP.shape[1]))
         with torch.autocast(waveforms_RP.device.type, enabled=False):
             return torch.stack(self._log_mel.extract([Clip("", row) for row in padded_RP]))
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Models of one type."""
+class W2vBert:
+    """w2v-BERT 2.0 over rows: transformers' `Wav2Vec2BertModel`, in eval mode. Shapes are those of `RowExtractor`, with
+    `T` mel frames and `M` mel bins.
 
-    name: str
-    """The family's name, for people."""
-    model_class: str
-    """The name of the class in transformers."""
-    encoder: Callable[[Any], Encoder]
-    """Makes the encoder of a loaded model."""
-    num_layers: str = "num_hidden_layers"
-    """The key of config.json with the number of layers."""
-    size: str = "hidden_size"
-    """The key of config.json with the dimensions of a hidden state."""
-    takes_waveforms: bool = True
-    """Whether the model takes waveforms, which it may want normalised, and not mel energies."""
+    The model (Barrault et al. 2023, "Seamless", section 3.2.1) is a Conformer over Kaldi's log mel energies. Its front
+    end is that of `SeamlessM4TFeatureExtractor` in transformers: 80 mel bins, each with zero mean and unit variance
+    over the clip, two frames of 10 ms stacked into one. Its convolutions look back only. So what follows a row's end
+    could change the row through those means and variances and through attention, and is kept out of both. If a clip has
+    an odd number of mel frames, the feature extractor adds one, and its attention mask hides the stacked frame; here
+    this frame is left out.
+
+    The mel energies are computed in float64, as in transformers. `fbank` computes them in float32. In bands without
+    sound, for example of speech from a telephone, their values are float32's rounding, which the division by each bin's
+    variance would amplify. Means and variances are taken in float64 too. transformers takes them in float32, which
+    changes the hidden states by up to some 1e-2 of their RMS where a bin hardly changes: in clips of 0.04 s, which have
+    two frames, and in quiet ones with an empty band."""
+
+    most_samples: int | None = None
+    hop = _STACKED * _SHIFT
+
+    def __init__(self, model: Any) -> None:
+        num_bins = model.config.feature_projection_input_dim // _STACKED
+        self._filters = mel.kaldi_filters(num_bins, (20.0, 8000.0), _FFT_LENGTH, 16000).to(model.device)
+        self._window = torch.hann_window(_LENGTH, periodic=False, dtype=torch.float64).pow(0.85).to(model.device)
+        self._projection = model.feature_projection
+        self._embed_positions = model.encoder.embed_positions
+        self._embedding = threading.Lock()
+        self._last = model.intermediate_ffn
+        self.layers: nn.ModuleList = model.encoder.layers
+
+    def num_frames(self, num_samples: Length) -> Length:
+        return self._num_mels(num_samples) // _STACKED
+
+    def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
+        """See `Encoder.hidden_states`."""
+        hidden_RFD = self._projection(self.mel_energies(waveforms, num_samples))[0]
+        inside_RF = is_inside(self.num_frames(num_samples), hidden_RFD.shape[1])
+        hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
+        yield hidden_RFD
+        options = {
+            "attention_mask": attention_mask(hidden_RFD, inside_RF),
+            "relative_position_embeddings": self._positions(hidden_RFD),
+            "conv_attention_mask": inside_RF,
+        }
+        for layer in self.layers:
+            hidden_RFD = hidden_of(layer(hidden_RFD, **options))
+            yield hidden_RFD
+        yield hidden_RFD + 0.5 * self._last(hidden_RFD) if self._last else hidden_RFD
+
+    def mel_energies(self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
+        """The model's input: log mel energies with zero mean and unit variance, float32 `[R, F, 2 M]`."""
+        frames_RTL = waveforms_RP.unfold(1, _LENGTH, _SHIFT)
+        rows, num_mels = frames_RTL.shape[:2]
+        mels_RTM = self._log_mels(frames_RTL.reshape(-1, _LENGTH)).view(rows, num_mels, -1)
+        scaled_RTM = normalized(mels_RTM, self._num_mels(num_samples), _EPSILON, correction=1).float()
+        return scaled_RTM[:, : num_mels // _STACKED * _STACKED].reshape(rows, num_mels // _STACKED, -1)
+
+    def _log_mels(self, frames: torch.Tensor) -> torch.Tensor:
+        """Kaldi's log mel energies of frames `[n, 400]`: float64 `[n, M]`, rounded to values of float32. They are
+        computed in blocks of one shape, as in `frames`."""
+        log_mels = []
+        rows = BLOCK_ROWS[frames.device.type]
+        for block in torch.split(frames, rows):
+            filled = functional.pad(block.double() * _SCALE, (0, 0, 0, rows - len(block)))
+            filled -= filled.mean(dim=1, keepdim=True)
+            filled[:, 1:] -= _PREEMPHASIS * filled[:, :-1]
+            filled[:, 0] *= 1 - _PREEMPHASIS
+            energies = mel.power_spectrum(filled * self._window, _FFT_LENGTH) @ self._filters
+            log_mels.append(energies.clamp_(min=_FLOOR).log_()[: len(block)].float())
+        return torch.cat(log_mels).double()
+
+    def _positions(self, hidden_RFD: torch.Tensor) -> torch.Tensor | None:
+        """The embedding of positions, if the model has one. Its module keeps the last one, so one thread at a time."""
+        if self._embed_positions is None:
+            return None
+        with self._embedding:
+            positions: torch.Tensor = self._embed_positions(hidden_RFD)
+            if positions.is_cuda:  # else another thread's stream may read it too early or too late
+                positions = positions.clone()
+                torch.cuda.current_stream().synchronize()
+            return positions
+
+    def _num_mels(self, num_samples: Length) -> Length:
+        return (num_samples - _LENGTH) // _SHIFT + 1
 
 
-_FAMILIES = {
-    "hubert": _Family("HuBERT", "HubertModel", Wav2Vec2),
-    "wav2vec2": _Family("wav2vec 2.0", "Wav2Vec2Model", Wav2Vec2),
-    "wav2vec2-bert": _Family("w2v-BERT", "Wav2Vec2BertModel", W2vBert, takes_waveforms=False),
-    "wavlm": _Family("WavLM", "WavLMModel", Wav2Vec2),
-    "whisper": _Family("Whisper", "WhisperModel", Whisper, "encoder_layers", "d_model", takes_waveforms=False),
+_FAMILIES: dict[str, tuple[str, str, Callable[[Any], Encoder]]] = {
+    "hubert": ("HuBERT", "HubertModel", Wav2Vec2),
+    "wav2vec2": ("wav2vec 2.0", "Wav2Vec2Model", Wav2Vec2),
+    "wav2vec2-bert": ("w2v-BERT", "Wav2Vec2BertModel", W2vBert),
+    "wavlm": ("WavLM", "WavLMModel", Wav2Vec2),
+    "whisper": ("Whisper", "WhisperModel", Whisper),
 }
-"""The families, by `model_type` in config.json."""
+"""The families, by `model_type` in config.json: the name for people, the class in transformers, and its encoder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch.nn import functional
 from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError, listing
 from featcache.extractors.base import LocalPath
-from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams, LayerChoice
-from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
+from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
+from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention, hidden_of
 
 _EPSILON = 1e-5
 """What `layer_norm`, by which bundles normalise waveforms, adds to the variance before the root."""
@@ -49,15 +49,9 @@ class TorchaudioSSL(HiddenStates[TorchaudioSSLParams]):
         bundle = _bundle(params.bundle)
         if sample_rate != bundle.sample_rate:
             raise ConfigError(f"audio.sample_rate: {sample_rate}; {params.bundle} is for {bundle.sample_rate}")
-        layers = LayerChoice(params, bundle._params["encoder_num_layers"])
-        model = _load(bundle, _locate(params), device)
-        self._set_encoder(
-            encoder=TorchaudioWav2Vec2(model),
-            layers=layers,
-            size=bundle._params["encoder_embed_dim"],
-            name=params.bundle,
-            epsilon=_EPSILON if bundle._normalize_waveform else None,
-        )
+        encoder = TorchaudioWav2Vec2(_load(bundle, _locate(params), device))
+        epsilon = _EPSILON if bundle._normalize_waveform else None
+        self._set_encoder(encoder, bundle._params["encoder_embed_dim"], params.bundle, epsilon)
 
     @classmethod
     def weights_digest(cls, params: TorchaudioSSLParams) -> str | None:
@@ -82,9 +76,8 @@ class TorchaudioWav2Vec2(Wav2Vec2):
             if isinstance(layer.attention, WavLMSelfAttention):
                 layer.attention = TorchaudioWavLMAttention(layer.attention)
 
-    def _convolution(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
-        convolved_RCT: torch.Tensor = layer(steps_RCT, None)[0]
-        return convolved_RCT
+    def _convolution(self, layer: Callable[..., Any], steps_RCT: torch.Tensor) -> torch.Tensor:
+        return hidden_of(layer(steps_RCT, None))
 
     def _activated(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
         return functional.gelu(steps_RCT)

@@ -34,6 +34,7 @@ from featcache.extractors.base import (
 )
 from featcache.extractors.frames import BLOCK_ROWS, with_whole_columns
 from featcache.extractors.model import computing
+from featcache.extractors.ragged import is_inside
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.quantize import dequantize, is_quantized, quantize
 
@@ -95,7 +96,6 @@ class Units(RowExtractor[UnitsParams]):
 
     @classmethod
     def stored_dtype(cls, params: UnitsParams) -> str:
-        """The smallest unsigned integer that holds the codes."""
         return str(np.min_scalar_type(len(read_codebook(params.weights).centroids) - 1))
 
     @classmethod
@@ -104,8 +104,6 @@ class Units(RowExtractor[UnitsParams]):
         return read_codebook(params.weights).digest()
 
     def check_audio(self, audio: Mapping[str, Any]) -> None:
-        """Raise a ConfigError if the `audio` section of a config, or a part of it, makes other waveforms than the
-        features are of."""
         for key, value in audio.items():
             if key not in SELECTING_KEYS and value != self._source_audio[key]:
                 raise ConfigError(
@@ -114,13 +112,12 @@ class Units(RowExtractor[UnitsParams]):
                 )
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
-        """The codes, int64 `[N, 1]`, of frames `[N, D]` as a version of the features returns them, on the device."""
         codes, _ = self._nearest(features)
         return codes[:, None]
 
     @property
     def chosen_batching(self) -> Batching | None:
-        """The chosen batching of the features' extractor."""
+        """That of the features' extractor."""
         return self._source.chosen_batching
 
     @chosen_batching.setter
@@ -128,7 +125,6 @@ class Units(RowExtractor[UnitsParams]):
         self._source.chosen_batching = batching
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples."""
         return self._source.num_frames(num_samples)
 
     def pieces(self, num_samples: int) -> list[Piece]:
@@ -143,15 +139,12 @@ class Units(RowExtractor[UnitsParams]):
         return pieces
 
     def padded_length(self, num_samples: int) -> int:
-        """The number of samples in the padded row of a piece of `num_samples`."""
         return self._source.padded_length(num_samples)
 
     def rows(self, padded_length: int, device: torch.device) -> int:
-        """The number of rows in a batch whose rows have `padded_length` samples."""
         return self._source.rows(padded_length, device)
 
     def shrink(self, rows: int, padded_length: int, device: torch.device) -> bool:
-        """Halve all batches from now on."""
         return self._source.shrink(rows, padded_length, device)
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
@@ -165,8 +158,8 @@ class Units(RowExtractor[UnitsParams]):
         x_RFD = self._source.run(waveforms, num_samples).features
         num_frames = [self.num_frames(count) for count in num_samples.tolist()]
         x_RFD = _requantized(x_RFD, num_frames) if self._is_quantized else x_RFD.to(self._dtype)
-        inside_RF = torch.arange(x_RFD.shape[1], device=x_RFD.device) < num_samples.new_tensor(num_frames)[:, None]
-        x_RFD = x_RFD.masked_fill(~inside_RF[:, :, None], 0)
+        outside_RF = ~is_inside(num_samples.new_tensor(num_frames), x_RFD.shape[1])
+        x_RFD = x_RFD.masked_fill(outside_RF[..., None], 0)
         if not x_RFD.isfinite().all():
             raise AudioError(Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {self._dtype}")
         with computing("fp32", waveforms.device):

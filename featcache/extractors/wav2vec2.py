@@ -19,14 +19,14 @@ without a mask round differently, and a row's bits must not depend on whether it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from featcache.extractors.ragged import Length, steps_after
+from featcache.extractors.ragged import Length, is_inside, steps_after
 
 _VECTOR = 32
 """The most numbers that a CPU's vectorised functions take at a time. In all published models, the number of channels is
@@ -57,7 +57,6 @@ class Wav2Vec2:
         self.hop = math.prod(layer.conv.stride[0] for layer in self._convolutions)
 
     def num_frames(self, num_samples: Length) -> Length:
-        """The number of frames of so many samples; below 1 if they are too few."""
         return steps_after(num_samples, [layer.conv for layer in self._convolutions])
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -65,16 +64,14 @@ class Wav2Vec2:
 
         Its output is the last layer's, through a final layer norm if the model has one ("stable layer norm")."""
         steps_RCF, num_frames = self._convolved(waveforms, num_samples)
-        projected = self._projection(steps_RCF.transpose(1, 2))
-        hidden_RFD: torch.Tensor = projected[0] if isinstance(projected, tuple) else projected  # [1]: normed input
-        inside_RF = torch.arange(hidden_RFD.shape[1], device=hidden_RFD.device) < num_frames[:, None]
+        hidden_RFD = hidden_of(self._projection(steps_RCF.transpose(1, 2)))  # beside it may be the normed input
+        inside_RF = is_inside(num_frames, hidden_RFD.shape[1])
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
         hidden_RFD = hidden_RFD + self._positioned(hidden_RFD, inside_RF)
         if not self._norm_is_last:
             hidden_RFD = self._layer_norm(hidden_RFD)
         yield hidden_RFD
-        mask = hidden_RFD.new_zeros(inside_RF.shape).masked_fill_(~inside_RF, -torch.inf)[:, None, None, :]
-        for hidden_RFD in self._transformed(hidden_RFD, mask):  # noqa: B020
+        for hidden_RFD in self._transformed(hidden_RFD, attention_mask(hidden_RFD, inside_RF)):  # noqa: B020
             yield hidden_RFD
         yield self._layer_norm(hidden_RFD) if self._norm_is_last else hidden_RFD
 
@@ -90,10 +87,9 @@ class Wav2Vec2:
                 steps_RCT = self._convolution(layer, steps_RCT)
         return steps_RCT, num_steps
 
-    def _convolution(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
+    def _convolution(self, layer: Callable[..., torch.Tensor], steps_RCT: torch.Tensor) -> torch.Tensor:
         """A convolution with its layer norm and activation."""
-        convolved_RCT: torch.Tensor = layer(steps_RCT)
-        return convolved_RCT
+        return layer(steps_RCT)
 
     def _activated(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
         activated_RCT: torch.Tensor = layer.activation(steps_RCT)
@@ -113,10 +109,21 @@ class Wav2Vec2:
         options: dict[str, Any] = {}
         for layer in self.layers:
             outputs = layer(hidden_RFD, attention_mask=mask, **options)
-            hidden_RFD = outputs[0] if isinstance(outputs, tuple) else outputs
+            hidden_RFD = hidden_of(outputs)
             if isinstance(outputs, tuple) and len(outputs) > 1:  # WavLM's first layer computes the distances' bias
                 options["position_bias"] = outputs[1]
             yield hidden_RFD
+
+
+def hidden_of(outputs: Any) -> torch.Tensor:
+    """The hidden states among a module's outputs: the first of several in some versions, alone in others."""
+    hidden_RFD: torch.Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    return hidden_RFD
+
+
+def attention_mask(hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
+    """What is added to the logarithms of attention weights, `[R, 1, 1, F]`: minus infinity where a row has no frame."""
+    return hidden_RFD.new_zeros(inside_RF.shape).masked_fill_(~inside_RF, -torch.inf)[:, None, None, :]
 
 
 class WavLMAttention(nn.Module):
@@ -150,9 +157,8 @@ class WavLMAttention(nn.Module):
 
     def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values, each `[R, F, D]`."""
-        return tuple(
-            project(hidden_states) for project in (self._replaced.q_proj, self._replaced.k_proj, self._replaced.v_proj)
-        )
+        projections = (self._replaced.q_proj, self._replaced.k_proj, self._replaced.v_proj)
+        return tuple(project(hidden_states) for project in projections)
 
     def _joined(self, attended: torch.Tensor) -> torch.Tensor:
         """The output projection of the heads' outputs, `[R, F, D]`."""
@@ -196,7 +202,7 @@ def group_norm_on_device(norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps:
     """`group_norm` of float32 in a few kernels, without waiting for the lengths."""
     rows, _, length = steps_RCT.shape
     grouped = steps_RCT.view(rows, norm.num_groups, -1, length)
-    outside = (torch.arange(length, device=steps_RCT.device) >= num_steps[:, None])[:, None, None]
+    outside = ~is_inside(num_steps, length)[:, None, None]
     count = (num_steps * grouped.shape[2])[:, None, None, None]
     mean = grouped.masked_fill(outside, 0).sum((2, 3), keepdim=True) / count
     centred = (grouped - mean).masked_fill_(outside, 0)

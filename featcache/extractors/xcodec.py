@@ -8,13 +8,10 @@ few more convolutions. Their outputs for a frame are quantised together. `dac` k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from featcache import weights
 from featcache.errors import ConfigError
@@ -23,22 +20,18 @@ from featcache.extractors.codec import BandwidthParams, CodecExtractor, num_code
 from featcache.extractors.wav2vec2 import Wav2Vec2
 
 
-class XcodecParams(BandwidthParams):
-    """The parameters of `xcodec`."""
-
-
-class Xcodec(CodecExtractor[XcodecParams]):
+class Xcodec(CodecExtractor[BandwidthParams]):
     """X-Codec's codes: those of `XcodecModel.encode` for the clip alone, as its `DacFeatureExtractor` prepares it.
 
     Codes are `[T, Q]`. `DacFeatureExtractor` pads the clip with zeros to whole hops, so there is a frame for every hop
     that has begun: ceil(num_samples / 320), from one sample on. Every frame sees the whole clip."""
 
-    Params = XcodecParams
+    Params = BandwidthParams
     revision = 1
 
-    def __init__(self, params: XcodecParams, sample_rate: int, device: torch.device) -> None:
+    def __init__(self, params: BandwidthParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        model = self._load_model("xcodec", "XcodecModel")
+        model = self._load_model("XcodecModel")
         config = model.config
         count = num_codebooks_at_bandwidth(params, model)
         self._acoustic = model.acoustic_encoder
@@ -54,11 +47,9 @@ class Xcodec(CodecExtractor[XcodecParams]):
         self._set_spec("X-Codec", count, config.codebook_size, frame_rate=sample_rate / self._hop)
 
     def num_frames(self, num_samples: int) -> int:
-        """The number of frames of `num_samples` samples: one for every hop, after they were padded."""
         return super().num_frames(num_samples) * (self.granularity // self._hop)
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """The input of the quantizer, float `[R, F, D]`."""
         waveforms, num_samples = dac.in_whole_hops(waveforms, num_samples, self.granularity)
         acoustic_RDF = dac.encode_rows(self._acoustic, waveforms, num_samples)
         semantic_RDF = self._encode_semantic(waveforms, num_samples)
@@ -88,20 +79,11 @@ class Xcodec(CodecExtractor[XcodecParams]):
         holds for all clips, because a product of strides other than `hop` is off by one frame by then."""
         for hops in range(1, self._hop + 1):
             semantic = self._semantic.num_frames(hops * self._hop + 2 * self._semantic_pad)
-            semantic = ragged.steps_after(semantic, _convolutions(self._semantic_encoder))
-            acoustic = ragged.steps_after(hops * self._hop, dac.convolutions(self._acoustic))
+            semantic = ragged.steps_after(semantic, ragged.convolutions(self._semantic_encoder))
+            acoustic = ragged.steps_after(hops * self._hop, ragged.convolutions(self._acoustic))
             if not hops == semantic == acoustic or self.granularity % self._hop:
                 raise ConfigError(
                     f"params.weights: {self.params.weights}: of {hops} × {self._hop} samples its acoustic encoder "
                     f"makes {acoustic} frames and its semantic one {semantic}, its clips padded to multiples of "
                     f"{self.granularity}; featcache needs a model that makes one frame of each hop"
                 )
-
-
-def _convolutions(encoder: Any) -> Iterator[nn.Conv1d]:
-    """The convolutions on the longest way through a `SemanticEncoder`."""
-    yield encoder.conv
-    for block in encoder.conv_blocks:
-        for unit in block.res_units:
-            yield unit.conv1
-        yield block.conv

@@ -1,4 +1,5 @@
-"""Mean and variance of every dimension of a version's features: of all frames, and of each group of utterances.
+"""Mean and variance of every dimension of a version's features, of all frames and of each group of utterances; and the
+file that keeps them.
 
 The cache is read in one pass, in the order of its shards. An utterance is cut into pieces of 256 frames, counted from
 its own beginning. For each piece, the sums of x - c and of (x - c)² are computed in float64, where c is close to the
@@ -12,8 +13,11 @@ utterances, chosen in the order of their ids' hashes, so that it is always the s
 
 from __future__ import annotations
 
+import io
+import math
+import zipfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,12 +27,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import StoreError
+from featcache.errors import ArgumentError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
 from featcache.stats.pieces import PIECE_FRAMES, SelectedParts, ShardPieces, for_each, pieces_by_shard, select_parts
-from featcache.stats.result import Stats
+from featcache.storage.base import open_store
+from featcache.storage.files import write_file
+
+FORMAT = "featcache stats 1"
+
+_AT_MOST_BYTES = 1 << 30
+
+_STILL = 1e-3
+"""A dimension hardly varies if its standard deviation is at most this part of the median over dimensions."""
 
 _BLOCK_VALUES = 1 << 15
 """Values that are summed at once: 256 kB as float64 stay in a core's cache, and torch starts no threads for them."""
@@ -42,6 +54,114 @@ LOWEST = 992
 """The last bit of any value is worth at least 2^-992."""
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Stats:
+    """Mean and variance of every dimension of a version's features.
+
+    Variances are those of the frames themselves, not estimates for other frames: sum((x - mean)²) / frames."""
+
+    version: str
+    """The name of the version's folder."""
+    fingerprint: str
+    units: str
+    """What a value means, for a reader."""
+    frames: int
+    utterances: int
+    mean: NDArray[np.float64]
+    """The mean of every dimension, float64 `[*item_shape]`."""
+    variance: NDArray[np.float64]
+    """The variance of every dimension, float64 `[*item_shape]`."""
+    by: str | None = None
+    """The column of the manifest whose values are the groups; None if there are no groups."""
+    groups: list[str] = field(default_factory=list)
+    """The names of the groups, sorted."""
+    group_frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """The number of frames of each group, int64 `[groups]`."""
+    group_utterances: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """The number of utterances of each group, int64 `[groups]`."""
+    group_mean: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """The mean of every dimension of each group, float64 `[groups, *item_shape]`."""
+    group_variance: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """The variance of every dimension of each group, float64 `[groups, *item_shape]`."""
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        """Standard deviations, float64 `[*item_shape]`."""
+        return np.sqrt(self.variance)
+
+    @property
+    def still(self) -> list[int]:
+        """The dimensions that hardly vary, in C order: silent channels, for example, or bins above the audio's band."""
+        std = self.std.ravel()
+        return np.flatnonzero(std <= _STILL * np.median(std)).tolist()
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the file: an `.npz` of the fields by their names. Equal statistics give equal bytes.
+
+        Raises:
+            ArgumentError: The file exists, and `overwrite` is not set.
+            StoreError: It cannot be written.
+        """
+        refuse_to_replace(Path(path), overwrite)
+        arrays: dict[str, Any] = {"format": FORMAT, **vars(self), "by": self.by or ""}
+        if self.by is None:
+            arrays = {name: value for name, value in arrays.items() if not name.startswith("group")}
+        data = io.BytesIO()
+        np.savez(data, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
+        write_file(Path(path), data.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Stats:
+        """Read the file. Nothing in it is ever unpickled.
+
+        Raises:
+            StoreError: There is no such file, or it is not a file of statistics.
+        """
+        place = Path(path)
+        try:
+            data = io.BytesIO(open_store(place.parent).read(place.name, _AT_MOST_BYTES))
+            with zipfile.ZipFile(data) as members:
+                # What is packed might unpack to any size; `save` packs nothing.
+                if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):
+                    raise ValueError("packed")
+            with np.load(data, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            if str(arrays.pop("format", "")) != FORMAT:
+                raise ValueError("of another format")
+        except FileNotFoundError as error:
+            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StoreError(f"{path}: not a file written by `featcache stats`") from error
+        try:
+            for name in ("version", "fingerprint", "units", "frames", "utterances", "by"):
+                arrays[name] = arrays[name].item()
+            groups = list(map(str, arrays.pop("groups", np.empty(0)).tolist()))
+            stats = cls(**arrays | {"by": arrays["by"] or None, "groups": groups})
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{path}: damaged: an incomplete file of `featcache stats` ({error})") from error
+        if (fault := stats._fault()) is not None:
+            raise StoreError(f"{path}: damaged: {fault}")
+        return stats
+
+    def _fault(self) -> str | None:
+        """What is wrong with the arrays, if anything."""
+        groups = (len(self.groups), *self.mean.shape) if self.by is not None else (0,)
+        shapes = {"mean": self.mean.shape, "variance": self.mean.shape, "group_mean": groups, "group_variance": groups}
+        for name, shape in shapes.items():
+            array = getattr(self, name)
+            if array.dtype != np.float64 or array.shape != shape or not np.isfinite(array).all():
+                return f"{name} is {array.dtype} {list(array.shape)}, and must be finite float64 {list(shape)}"
+        return None
+
+
+def refuse_to_replace(path: Path, overwrite: bool) -> None:
+    """Raise an ArgumentError if a file exists, and `overwrite` is not set."""
+    if path.exists() and not overwrite:
+        raise ArgumentError(f"{path}: already exists: give another name, or --force to replace it")
 
 
 def moments(
@@ -78,16 +198,15 @@ def moments(
     sums, squares = (ExactSums(len(names), len(shift)) for _ in range(2))
     adding = Lock()
 
-    def add(summing: _PieceSums, pieces: ShardPieces) -> None:
-        piece_sums, piece_squares = summing.sums(pieces, shift)
+    def add(part: Cache, pieces: ShardPieces) -> None:
+        piece_sums, piece_squares = _piece_sums(part, pieces, shift)
         with adding:
             sums.add(pieces.groups, piece_sums)
             squares.add(pieces.groups, piece_squares)
 
     frames, utterances = np.zeros((2, len(names)), np.int64)
     for part, selection in chosen:
-        all_pieces = pieces_by_shard(part.index, selection, len(shift))
-        for_each(all_pieces, partial(add, _PieceSums(part)), threads, report)
+        for_each(pieces_by_shard(part.index, selection, len(shift)), partial(add, part), threads, report)
         np.add.at(frames, selection.groups, part.lengths[selection.positions])
         utterances += np.bincount(selection.groups, minlength=len(names))
     group_totals = sums.totals(), squares.totals()
@@ -120,70 +239,60 @@ def moments(
 def _shift(chosen: SelectedParts) -> Array:
     """A value close to the mean of every dimension that the features' dtype can hold: float64 `[dims]`. Differences of
     float16 values are exact in float64, so means of float16 features are exact to the last bit."""
-    found: list[tuple[int, int, NDArray[np.int64]]] = []
+    candidates: list[tuple[int, int, int]] = []  # the hash of an utterance's id, the number of its part, its position
     for number, (part, selection) in enumerate(chosen):
         selected = np.zeros(len(part.index), bool)
         selected[selection.positions] = True
         first = np.flatnonzero(selected[part.index.by_hash])[:_SHIFT_UTTERANCES]
-        positions = part.index.by_hash[first].astype(np.int64)
-        found += [(hash_, number, at) for hash_, at in zip(part.index.id_hash[first].tolist(), positions, strict=True)]
-    first_ones = sorted(found, key=lambda one: one[:2])[:_SHIFT_UTTERANCES]
-    summing = [_PieceSums(part) for part in chosen.parts]
-    total, frames = np.zeros(summing[0].columns), 0
-    for _, number, position in first_ones:
+        hashes, positions = part.index.id_hash[first].tolist(), part.index.by_hash[first].tolist()
+        candidates += [(hash_, number, position) for hash_, position in zip(hashes, positions, strict=True)]
+    spec = chosen.parts[0].spec
+    total, frames = np.zeros(math.prod(spec.item_shape)), 0
+    for _, number, position in sorted(candidates, key=lambda one: one[:2])[:_SHIFT_UTTERANCES]:
         index = chosen.parts[number].index
-        count = index.num_frames[position, None].clip(max=PIECE_FRAMES)
-        start = index.first_frame[position, None]
-        beginning = ShardPieces(int(index.shard[position]), start, count, position[None], np.zeros(1, np.int64))
-        total += summing[number].sums(beginning, np.zeros(len(total)))[0][0]
+        count = index.num_frames[[position]].clip(max=PIECE_FRAMES)
+        start, at = index.first_frame[[position]], np.array([position])
+        beginning = ShardPieces(int(index.shard[position]), start, count, at, np.zeros(1, np.int64))
+        total += _piece_sums(chosen.parts[number], beginning, np.zeros(len(total)))[0][0]
         frames += int(count[0])
-    return (total / frames).astype(summing[0].dtype).astype(np.float64)
+    return (total / frames).astype(spec.dtype).astype(np.float64)
 
 
-class _PieceSums:
-    """Sums over pieces of a version's features; for several threads at once."""
+def _piece_sums(cache: Cache, pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
+    """The sums of x - shift and of (x - shift)² over each piece, float64 `[pieces, dims]`; a StoreError if an utterance
+    holds NaN or infinity."""
+    features = pieces.read(cache)
+    sums, squares = np.empty((2, len(pieces.starts), len(shift)))
+    with np.errstate(invalid="ignore"):
+        for first in range(0, len(shift), _BLOCK_COLUMNS):
+            columns = slice(first, first + _BLOCK_COLUMNS)
+            blocks = _blocks(pieces, _BLOCK_VALUES // len(shift[columns]))
+            shifts = np.tile(shift[columns], (max(int(pieces.counts[block].sum()) for block in blocks), 1))
+            for block in blocks:
+                offsets = pieces.starts[block] - pieces.starts[block.start]
+                first_row = int(pieces.starts[block.start]) - pieces.first
+                rows = slice(first_row, first_row + int(pieces.counts[block].sum()))
+                values = _values(cache, features[rows, columns], pieces, block, columns)
+                values -= shifts[: len(values)]  # faster than broadcasting one row, which is a loop for each row
+                np.add.reduceat(values, offsets, axis=0, out=sums[block, columns])
+                np.square(values, out=values)
+                np.add.reduceat(values, offsets, axis=0, out=squares[block, columns])
+    finite = np.isfinite(squares).all(axis=1)
+    if not finite.all():
+        utterance = cache.ids[int(pieces.positions[finite.argmin()])]
+        raise StoreError(
+            f"{utterance}: holds NaN or infinity in {cache.version.path}: `featcache verify` finds all such utterances"
+        )
+    return sums, squares
 
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
-        self.columns = int(np.prod(cache.spec.item_shape))
-        self.dtype = np.dtype(cache.spec.dtype)
 
-    def sums(self, pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
-        """The sums of x - shift and of (x - shift)² over each piece, float64 `[pieces, dims]`; a StoreError if an
-        utterance holds NaN or infinity."""
-        features = pieces.read(self.cache)
-        sums, squares = np.empty((2, len(pieces.starts), self.columns))
-        with np.errstate(invalid="ignore"):
-            for first in range(0, self.columns, _BLOCK_COLUMNS):
-                columns = slice(first, first + _BLOCK_COLUMNS)
-                width = len(shift[columns])
-                blocks = _blocks(pieces, _BLOCK_VALUES // width)
-                shifts = np.tile(shift[columns], (max(int(pieces.counts[block].sum()) for block in blocks), 1))
-                for block in blocks:
-                    offsets = pieces.starts[block] - pieces.starts[block.start]
-                    first_row = int(pieces.starts[block.start]) - pieces.first
-                    rows = slice(first_row, first_row + int(pieces.counts[block].sum()))
-                    values = self._values(features[rows, columns], pieces, block, columns)
-                    values -= shifts[: len(values)]  # faster than broadcasting one row, which is a loop for each row
-                    np.add.reduceat(values, offsets, axis=0, out=sums[block, columns])
-                    np.square(values, out=values)
-                    np.add.reduceat(values, offsets, axis=0, out=squares[block, columns])
-        finite = np.isfinite(squares).all(axis=1)
-        if not finite.all():
-            utterance = self.cache.ids[int(pieces.positions[finite.argmin()])]
-            raise StoreError(
-                f"{utterance}: holds NaN or infinity in {self.cache.version.path}: `featcache verify` finds all such "
-                "utterances"
-            )
-        return sums, squares
-
-    def _values(self, stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: slice) -> Array:
-        """Stored frames as a new float64 array."""
-        if self.cache.spec.is_quantized:
-            of_pieces = self.cache.scales_and_offsets(pieces.positions[block])
-            of_frames = np.repeat(of_pieces.reshape(len(of_pieces), 2, -1), pieces.counts[block], axis=0)[..., columns]
-            stored = dequantize_array(stored, of_frames[:, 0], of_frames[:, 1])
-        return stored.astype(np.float64)
+def _values(cache: Cache, stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: slice) -> Array:
+    """Stored frames as a new float64 array."""
+    if cache.spec.is_quantized:
+        of_pieces = cache.scales_and_offsets(pieces.positions[block])
+        of_frames = np.repeat(of_pieces.reshape(len(of_pieces), 2, -1), pieces.counts[block], axis=0)[..., columns]
+        stored = dequantize_array(stored, of_frames[:, 0], of_frames[:, 1])
+    return stored.astype(np.float64)
 
 
 def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:

@@ -424,7 +424,10 @@ def test_silence_mixes_with_anything():
         (lambda: Mixup()(np.ones((2, 3)), step=0), "features is a ndarray: give a tensor"),
         (lambda: Mixup()(torch.ones(2, 3), [3, 3], step=0), "lengths is a list: give a tensor"),
         (lambda: Mixup()(torch.ones(2, 3), torch.tensor([3]), step=0), "give one length for each row"),
-        (lambda: Mixup()(torch.ones(2, 3), torch.ones(2, device="meta"), step=0), "on the features' device"),
+        (
+            lambda: Mixup()(torch.ones(2, 3), torch.ones(2, dtype=torch.int64, device="meta"), step=0),
+            "on the features' device",
+        ),
         (lambda: Mixup()(torch.ones(2, 3), torch.ones(2), step=0), "lengths is torch.float32"),
         (lambda: Mixup()(torch.ones(2, 3), step=torch.tensor(3)), "give the step of the training, an int"),
     ],

@@ -7,7 +7,7 @@ import torch
 from codec_checks import CodecChecks, cut
 from transformers import DacFeatureExtractor, DacModel
 
-from featcache.extractors.dac import Dac, DacParams
+from featcache.extractors.dac import Dac
 from featcache.extractors.model import Chunk
 
 MODELS = {"dac_16khz": (16000, 320), "dac_24khz": (24000, 320), "dac_44khz": (44100, 512)}
@@ -29,7 +29,7 @@ def model(folder):
 
 
 def build(folder, sample_rate=16000, **params):
-    return Dac(DacParams(weights=str(folder), **params), sample_rate, torch.device("cpu"))
+    return Dac(Dac.Params(weights=str(folder), **params), sample_rate, torch.device("cpu"))
 
 
 def load(folder):

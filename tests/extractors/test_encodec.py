@@ -10,8 +10,8 @@ from transformers import EncodecConfig, EncodecModel
 from transformers.models.encodec.modeling_encodec import EncodecEncoder
 
 from featcache.errors import ConfigError
-from featcache.extractors import Clip, seanet
-from featcache.extractors.encodec import Encodec, EncodecParams
+from featcache.extractors import Clip, ragged
+from featcache.extractors.encodec import Encodec
 from featcache.extractors.model import Chunk
 
 HOP = 320
@@ -34,7 +34,7 @@ def stereo_model(stereo_folder):
 
 
 def build(folder, sample_rate=24000, **params):
-    return Encodec(EncodecParams(weights=str(folder), **params), sample_rate, torch.device("cpu"))
+    return Encodec(Encodec.Params(weights=str(folder), **params), sample_rate, torch.device("cpu"))
 
 
 def load(folder):
@@ -135,7 +135,7 @@ def test_a_bandwidth_that_the_model_has_not_is_refused(folder, params, message):
 @pytest.mark.parametrize("params", [{"bandwidth": 0}, {"codebooks": 0}])
 def test_impossible_parameters(folder, params):
     with pytest.raises(ValidationError):
-        EncodecParams(weights=str(folder), **params)
+        Encodec.Params(weights=str(folder), **params)
 
 
 def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder):
@@ -161,7 +161,7 @@ def test_encoders_of_other_configs(pad_mode, causal):
     encoder = EncodecEncoder(config).eval().requires_grad_(False)
     lengths = torch.tensor([1, 2, 14, 15, 16, 31, 47])
     rows = torch.randn(len(lengths), 1, 47)
-    x, ends = seanet.run(seanet.layers(encoder.layers), rows, lengths)
+    x, ends = ragged.run(ragged.seanet_layers(encoder.layers), rows, lengths)
     for row, n in enumerate(lengths.tolist()):
         expected = encoder(rows[row : row + 1, :, :n])[0]
         assert expected.shape[1] == ends[row]

@@ -11,7 +11,7 @@ from codec_checks import CodecChecks, cut
 from transformers import DacFeatureExtractor, XcodecConfig, XcodecModel
 
 from featcache.errors import ConfigError
-from featcache.extractors.xcodec import Xcodec, XcodecParams
+from featcache.extractors.xcodec import Xcodec
 
 RATE, HOP = 16000, 320
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 
 def build(folder, sample_rate=RATE, **params):
-    return Xcodec(XcodecParams(weights=str(folder), **params), sample_rate, torch.device("cpu"))
+    return Xcodec(Xcodec.Params(weights=str(folder), **params), sample_rate, torch.device("cpu"))
 
 
 def load(folder):
