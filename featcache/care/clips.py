@@ -21,7 +21,7 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.care.compare import ClipResult
 from featcache.device import Device
 from featcache.extraction.audio_files import rows_of_first_copy
-from featcache.extraction.decoding import decode_all
+from featcache.extraction.from_audio import decode_all
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import Rows

@@ -14,7 +14,7 @@ from featcache.care.trials import Alone, Measured, compute_alone, try_batchings,
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason
-from featcache.extraction.batching import precision_of
+from featcache.extraction.padded_rows import precision_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Manifest

@@ -19,8 +19,8 @@ from featcache.care.clips import SampledClip, extract_results
 from featcache.care.compare import ROUNDING, ClipResult, compare_all
 from featcache.device import Device
 from featcache.errors import ExtractorError, FeatcacheError
-from featcache.extraction.batching import BATCHINGS, declared_batchings
-from featcache.extraction.out_of_memory import OutOfMemoryRetry
+from featcache.extraction.features import OutOfMemoryRetry
+from featcache.extraction.padded_rows import BATCHINGS, declared_batchings
 from featcache.extractors import Extractor, Params
 from featcache.extractors.base import Batching
 from featcache.extractors.rows import RowExtractor

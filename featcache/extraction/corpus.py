@@ -32,8 +32,8 @@ from featcache.errors import (
     StoreError,
     listing,
 )
+from featcache.extraction.extraction import Summary
 from featcache.extraction.options import Options
-from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root
 from featcache.storage.base import open_store

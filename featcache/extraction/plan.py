@@ -24,12 +24,12 @@ from featcache.extraction.audio_files import (
     refuse_other_paths,
     require_reading,
     row_seconds,
+    stats_of_failed,
     with_changed_files,
 )
-from featcache.extraction.batching import choose_batching
-from featcache.extraction.failures import stats_of_failed
 from featcache.extraction.from_version import SourceVersion, find_source
 from featcache.extraction.options import Options, Partition
+from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import RowStatus, compare, want
 from featcache.extraction.version_plan import (
     BuiltConfig,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from featcache.config import Config, config_from
 from featcache.errors import AudioError, ConfigError
-from featcache.extraction.batching import BATCHINGS, declared_batchings
+from featcache.extraction.padded_rows import BATCHINGS, declared_batchings
 from featcache.extractors import FeatureSpec
 from featcache.extractors.base import Clip, Extractor, Params
 from featcache.extractors.rows import RowExtractor, Rows, pad_rows

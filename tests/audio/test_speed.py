@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy, load_config, packaged_configs
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason
-from featcache.extraction import decoding
+from featcache.extraction import from_audio
 
 RATE = 16000
 
@@ -170,9 +170,9 @@ def test_without_speed_1_there_is_no_plain_copy(plain, scratch):
 
 def test_a_recording_is_decoded_once_for_its_copies(plain, scratch, monkeypatch):
     cut = []
-    real = decoding.decode
+    real = from_audio.decode
     monkeypatch.setattr(
-        decoding, "decode", lambda path, segments, **how: cut.extend(segments) or real(path, segments, **how)
+        from_audio, "decode", lambda path, segments, **how: cut.extend(segments) or real(path, segments, **how)
     )
     extract(plain.manifest(), config_of({"speed": SPEEDS}), scratch, threads=1)
     assert len(cut) == len(plain.rows)

@@ -17,7 +17,7 @@ from featcache.care.probe import probe
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ManifestError
-from featcache.extraction.batching import BATCHINGS
+from featcache.extraction.padded_rows import BATCHINGS
 from featcache.manifest import read_manifest
 from featcache.version.records import read_probes
 
