@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from featcache.config import Config, config_from, load_config
 from featcache.errors import AudioError, ConfigError
-from featcache.extraction.batching import BATCHINGS, declared_batchings
+from featcache.extraction.padded_rows import BATCHINGS, declared_batchings
 from featcache.extractors import Clip, Extractor, FeatureSpec, Params
 from featcache.extractors.rows import RowExtractor, pad_rows
 

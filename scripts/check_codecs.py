@@ -37,8 +37,8 @@ from featcache.care.compare import ROUNDING
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.engines.local import run_locally
-from featcache.extraction.decoding import decode_all
 from featcache.extraction.extraction import run_extraction
+from featcache.extraction.from_audio import decode_all
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.extractors import rows

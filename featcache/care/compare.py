@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.waveform import WaveformMaker
 from featcache.device import Device
-from featcache.extraction.decoding import decode_all
+from featcache.extraction.from_audio import decode_all
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import Rows

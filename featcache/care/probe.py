@@ -26,8 +26,8 @@ from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, ExtractorError, FeatcacheError, ManifestError, Reason
 from featcache.extraction.audio_files import rows_of_first_copy
-from featcache.extraction.batching import BATCHINGS, declared_batchings, precision_of
-from featcache.extraction.out_of_memory import OutOfMemoryRetry
+from featcache.extraction.features import OutOfMemoryRetry
+from featcache.extraction.padded_rows import BATCHINGS, declared_batchings, precision_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.base import Batching
 from featcache.extractors.rows import RowExtractor

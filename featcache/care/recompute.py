@@ -23,9 +23,8 @@ from featcache.care.verify import Problem
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extraction.batching import BATCHINGS
-from featcache.extraction.features import cast, compute_clips, errors_of
-from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
+from featcache.extraction.features import DoesNotFitError, OutOfMemoryRetry, cast, compute_clips, errors_of
+from featcache.extraction.padded_rows import BATCHINGS
 from featcache.extractors import Extractor, Params
 from featcache.format.shard import Shard, dequantize_array
 from featcache.manifest import CallersUrls

@@ -23,12 +23,11 @@ from featcache.config import Config, recorded_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
-from featcache.extraction.extraction import run_extraction
-from featcache.extraction.failures import stat_of
+from featcache.extraction.audio_files import stat_of
+from featcache.extraction.extraction import Summary, run_extraction
 from featcache.extraction.jobs import Progress
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import version_info
 from featcache.format.documents import AT_MOST_BYTES
 from featcache.format.group import GroupInfo, read_attributes

@@ -30,9 +30,9 @@ from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from featcache.extraction.corpus import CorpusSummary
+    from featcache.extraction.extraction import Summary
     from featcache.extraction.jobs import Progress
     from featcache.extraction.plan import ExtractionPlan
-    from featcache.extraction.summary import Summary
     from featcache.manifest import Manifest
     from featcache.manifest.audio_locations import AudioLocation
 
@@ -186,8 +186,8 @@ def extract(
     from featcache.config import load_config
     from featcache.engines.main_job import Observer
     from featcache.engines.main_job import extract as extract_features
+    from featcache.extraction.extraction import Summary
     from featcache.extraction.options import Options
-    from featcache.extraction.summary import Summary
 
     run_options = Options(**{name: value for name, value in chosen.items() if value is not None})
     loaded = [load_config(config, keys) for config in configs]

@@ -14,7 +14,7 @@ from featcache.cli.common import FAILURES_LEFT, note, print_json, progress_bar, 
 from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
-    from featcache.extraction.file_headers import FileHeaders
+    from featcache.extraction.audio_files import FileHeaders
     from featcache.manifest import Manifest
     from featcache.manifest.audio_locations import AudioLocation
 
@@ -103,7 +103,7 @@ def manifest(
 
 def _look(read: Manifest, threads: int | None, every: bool) -> FileHeaders:
     """What the headers say of the files of rows without durations, or of all files."""
-    from featcache.extraction.file_headers import read_headers
+    from featcache.extraction.audio_files import read_headers
 
     threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
     with progress_bar(len(read), "rows") as bar:

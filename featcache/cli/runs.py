@@ -28,9 +28,9 @@ from featcache.errors import counted, hours, megabytes
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from featcache.extraction.extraction import Summary, VersionSummary
     from featcache.extraction.jobs import Progress
     from featcache.extraction.plan import ExtractionPlan
-    from featcache.extraction.summary import Summary, VersionSummary
     from featcache.extraction.trial import Trial
 
 _FIRST_SECONDS = 5.0

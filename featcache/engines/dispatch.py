@@ -36,8 +36,7 @@ from featcache.engines.worker import (
     Working,
 )
 from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, counted
-from featcache.extraction.audio_files import can_be_read
-from featcache.extraction.failures import failure_of
+from featcache.extraction.audio_files import can_be_read, failure_of
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
 from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask

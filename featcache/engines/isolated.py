@@ -18,12 +18,9 @@ from featcache.audio.remote import StoppedError
 from featcache.device import Device
 from featcache.engines.process import Fault, OtherProcess, Setup, kills_for_memory
 from featcache.errors import AudioError, Reason
-from featcache.extraction.batching import BatchingChoice
-from featcache.extraction.decoding import WorkerTimes
-from featcache.extraction.failures import failure_of
-from featcache.extraction.features import Extracted
+from featcache.extraction.features import BatchPart, Extracted, WorkerTimes
 from featcache.extraction.jobs import JobGroup, batch_extractor
-from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.padded_rows import BatchingChoice, PendingRows
 from featcache.manifest import Utterance
 
 _MAIN = "featcache.engines.isolated:serve"
@@ -96,8 +93,9 @@ class IsolatedProcess:
         return extracted
 
     def _crashed(self, number: int, utterance: Utterance, message: str) -> Extracted:
-        failure = failure_of(utterance, self._root, AudioError(Reason.CRASHED, message))
-        return Extracted.of_failures(self._specs[number], [failure])
+        part = BatchPart(self._specs[number], self._root)
+        part.fail(utterance, AudioError(Reason.CRASHED, message))
+        return part.extracted()
 
     def _begin(self) -> None:
         """Start the other process and wait until it is ready, unless it could not begin before."""

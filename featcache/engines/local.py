@@ -24,8 +24,9 @@ from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched, StoppedError
 from featcache.engines.delivery import Batch, Delivery, OpenShard
 from featcache.engines.isolated import IsolatedProcess
-from featcache.extraction.decoding import WorkerTimes, batches
 from featcache.extraction.downloads import Downloads
+from featcache.extraction.features import WorkerTimes
+from featcache.extraction.from_audio import batches
 from featcache.extraction.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
 from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
 from featcache.extraction.tasks import ShardTask

@@ -16,11 +16,10 @@ from featcache.engines.local import run_locally
 from featcache.engines.ray import on_ray
 from featcache.errors import ArgumentError, listing
 from featcache.extraction.corpus import CorpusSummary, extract_parts, plan_corpus
-from featcache.extraction.extraction import exclusively, run_extraction
+from featcache.extraction.extraction import Summary, exclusively, run_extraction, summarize
 from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
-from featcache.extraction.summary import Summary, summarize
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.read import Table, is_table, manifest_of

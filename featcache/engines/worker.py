@@ -29,7 +29,6 @@ from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.engines.process import Fault, Setup
 from featcache.errors import ConfigError, ExtractorError, StoreError
-from featcache.extraction.batching import choose_batching
 from featcache.extraction.jobs import (
     Done,
     DoneTask,
@@ -42,6 +41,7 @@ from featcache.extraction.jobs import (
     maker,
 )
 from featcache.extraction.options import Options
+from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.storage.location import Location

@@ -1,29 +1,34 @@
-"""The audio files of a manifest as they are now: whether they are there, how long they are, whether they have changed
-since extraction, and whether they are the files that a version was extracted from at all."""
+"""The audio files of a manifest as they are now: whether they are there, what their headers say, whether they have
+changed since extraction, whether they are the files that a version was extracted from at all, and whether those that
+have failed would fail again."""
 
 from __future__ import annotations
 
 import math
 import os
 import tempfile
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import hash_of_content
-from featcache.audio.decode import probe_seconds
-from featcache.audio.members import check_container, copy_of
-from featcache.audio.remote import each_at_once, require, stamp_of
+from featcache.audio.decode import probe_rate, probe_seconds
+from featcache.audio.members import beginning_of, check_container, copy_of, stamp_now
+from featcache.audio.recording import UNKNOWN, Recording
+from featcache.audio.remote import URLS_AT_ONCE, each_at_once, require, stamp_of
 from featcache.audio.tables import pyarrow
+from featcache.audio.waveform import AudioPolicy
 from featcache.errors import AudioError, ManifestError, Reason, counted
-from featcache.extraction.failures import Stamp, is_same, stat_of, where_missing
 from featcache.extraction.tasks import RowStatus
-from featcache.manifest import Manifest, rows_at_even_steps
+from featcache.manifest import CallersUrls, Manifest, Utterance, rows_at_even_steps
 from featcache.manifest.audio_locations import (
     AudioLocation,
     AudioSource,
@@ -35,9 +40,12 @@ from featcache.manifest.audio_locations import (
     locate,
     need_pyarrow,
     url_of,
+    why_no_file,
 )
+from featcache.manifest.utterances import nearest_sample
 from featcache.version.index import Index
 from featcache.version.join import find_other_files, refuse_paths, sources_of
+from featcache.version.ledger import Failure
 from featcache.version.version import Version
 
 _PROBED = 256
@@ -255,3 +263,203 @@ def _fault(location: AudioSource) -> str:
     except OSError:
         return ""
     return ""
+
+
+# Files that failed
+
+Stamp = tuple[int | None, int | None]
+"""A file's size in bytes and its mtime in ns, see `FileStamp`; two Nones if there is no such file. Of what is inside a
+container at a URL, the size is None."""
+
+_MAY_PASS = frozenset({Reason.FILE_UNREADABLE, Reason.NOT_IN_SOURCE, Reason.OUT_OF_MEMORY})
+"""Reasons that may no longer hold on another disk or machine, or with another source version."""
+
+
+def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> Failure:
+    """The ledger's record of an utterance that failed."""
+    location = locate(root, utterance.path)
+    is_not_had = error.reason in (Reason.FILE_MISSING, Reason.FILE_UNREADABLE)
+    size, mtime_ns = (None, None) if isinstance(location, Url) and is_not_had else stat_of(location)
+    where = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
+    return Failure(
+        **utterance.row(), reason=error.reason.value, message=f"{error}{where}", size=size, mtime_ns=mtime_ns
+    )
+
+
+def stat_of(location: AudioSource) -> Stamp:
+    """A file's size and mtime as they are now; of a file at a URL, two Nones if the server does not tell, too.
+
+    What is inside a container has its own size and the container's mtime; see `stamp_now`."""
+    try:
+        if isinstance(location, Url | Member):
+            return stamp_now(location)
+        stat = os.stat(location)
+    except (AudioError, OSError, ValueError):  # ValueError: the path has a zero byte
+        return None, None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def is_same(now: Stamp, was: Stamp) -> bool:
+    """Whether a file is what it was: by its size, if it is known now, and its mtime."""
+    size, mtime_ns = now
+    return now == was or (size is None and mtime_ns is not None and mtime_ns == was[1])
+
+
+def where_missing(path: str, root: AudioLocation) -> str:
+    """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
+    location = locate(root, path)
+    if why := why_no_file(path):
+        return f": {why}"
+    return "" if str(location) == path or os.path.isabs(path) else f": {location}"
+
+
+def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[AudioSource, Stamp]:
+    """What `stat_of` says of files at URLs that failed. Only the manifest's own are asked for: see `CallersUrls`."""
+    if not manifest.has_urls:
+        return {}
+    own = CallersUrls(manifest)
+    locations = {manifest.resolve(failure.path) for failure in failures if failure.reason not in _MAY_PASS}
+    urls = [location for location in locations if (url := url_of(location)) and url in own]
+    return dict(zip(urls, each_at_once(stat_of, urls), strict=True))
+
+
+def would_fail_again(
+    root: AudioLocation,
+    failure: Failure,
+    audio: AudioPolicy,
+    max_seconds: float | None,
+    known: Mapping[AudioSource, Stamp],
+) -> bool:
+    """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
+
+    `root` is what paths are relative to; `audio` and `max_seconds`, the longest recording that is allowed, are what the
+    config says now; `known` is what `stats_of_failed` gave."""
+    if failure.reason in _MAY_PASS:
+        return False
+    path = locate(root, failure.path)
+    if url_of(path) and path not in known:
+        return False
+    found = known[path] if url_of(path) else stat_of(path)
+    if not is_same(found, (failure.size, failure.mtime_ns)):
+        return False
+    if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
+        rate = probe_rate(path)
+        return rate is not None and rate < audio.min_source_rate
+    if failure.reason != Reason.TOO_LONG:
+        return True
+    seconds = math.inf if failure.duration else probe_seconds(path)  # the file is at least as long as the duration
+    if max_seconds is None or seconds is None:
+        return False
+    return min(failure.duration or math.inf, seconds - (failure.start or 0.0)) > max_seconds
+
+
+# Headers
+
+_FILES_AT_ONCE = 256
+"""Files that a thread looks at before it says so."""
+
+NOT_SAID = "length_not_in_header"
+"""The reason of a row whose file is at a URL, and has no header that says how long it is, as an MP3 without a header
+frame, or M4A. Its audio may be good."""
+
+
+class Header(NamedTuple):
+    """What the header of a file says."""
+
+    sample_rate: int
+    """In Hz."""
+    num_samples: int
+    """The samples of each channel."""
+    num_channels: int
+    """The number of channels."""
+
+
+@dataclass(frozen=True, eq=False)
+class FileHeaders:
+    """The headers of the files of a manifest's rows, and how long rows are that do not say it."""
+
+    seconds: NDArray[np.float64]
+    """Seconds from a row's start to the end of its file, `[rows]`; NaN for rows whose manifest says how long they are,
+    and for failures."""
+    failures: dict[int, tuple[str, str]]
+    """The rows of which nothing is known, each with the reason, of `featcache.errors.Reason` or `NOT_SAID`, and a
+    message."""
+    headers: dict[int, Header]
+    """The headers of the other rows' files that were looked at."""
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """The number of failures by reason."""
+        return dict(sorted(Counter(reason for reason, _ in self.failures.values()).items()))
+
+
+def read_headers(
+    manifest: Manifest, threads: int, report: Callable[[int], object] = lambda _: None, *, every: bool = False
+) -> FileHeaders:
+    """Read the headers of the files of rows without a duration; none of them is inside a container.
+
+    A row with the seconds that are found has the same samples as without. Of a file that is cut off, nothing is known.
+    Where the header does not say how long the file is, it is decoded, unless it is at a URL: MP3 without a header
+    frame, and what FFmpeg decodes, whose headers round.
+
+    Args:
+        threads: Files that are looked at side by side; at URLs, more are.
+        report: Called with a number of rows that are done, from several threads.
+        every: Whether to look at the files of all rows.
+    """
+    rows = np.flatnonzero(np.isnan(manifest.duration) | every)
+    hashes = manifest.paths.take(rows).hashes()
+    rows = rows[np.argsort(hashes, kind="stable")]  # a file of many rows is opened once
+    cuts = np.flatnonzero(np.diff(np.sort(hashes))) + 1
+    files = sorted(np.split(rows, cuts), key=lambda members: int(members[0])) if len(rows) else []
+    seconds = np.full(len(manifest), math.nan)
+    failures: dict[int, tuple[str, str]] = {}
+    headers: dict[int, Header] = {}
+
+    def look(some: Sequence[NDArray[np.int64]]) -> None:
+        for members in some:
+            header = _header(manifest, int(members[0]))
+            for row in members.tolist():
+                found = _seconds(manifest, row, header) if isinstance(header, Header) else header
+                if isinstance(found, float) and isinstance(header, Header):
+                    headers[row] = header
+                    seconds[row] = found if math.isnan(manifest.duration[row]) else math.nan
+                elif not isinstance(found, float):
+                    failures[row] = found
+        report(sum(map(len, some)))
+
+    are_at_urls = len(files) > 0 and isinstance(manifest.resolve(manifest.paths[int(files[0][0])]), Url)
+    with ThreadPoolExecutor(max(threads, URLS_AT_ONCE) if are_at_urls else threads, "featcache-headers") as pool:
+        for _ in pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]):
+            pass
+    return FileHeaders(seconds, dict(sorted(failures.items())), headers)
+
+
+def _header(manifest: Manifest, row: int) -> Header | tuple[str, str]:
+    """The header of a row's file, or why nothing is known of it."""
+    location = manifest.resolve(manifest.paths[row])
+    try:
+        with closing(Recording(location, beginning_of)) as recording:
+            shortfall, num_samples = recording.shortfall, recording.num_samples
+            if num_samples == UNKNOWN and not (shortfall or isinstance(location, Url)):
+                num_samples = recording.count_samples()
+            header = Header(recording.sample_rate, num_samples, recording.num_channels)
+    except AudioError as error:
+        return error.reason.value, str(error)
+    if shortfall:
+        return Reason.TRUNCATED.value, shortfall
+    if header.num_samples == UNKNOWN:
+        return NOT_SAID, "its header does not say how long it is, and what is at a URL is not fetched whole for that"
+    return header
+
+
+def _seconds(manifest: Manifest, row: int, header: Header) -> float | tuple[str, str]:
+    """The seconds from a row's start to the end of its file, or why there are none."""
+    rate, num_samples, _ = header
+    first = nearest_sample(float(np.nan_to_num(manifest.start[row])), rate)
+    if first < num_samples:
+        return (num_samples - first) / rate
+    if not num_samples:
+        return Reason.EMPTY.value, "it holds no samples, according to its header"
+    message = f"it starts at {first / rate:.3f} s, but the file holds {num_samples / rate:.3f} s"
+    return Reason.SEGMENT_OUTSIDE.value, message

@@ -32,8 +32,8 @@ from featcache.errors import (
     StoreError,
     listing,
 )
+from featcache.extraction.extraction import Summary
 from featcache.extraction.options import Options
-from featcache.extraction.summary import Summary
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root
 from featcache.storage.base import open_store
@@ -208,9 +208,10 @@ def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -
                 continue
             changed = "; its manifest has changed since it was extracted" if part.is_changed else ""
             _log.info("part %s, %s of %s%s", name, f"{number:,}", f"{len(plan.manifests):,}", changed)
-            summary = result.parts[name] = run(manifest, built, part.cache, options, name)
+            summary = run(manifest, built, part.cache, options, name)
             if options.partition is None and not options.dry_run:
                 part.record(summary)
+            result.parts[name] = summary
         except (DamagedError, LockedError, ManifestError) as error:  # the other parts need not wait for it
             _log.info("part %s: %s", name, error)
             result.errors[name] = error

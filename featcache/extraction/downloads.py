@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, islice
 
 from featcache.audio.members import copy_of, fetch_ahead
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
@@ -73,16 +73,16 @@ class Downloads:
         self._sizes: dict[Url, int] = {}  # of those that have been fetched
         self._fetched_bytes = self._fetched_files = 0
         self._in_vain = 0  # files in a row
-        self._known: set[Url] = set()  # all containers that have been seen
-        self._next_containers: dict[Url, None] = {}  # in order; not yet fetched
-        self._ahead: dict[Url, None] = {}  # fetched, or being fetched, and not yet wanted
+        self._containers: dict[Url, int] = {}  # all that have been seen, with their numbers in the order of the tasks
+        self._wanted_containers = 0  # the number after that of the last one that was wanted
+        self._begun_containers = 0  # the number of the next one to be fetched
 
     def __enter__(self) -> Downloads:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        self._next_containers.clear()
+        self._containers.clear()
         self._threads.shutdown(cancel_futures=True)
         self._containers_pool.shutdown(cancel_futures=True)
 
@@ -102,12 +102,13 @@ class Downloads:
         for task in tasks:
             ahead.append(task)
             with self._lock:
-                for container in self._containers(task.utterances):
-                    if container not in self._known:
-                        self._known.add(container)
-                        self._next_containers[container] = None
-            self._fetch_ahead()
-            while len(ahead) > _TASKS_AHEAD or (ahead and len(self._next_containers) > _CONTAINERS_AHEAD):
+                for location in self._locations(task.utterances):
+                    if isinstance(location, Member) and isinstance(location.container, Url):
+                        self._containers.setdefault(location.container, len(self._containers))
+            self._fetch_containers()
+            while len(ahead) > _TASKS_AHEAD or (
+                ahead and len(self._containers) > self._begun_containers + _CONTAINERS_AHEAD
+            ):
                 yield ahead.popleft()
         yield from ahead
 
@@ -130,7 +131,7 @@ class Downloads:
         is empty; StoppedError if the run is being stopped, and the container has not been copied."""
         if isinstance(location, Member):
             if isinstance(location.container, Url):
-                self._is_wanted(location.container)
+                self._fetch_containers(location.container)
             return copy_of(location, self._wait_for_container)
         url = location
         with self._lock:
@@ -145,28 +146,17 @@ class Downloads:
     def _locations(self, utterances: Iterable[Utterance]) -> Iterator[AudioSource]:
         return (locate(self._root, path) for path, _ in groupby(utterances, key=lambda utterance: utterance.path))
 
-    def _containers(self, utterances: Iterable[Utterance]) -> Iterator[Url]:
-        members = (location for location in self._locations(utterances) if isinstance(location, Member))
-        return (member.container for member in members if isinstance(member.container, Url))
-
-    def _is_wanted(self, container: Url) -> None:
-        """Of the containers up to this one, none is ahead any more. (Other runs may have done what is before it.)"""
+    def _fetch_containers(self, wanted: Url | None = None) -> None:
+        """Begin to fetch the containers that come after the one that is wanted now; those before it are no more to be
+        fetched ahead. (Other runs may have done them.)"""
         with self._lock:
-            for containers in (self._ahead, self._next_containers):
-                if container in containers:
-                    while next(iter(containers)) != container:
-                        del containers[next(iter(containers))]
-                    del containers[container]
-                    if containers is self._next_containers:
-                        self._ahead.clear()
-        self._fetch_ahead()
-
-    def _fetch_ahead(self) -> None:
-        with self._lock:
-            while self._next_containers and len(self._ahead) < _CONTAINERS_AHEAD:
-                container = next(iter(self._next_containers))
-                del self._next_containers[container]
-                self._ahead[container] = None
+            after = self._containers.get(wanted, -1) + 1 if wanted else 0
+            self._wanted_containers = max(self._wanted_containers, after)
+            first = max(self._begun_containers, self._wanted_containers)
+            end = self._wanted_containers + _CONTAINERS_AHEAD
+            coming = [*islice(self._containers, first, end)] if first < end else []
+            self._begun_containers = first + len(coming)
+            for container in coming:
                 self._containers_pool.submit(self._fetch_container, container)
 
     def _fetch_container(self, container: Url) -> None:

@@ -1,194 +1,352 @@
 """Extracts a batch of utterances from audio, for all versions that are filled together.
 
-Each file is decoded once, and made into waveforms once for each way of doing that. The worker thread that decodes a
-batch also extracts it, except for extractors that take rows: their rows are handed out (`PendingRows`), to be computed
-together with rows of other batches.
+Each file is decoded once, part by part, and made into waveforms once for each way of doing that. The worker thread that
+decodes a batch also extracts it, except for extractors that take rows: their rows are handed out (`PendingRows`), to be
+computed together with rows of other batches.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import ContentHashes
+from featcache.audio.decode import Cut, FileIdentity, decode
+from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched
 from featcache.audio.resample import error_if_too_long, why_silent
+from featcache.audio.waveform import WaveformMaker
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extraction.decoding import AudioMemory, Decoded, Waveforms, WorkerTimes, decode_all, parts
-from featcache.extraction.failures import failure_of
-from featcache.extraction.features import Extracted, compute_clips, errors_of, last_traceback
-from featcache.extraction.out_of_memory import is_out_of_memory
+from featcache.extraction.features import BatchPart, Extracted, WorkerTimes, compute_clips, errors_of, is_out_of_memory
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import Item
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import AudioLocation, CopiedSource
-from featcache.version.ledger import Failure
+from featcache.manifest.audio_locations import AudioLocation, CopiedSource, locate
+
+_SMALLEST = 8
+"""The last batches of a task are up to so many times smaller than the others, so that all workers end together."""
+
+SMALL_BYTES = 64 << 20
+"""Decoded audio that a worker may hold without reserving it."""
+
+_LARGE_BYTES = 2 << 30
+"""Bytes of large recordings that all workers may hold together."""
+
+_DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm", ".amr", ".wma"})
 
 
-def extract_from_audio(
-    root: AudioLocation,
-    configs: Sequence[BuiltConfig],
-    device: Device,
-    memory: AudioMemory,
-    hashes: ContentHashes,
-    fetched: Callable[[CopiedSource], Fetched],
-    batch: Sequence[Utterance],
-    times: WorkerTimes,
-) -> Iterator[list[Extracted | PendingRows]]:
-    """Extract a batch for every config, or hand out the rows that are to be computed for it.
+class AudioExtractor:
+    """Extracts batches from audio for some configs. Its calls come from several threads.
 
-    Yields:
-        For one part of the batch after the other, the results of all configs in their order. A part holds about
-        `device.batch_seconds`, however long the batch's files are. Parts with a large recording are computed here, with
-        their rows, so that no more of them are held than `memory` allows.
+    Args:
+        root: What paths are relative to.
+        fetched: Gives a copy of what is not a file of this machine.
     """
-    limits = [config.max_source_seconds for config in configs]
-    max_seconds = None if None in limits else max(limit for limit in limits if limit)
-    bytes_per_second = 4 * max(config.sample_rate for config in configs)
-    extracting = [_BatchOfConfig(config, root, device, times) for config in configs]
-    with memory.lease() as reserve:
 
-        def reserve_all(num_bytes: int, seconds: float) -> None:
-            reserve(num_bytes + int(seconds * bytes_per_second))
-
-        decoding = decode_all(batch, root, max_seconds, reserve_all, hashes, fetched)
-        for part in parts(decoding, device.batch_seconds, times):
-            yield from _extract_part(extracting, part, times)
-            del part  # before the next one is decoded
-
-
-def extract_alone(config: BuiltConfig, root: AudioLocation, device: Device, decoded: Decoded) -> Extracted:
-    """Extract one decoded utterance for one config, as a run does whose batch holds nothing else."""
-    extracted = _BatchOfConfig(config, root, device, WorkerTimes()).extract_if_it_fits(decoded)
-    assert isinstance(extracted, Extracted)
-    return extracted
-
-
-def _extract_part(
-    extracting: Sequence[_BatchOfConfig], part: Sequence[Decoded], times: WorkerTimes
-) -> Iterator[list[Extracted | PendingRows]]:
-    """The results for a part; clip by clip if the clips do not fit into memory together."""
-    is_large = any(decoded.is_large for decoded in part)
-    try:
-        waveforms = Waveforms(part, times)
-        results = [config.extract(waveforms, is_large) for config in extracting]
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-    else:
-        del waveforms
-        yield results
-        return
-    if len(part) > 1:
-        for decoded in part:
-            yield from _extract_part(extracting, [decoded], times)
-    else:
-        yield [config.extract_if_it_fits(part[0]) for config in extracting]
-
-
-class _BatchOfConfig:
-    """Extracts a batch for one config, part by part."""
-
-    def __init__(self, config: BuiltConfig, root: AudioLocation, device: Device, times: WorkerTimes) -> None:
-        self._config = config
+    def __init__(
+        self,
+        root: AudioLocation,
+        configs: Sequence[BuiltConfig],
+        device: Device,
+        fetched: Callable[[CopiedSource], Fetched] = copy_of,
+    ) -> None:
         self._root = root
+        self._configs = configs
         self._device = device
-        self._times = times
+        self._fetched = fetched
+        self._memory = AudioMemory()
+        self._hashes = ContentHashes()
+        limits = [config.max_source_seconds for config in configs]
+        self._max_seconds = None if None in limits else max(limit for limit in limits if limit)
+        self._bytes_per_second = 4 * max(config.sample_rate for config in configs)
 
-    def extract(self, waveforms: Waveforms, at_once: bool) -> Extracted | PendingRows:
-        """Extract a part of the batch; with `at_once`, compute its rows too."""
-        config = self._config
-        items: list[Item] = []
-        clips: list[NDArray[np.float32]] = []
-        utterances: list[Utterance] = []
-        failures: list[Failure] = []
-        traceback = ""
-        for decoded, waveform in zip(waveforms.part, waveforms.made_by(config.waveform_maker), strict=True):
-            clip = waveform if isinstance(waveform, AudioError) else self._checked(decoded, waveform)
-            if isinstance(clip, AudioError):
-                failures.append(self._fail(decoded.utterance, clip))
-                traceback = last_traceback([clip]) or traceback
-            else:
-                items.append(decoded.item(len(clip)))
-                assert decoded.samples is not None
-                if why := why_silent(decoded.samples, clip):
-                    config.silent[self._without_suffix(decoded.utterance.id)] = why
-                clips.append(clip)
-                utterances.append(decoded.utterance)
-        resampled = self._resampled(items)
-        if config.row_extractor is not None:
-            pending = PendingRows(
-                extractor=config.row_extractor,
-                spec=config.spec,
-                items=items,
-                waveforms=clips,
-                failures=failures,
-                fail=lambda clip, error: self._fail(utterances[clip], error),
-                resampled=resampled,
-                traceback=traceback,
-            )
-            if at_once:
-                pending.compute(self._device)
-            if not pending.is_complete:
-                return pending
-            extracted = pending.extracted()
-            self._times.extract += extracted.seconds
-            return extracted
-        started = perf_counter()
-        computed = compute_clips(config.extractor, [item.id for item in items], clips, config.spec, self._device)
-        seconds = perf_counter() - started
-        self._times.extract += seconds
-        failures += [self._fail(row, error) for row, error in zip(utterances, computed.errors, strict=True) if error]
-        return Extracted(
-            items=[item for item, error in zip(items, computed.errors, strict=True) if not error],
-            num_frames=[count for count in computed.num_frames if count],
-            features=computed.features,
-            failures=failures,
-            side=computed.side,
-            seconds=seconds,
-            resampled=resampled,
-            traceback=last_traceback(computed.errors) or traceback,
-        )
+    def __call__(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:
+        """Extract a batch for every config, or hand out the rows that are to be computed for it.
 
-    def extract_if_it_fits(self, decoded: Decoded) -> Extracted | PendingRows:
-        """Extract one clip; it fails if there is not enough memory for it."""
+        Yields:
+            For one part of the batch after the other, the results of all configs in their order. A part holds about
+            `device.batch_seconds`, however long the batch's files are. Parts with a large recording are computed here,
+            with their rows, so that no more of them are held than `AudioMemory` allows.
+        """
+        with self._memory.lease() as reserve:
+
+            def reserve_all(num_bytes: int, seconds: float) -> None:
+                reserve(num_bytes + int(seconds * self._bytes_per_second))
+
+            decoding = decode_all(batch, self._root, self._max_seconds, reserve_all, self._hashes, self._fetched)
+            for part in parts(decoding, self._device.batch_seconds, times):
+                yield from self._extract_part(part, times)
+                del part  # before the next one is decoded
+
+    def _extract_part(self, part: Sequence[Decoded], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:
+        """The results for a part; clip by clip if the clips do not fit into memory together."""
+        is_large = any(decoded.is_large for decoded in part)
         try:
-            return self.extract(Waveforms([decoded], self._times), at_once=True)
+            waveforms = Waveforms(part, times)
+            results = [self._extract(config, waveforms, times, is_large) for config in self._configs]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-        too_large = AudioError(Reason.OUT_OF_MEMORY, "extracting it takes more memory than there is")
-        return Extracted.of_failures(self._config.spec, [self._fail(decoded.utterance, too_large)])
+        else:
+            del waveforms
+            yield results
+            return
+        if len(part) > 1:
+            for decoded in part:
+                yield from self._extract_part([decoded], times)
+        else:
+            yield [self.extract_alone(config, part[0], times) for config in self._configs]
 
-    def _checked(self, decoded: Decoded, waveform: NDArray[np.float32]) -> NDArray[np.float32] | AudioError:
-        """A clip's waveform at the config's rate, or why it cannot be extracted."""
-        assert decoded.samples is not None
-        assert decoded.source is not None
-        config = self._config
-        speed = config.waveform_maker.speed(decoded.utterance.id)
-        if too_long := error_if_too_long(len(decoded.samples), decoded.source.sample_rate * speed, config.max_seconds):
-            return too_long
+    def extract_alone(self, config: BuiltConfig, decoded: Decoded, times: WorkerTimes) -> Extracted:
+        """Extract one clip, as a run does whose batch holds nothing else; it fails if there is not enough memory."""
         try:
-            with errors_of(config.extractor, [decoded.utterance.id]):
-                has_frames = config.extractor.num_frames(len(waveform)) > 0
-        except AudioError as error:
-            return error
-        too_few = f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
-        return waveform if has_frames else AudioError(Reason.TOO_SHORT, too_few)
+            result = self._extract(config, Waveforms([decoded], times), times, at_once=True)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            assert isinstance(result, Extracted)
+            return result
+        part = BatchPart(config.spec, self._root)
+        message = "extracting it takes more memory than there is"
+        part.fail(decoded.utterance, AudioError(Reason.OUT_OF_MEMORY, message))
+        return part.extracted()
 
-    def _resampled(self, items: Sequence[Item]) -> dict[str, int]:
-        """The sample rates of files that have another than the config, by the ids without the suffixes of copies."""
-        others = (item for item in items if item.sample_rate != self._config.sample_rate)
-        return {self._without_suffix(item.id): item.sample_rate for item in others}
+    def _extract(
+        self, config: BuiltConfig, waveforms: Waveforms, times: WorkerTimes, at_once: bool
+    ) -> Extracted | PendingRows:
+        """Extract a part of a batch for a config; with `at_once`, compute its rows too."""
+        part = BatchPart(config.spec, self._root)
+        clips: list[NDArray[np.float32]] = []
+        for decoded, waveform in zip(waveforms.part, waveforms.made_by(config.waveform_maker), strict=True):
+            clip = waveform if isinstance(waveform, AudioError) else _checked(config, decoded, waveform)
+            if isinstance(clip, AudioError):
+                part.fail(decoded.utterance, clip)
+                continue
+            item = decoded.item(len(clip))
+            part.items.append(item)
+            clips.append(clip)
+            id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
+            assert decoded.samples is not None
+            if why := why_silent(decoded.samples, clip):
+                config.silent[id_] = why
+            if item.sample_rate != config.sample_rate:
+                part.resampled[id_] = item.sample_rate
+        if config.row_extractor is not None:
+            pending = PendingRows(config.row_extractor, part, clips)
+            if not at_once:
+                return pending
+            pending.compute(self._device)
+            extracted = pending.extracted()
+        else:
+            started = perf_counter()
+            ids = [item.id for item in part.items]
+            computed = compute_clips(config.extractor, ids, clips, config.spec, self._device)
+            extracted = part.extracted(computed, perf_counter() - started)
+        times.extract += extracted.seconds
+        return extracted
 
-    def _without_suffix(self, id_: str) -> str:
-        """The utterance's id, of that of a copy."""
-        return id_.removesuffix(self._config.waveform_maker.copies.copy_of(id_).suffix)
 
-    def _fail(self, utterance: Utterance, error: AudioError) -> Failure:
-        return failure_of(utterance, self._root, error)
+def _checked(config: BuiltConfig, decoded: Decoded, waveform: NDArray[np.float32]) -> NDArray[np.float32] | AudioError:
+    """A clip's waveform at the config's rate, or why it cannot be extracted."""
+    assert decoded.samples is not None
+    assert decoded.source is not None
+    speed = config.waveform_maker.speed(decoded.utterance.id)
+    if too_long := error_if_too_long(len(decoded.samples), decoded.source.sample_rate * speed, config.max_seconds):
+        return too_long
+    try:
+        with errors_of(config.extractor, [decoded.utterance.id]):
+            has_frames = config.extractor.num_frames(len(waveform)) > 0
+    except AudioError as error:
+        return error
+    too_few = f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
+    return waveform if has_frames else AudioError(Reason.TOO_SHORT, too_few)
+
+
+class AudioMemory:
+    """Limits the decoded audio that all workers hold. Small recordings are not counted.
+
+    A recording of more than `SMALL_BYTES` waits until there is room for it, or no other such recording is held."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def lease(self) -> Iterator[Callable[[int], None]]:
+        """Yield one worker's `reserve(num_bytes)`, which gives back what it got last, and waits for that many bytes."""
+        held = 0
+
+        def reserve(num_bytes: int) -> None:
+            nonlocal held
+            wanted = num_bytes if num_bytes > SMALL_BYTES else 0
+            if held or wanted:
+                with self._changed:
+                    self._used -= held
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: not wanted or not self._used or self._used + wanted <= _LARGE_BYTES)
+                    self._used += wanted
+                    held = wanted
+
+        try:
+            yield reserve
+        finally:
+            reserve(0)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """An utterance after decoding."""
+
+    utterance: Utterance
+    samples: NDArray[np.float32] | None
+    """`[num_samples, channels]` at the file's rate; None if it could not be decoded."""
+    source: FileIdentity | None
+    """The identity of the file; None if it could not be decoded."""
+    error: AudioError | None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it takes more memory than a worker may hold without reserving it."""
+        return self.samples is not None and self.samples.nbytes >= SMALL_BYTES
+
+    def item(self, num_samples: int) -> Item:
+        """What a shard keeps of the utterance, whose waveform has that many samples."""
+        assert self.source is not None
+        source = self.source
+        return Item(
+            **self.utterance.row(),
+            num_samples=num_samples,
+            size=source.size,
+            mtime_ns=source.mtime_ns,
+            sample_rate=source.sample_rate,
+            content_hash=source.content_hash,
+            by_ffmpeg=source.by_ffmpeg,
+        )
+
+
+def batches(
+    utterances: Sequence[Utterance], seconds: Sequence[float], batch_seconds: float
+) -> Iterator[Sequence[Utterance]]:
+    """Cut a task into batches of about `batch_seconds`, in order; they become smaller towards its end.
+
+    Copies of an utterance stay together, and so do rows that cut the same file if it can only be decoded from its
+    start."""
+    first, filled, left = 0, 0.0, sum(seconds)
+    for i, utterance in enumerate(utterances):
+        is_full = filled >= min(batch_seconds, max(left, batch_seconds) / _SMALLEST)
+        if is_full and not _share_decoding(utterances[i - 1], utterance):
+            yield utterances[first:i]
+            left -= filled
+            first, filled = i, 0.0
+        filled += seconds[i]
+    yield utterances[first:]
+
+
+def _share_decoding(previous: Utterance, utterance: Utterance) -> bool:
+    """Whether something would be decoded twice if these neighbours were in different batches."""
+    if previous.path != utterance.path:
+        return False
+    return _segment(previous) == _segment(utterance) or Path(utterance.path).suffix.lower() in _DECODED_FROM_START
+
+
+def decode_all(
+    utterances: Sequence[Utterance],
+    root: AudioLocation,
+    max_seconds: float | None = None,
+    reserve: Callable[[int, float], None] | None = None,
+    hashes: ContentHashes | None = None,
+    fetched: Callable[[CopiedSource], Fetched] = copy_of,
+) -> Iterator[Decoded]:
+    """Decode utterances one by one, in order. Neighbours that cut the same file share its decoder.
+
+    Neighbours that cut the same segment, being copies of one utterance, share the samples. The other arguments
+    are explained in `featcache.audio.decode.decode`."""
+    for path, group in groupby(utterances, key=lambda utterance: utterance.path):
+        copies = [(segment, list(rows)) for segment, rows in groupby(group, key=_segment)]
+        segments = [segment for segment, _ in copies]
+        location = locate(root, path)
+        decoding = decode(location, segments, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched)
+        for (_, rows), result in zip(copies, decoding, strict=True):
+            if isinstance(result, AudioError):
+                yield from (Decoded(row, None, None, result) for row in rows)
+            else:
+                yield from (Decoded(row, *result, None) for row in rows)
+            del result  # not held while the next one is decoded
+
+
+def _segment(utterance: Utterance) -> Cut:
+    return Cut(utterance.start, utterance.duration)
+
+
+def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) -> Iterator[list[Decoded]]:
+    """Split what is decoded into parts of `part_seconds`, or of `SMALL_BYTES`."""
+    part: list[Decoded] = []
+    seconds, num_bytes = 0.0, 0
+    while True:
+        started = perf_counter()
+        decoded = next(decoding, None)
+        times.decode += perf_counter() - started
+        if decoded is None:
+            break
+        part.append(decoded)
+        if decoded.samples is not None and decoded.source is not None:
+            seconds += len(decoded.samples) / decoded.source.sample_rate
+            num_bytes += decoded.samples.nbytes
+        decoded = None  # what is yielded may take gigabytes: nothing here holds on to it
+        if seconds >= part_seconds or num_bytes >= SMALL_BYTES:
+            full, part, seconds, num_bytes = part, [], 0.0, 0
+            yield full
+            del full
+    if part:
+        yield part
+
+
+class Waveforms:
+    """The waveforms of a part of a batch, made once for each way of making them; `times` gets the seconds it takes."""
+
+    def __init__(self, part: Sequence[Decoded], times: WorkerTimes) -> None:
+        self.part = part
+        self._times = times
+        self._made: dict[WaveformMaker, list[NDArray[np.float32] | AudioError]] = {}
+
+    def made_by(self, waveform_maker: WaveformMaker) -> list[NDArray[np.float32] | AudioError]:
+        """A mono waveform at the config's rate for each decoded utterance, of any length, or what was wrong."""
+        if waveform_maker not in self._made:
+            started = perf_counter()
+            made: list[NDArray[np.float32] | AudioError] = []
+            previous: tuple[object, ...] = ()
+            clean: NDArray[np.float32] | AudioError | None = None
+            for decoded in self.part:
+                # Copies of an utterance that differ only in noise are neighbours, and resampled once.
+                speed = waveform_maker.speed(decoded.utterance.id)
+                this = id(decoded.samples), decoded.utterance.channel, speed
+                if decoded.samples is None or this != previous or clean is None:
+                    previous, clean = this, _at_speed(decoded, waveform_maker)
+                made.append(
+                    clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, decoded.utterance.id)
+                )
+            self._made[waveform_maker] = made
+            self._times.resample += perf_counter() - started
+        return self._made[waveform_maker]
+
+
+def _at_speed(decoded: Decoded, waveform_maker: WaveformMaker) -> NDArray[np.float32] | AudioError:
+    if decoded.samples is None or decoded.source is None:
+        assert decoded.error is not None
+        return decoded.error
+    row, rate = decoded.utterance, decoded.source.sample_rate
+    try:
+        return waveform_maker.at_speed(decoded.samples, rate, row.id, row.channel)
+    except AudioError as error:
+        return error

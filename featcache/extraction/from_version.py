@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
-from featcache.extraction.decoding import WorkerTimes
-from featcache.extraction.failures import failure_of
-from featcache.extraction.features import Extracted, cast, errors_of, in_halves, last_traceback
+from featcache.extraction.features import BatchPart, ClipFeatures, Extracted, WorkerTimes, cast, errors_of, in_halves
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
@@ -146,39 +144,26 @@ def extract_from_version(
     Yields:
         For one part of the batch after the other, the results of all configs in their order.
     """
-    for part in np.array_split(np.arange(len(batch)), -(-len(batch) // _UTTERANCES)):
+    for at in range(0, len(batch), _UTTERANCES):
         started = perf_counter()
-        utterances = [batch[i] for i in part.tolist()]
-        stored = source.read(utterances)
-        there = [found for found in stored if isinstance(found, StoredUtterance)]
-        failures = [
-            failure_of(row, root, found)
-            for row, found in zip(utterances, stored, strict=True)
-            if isinstance(found, AudioError)
-        ]
+        utterances = batch[at : at + _UTTERANCES]
+        in_source = source.read(utterances)
+        stored = [one for one in in_source if isinstance(one, StoredUtterance)]
         times.decode += perf_counter() - started
         results: list[Extracted | PendingRows] = []
         for config in configs:
+            part = BatchPart(config.spec, root)
+            part.items += [one.item for one in stored]
+            for utterance, error in zip(utterances, in_source, strict=True):
+                if isinstance(error, AudioError):
+                    part.fail(utterance, error)
             started = perf_counter()
-            made = in_halves(partial(_from_features, config, device), there)
+            made = in_halves(partial(_from_features, config, device), stored)
             seconds = perf_counter() - started
             times.extract += seconds
-            errors = {
-                found.item.id: error for found, error in zip(there, made, strict=True) if isinstance(error, AudioError)
-            }
-            features = [made_of_one for made_of_one in made if not isinstance(made_of_one, AudioError)]
-            none = np.empty((0, *config.spec.item_shape), config.spec.stored_dtype)
-            results.append(
-                Extracted(
-                    items=[found.item for found in there if found.item.id not in errors],
-                    num_frames=[len(item) for item in features],
-                    features=np.concatenate(features) if features else none,
-                    failures=failures
-                    + [failure_of(row, root, errors[row.id]) for row in utterances if row.id in errors],
-                    seconds=seconds,
-                    traceback=last_traceback(errors.values()),
-                )
-            )
+            outcomes = [one if isinstance(one, AudioError) else len(one) for one in made]
+            features = [one for one in made if not isinstance(one, AudioError)]
+            results.append(part.extracted(ClipFeatures.gather(config.spec, outcomes, features, {}), seconds))
         yield results
 
 

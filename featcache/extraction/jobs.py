@@ -10,18 +10,15 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from featcache.audio.content_hash import ContentHashes
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched
 from featcache.device import Device
 from featcache.errors import Reason
-from featcache.extraction.batching import BatchingChoice
-from featcache.extraction.decoding import AudioMemory, WorkerTimes
-from featcache.extraction.features import Extracted
-from featcache.extraction.from_audio import extract_from_audio
+from featcache.extraction.features import Extracted, WorkerTimes
+from featcache.extraction.from_audio import AudioExtractor
 from featcache.extraction.from_version import SourceVersion, extract_from_version
 from featcache.extraction.options import FailureLimit
-from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.padded_rows import BatchingChoice, PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest import Utterance
@@ -311,4 +308,4 @@ def batch_extractor(
     `fetched` gives a copy of what is not a file of this machine."""
     if source is not None:
         return partial(extract_from_version, root, configs, device, source)
-    return partial(extract_from_audio, root, configs, device, AudioMemory(), ContentHashes(), fetched)
+    return AudioExtractor(root, configs, device, fetched)

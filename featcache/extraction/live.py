@@ -13,9 +13,9 @@ from featcache.audio.decode import FileIdentity
 from featcache.config import Config, as_config, recorded_config
 from featcache.device import Device
 from featcache.errors import ArgumentError, AudioError, ConfigError, Reason, require_int, require_number
-from featcache.extraction.batching import choose_batching
-from featcache.extraction.decoding import Decoded, decode_all
-from featcache.extraction.from_audio import extract_alone
+from featcache.extraction.features import WorkerTimes
+from featcache.extraction.from_audio import AudioExtractor, Decoded, decode_all
+from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import dequantize_array
 from featcache.manifest import Utterance
@@ -39,7 +39,7 @@ class LiveExtractor:
 
     def __init__(self, built: BuiltConfig, device: Device) -> None:
         self._built = built
-        self._device = device
+        self._extractor = AudioExtractor(Path(), [built], device)
 
     @property
     def config(self) -> Config:
@@ -111,7 +111,7 @@ class LiveExtractor:
         return self._features(decoded)
 
     def _features(self, decoded: Decoded) -> NDArray[Any]:
-        extracted = extract_alone(self._built, Path(), self._device, decoded)
+        extracted = self._extractor.extract_alone(self._built, decoded, WorkerTimes())
         path = decoded.utterance.path
         for failure in extracted.failures:
             where = f"{path}: " if path and path not in failure.message else ""

@@ -7,7 +7,7 @@ rows, `RowQueue` collects rows until there are enough for a batch, `compute_rows
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -17,15 +17,22 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.device import Device
-from featcache.errors import AudioError, ExtractorError
-from featcache.extraction.features import Extracted, cast, errors_of, in_halves, last_traceback, without_non_finite
-from featcache.extraction.out_of_memory import DoesNotFitError, OutOfMemoryRetry
-from featcache.extractors import Params
+from featcache.errors import AudioError, ConfigError, ExtractorError, listing, percent
+from featcache.extraction.features import (
+    BatchPart,
+    ClipFeatures,
+    DoesNotFitError,
+    Extracted,
+    OutOfMemoryRetry,
+    cast,
+    errors_of,
+    in_halves,
+)
+from featcache.extractors import Extractor, Params
+from featcache.extractors.base import Batching
 from featcache.extractors.rows import Piece, RowExtractor
-from featcache.format.shard import Item
 from featcache.quantize import quantize
-from featcache.spec import QUANTIZATION, FeatureSpec
-from featcache.version.ledger import Failure
+from featcache.spec import QUANTIZATION
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +57,7 @@ class Row:
     @property
     def id(self) -> str:
         """The id of the utterance."""
-        return self.pending.items[self.clip].id
+        return self.pending.part.items[self.clip].id
 
     @property
     def frames(self) -> slice:
@@ -68,40 +75,24 @@ class RowResult:
 
 
 class PendingRows:
-    """What one version gets from a part of a batch, while its rows are computed.
-
-    Not thread-safe: the caller sees to it that one thread at a time calls `finish`. Each item has a waveform,
-    `[num_samples]`; other utterances of the part have failed before: `failures`, with the `traceback` of what the
-    extractor has raised, if anything. `fail` makes the failure of an item by its number."""
+    """What one version gets from a part of a batch, while its rows are computed: each item of the part has a waveform,
+    `[num_samples]`. Not thread-safe: the caller sees to it that one thread at a time calls `finish`."""
 
     rows: list[Row]
     """The rows to be computed; empty once all are."""
 
     def __init__(
-        self,
-        extractor: RowExtractor[Params],
-        spec: FeatureSpec,
-        items: list[Item],
-        waveforms: Sequence[NDArray[np.float32]],
-        failures: list[Failure],
-        fail: Callable[[int, AudioError], Failure],
-        resampled: Mapping[str, int] | None = None,
-        traceback: str = "",
+        self, extractor: RowExtractor[Params], part: BatchPart, waveforms: Sequence[NDArray[np.float32]]
     ) -> None:
         self.extractor = extractor
-        self.spec = spec
-        self.items = items
+        self.part = part
         self.rows = []
-        self._failures = failures
-        self._fail = fail
-        self._resampled = resampled or {}
-        self._traceback = traceback
         self._seconds = 0.0
         self._errors: dict[int, AudioError] = {}
         self._results: list[list[RowResult | None]] = []
         for clip, waveform in enumerate(waveforms):
             try:
-                with errors_of(extractor, [items[clip].id]):
+                with errors_of(extractor, [part.items[clip].id]):
                     rows = list(self._cut(clip, waveform))
             except AudioError as error:
                 self._errors[clip] = error
@@ -148,39 +139,22 @@ class PendingRows:
 
     def extracted(self) -> Extracted:
         """The results of all rows, in the order of the clips, once they are complete."""
-        spec = self.spec
-        whole = [clip for clip in range(len(self.items)) if clip not in self._errors]
-        results = {clip: [result for result in self._results[clip] if result is not None] for clip in whole}
-        parameters = None
-        if spec.is_quantized:
-            results = {clip: [_quantized_clip(rows)] for clip, rows in results.items()}
-            parameters = np.stack([rows[0].side[QUANTIZATION][0] for rows in results.values()]) if results else None
-        rows = [result.features for clip in whole for result in results[clip]]
-        features, non_finite = without_non_finite(
-            np.concatenate(rows) if rows else np.empty((0, *spec.item_shape), spec.stored_dtype),
-            [sum(len(result.features) for result in results[clip]) for clip in whole],
-            spec.dtype,
-            parameters,
-        )
-        errors = self._errors | {clip: error for clip, error in zip(whole, non_finite, strict=True) if error}
-        kept = [clip for clip in whole if clip not in errors]
-        side = {}
-        for array in spec.side:
-            entries = [result.side[array.name] for clip in kept for result in results[clip]]
-            side[array.name] = (
-                np.concatenate(entries) if entries else np.empty((0, *array.item_shape), array.dtype),
-                [sum(len(result.side[array.name]) for result in results[clip]) for clip in kept],
-            )
-        return Extracted(
-            items=[self.items[clip] for clip in kept],
-            num_frames=[sum(len(result.features) for result in results[clip]) for clip in kept],
-            features=features,
-            failures=self._failures + [self._fail(clip, errors[clip]) for clip in sorted(errors)],
-            side=side,
-            seconds=self._seconds,
-            resampled=self._resampled,
-            traceback=last_traceback(errors.values()) or self._traceback,
-        )
+        spec = self.part.spec
+        outcomes: list[int | AudioError] = []
+        features: list[NDArray[Any]] = []
+        side: dict[str, list[NDArray[Any]]] = {array.name: [] for array in spec.side}
+        for clip, results in enumerate(self._results):
+            if clip in self._errors:
+                outcomes.append(self._errors[clip])
+                continue
+            rows = [result for result in results if result is not None]
+            if spec.is_quantized:
+                rows = [_quantized_clip(rows)]
+            outcomes.append(sum(len(row.features) for row in rows))
+            features += [row.features for row in rows]
+            for name, entries in side.items():
+                entries.append(np.concatenate([row.side[name] for row in rows]))
+        return self.part.extracted(ClipFeatures.gather(spec, outcomes, features, side), self._seconds)
 
 
 class RowQueue:
@@ -252,7 +226,7 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
 
 def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool) -> list[RowResult]:
     """Compute rows in a batch of `count` rows. Raises AudioError if one of their clips cannot be extracted."""
-    extractor, spec = rows[0].pending.extractor, rows[0].pending.spec
+    extractor, spec = rows[0].pending.extractor, rows[0].pending.part.spec
     with errors_of(extractor, (row.id for row in rows), device, alone), device.slot(alone):
         waveforms = [row.waveform for row in rows]
         encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
@@ -301,3 +275,104 @@ def _quantized_clip(rows: Sequence[RowResult]) -> RowResult:
     levels, parameters = quantize(torch.from_numpy(features), [len(features)])
     side = {name: np.concatenate([row.side[name] for row in rows]) for name in rows[0].side}
     return RowResult(levels.numpy(), side | {QUANTIZATION: parameters.numpy()})
+
+
+# How a run puts rows together: as the extractor declares, unless a probe of the device found a difference
+
+BATCHINGS: tuple[Batching, ...] = ("single", "equal_length", "padded")
+"""The ways to put rows together, from the strictest to the loosest."""
+
+
+@dataclass(frozen=True)
+class BatchingChoice:
+    """How a run puts the rows of one version together."""
+
+    batching: Batching
+    """One of `BATCHINGS`; `frames` for extractors that take no rows."""
+    mismatch: float | None = None
+    """The share of codes (of frames, for float features) that differed, with this batching and by more than ties, from
+    each clip alone in fp32, in a probe of this device; None if there was no such probe."""
+    note: str | None = None
+    """A line that a user should read."""
+
+
+def declared_batchings(extractor: Extractor[Params]) -> tuple[Batching, ...]:
+    """The batchings that an extractor of rows declares to be safe, from the strictest to the loosest."""
+    return BATCHINGS[: BATCHINGS.index(extractor.batching) + 1]
+
+
+def precision_of(params: Params | None) -> str:
+    """The precision that an extractor's parameters ask for; `fp32` if they have none."""
+    return str(getattr(params, "precision", "fp32"))
+
+
+def choose_batching(
+    extractor: Extractor[Params],
+    probes: Iterable[Mapping[str, Any]],
+    device_label: str,
+    requested: str | None = None,
+    allow_mismatch: bool = False,
+) -> BatchingChoice:
+    """Decide how a run puts rows together.
+
+    If the user requests nothing, it is the loosest batching that the extractor declares and that the device's newest
+    probe, if there is one, found to be clean: at the config's precision, it changed no frame by more than rounding.
+    (What a lower precision changes by itself, the config has asked for.)
+
+    Args:
+        probes: The documents that `featcache probe` has kept with the version.
+        requested: What the user asks for, one of `BATCHINGS`.
+        allow_mismatch: Accept the request even if it is looser than what is declared or was found to be clean.
+
+    Raises:
+        ConfigError: The request is unknown, or it is looser than that and was not allowed.
+    """
+    if extractor.as_row_extractor() is None:
+        if requested not in (None, extractor.batching):
+            raise ConfigError(
+                f"--batching {requested}: {_name(extractor)} has only one batching policy, {extractor.batching}: leave "
+                "--batching out"
+            )
+        return BatchingChoice(extractor.batching)
+    measured = _measured(probes, device_label, precision_of(getattr(extractor, "params", None)))
+    disturbed = {batching: float(trial["disturbed"]) for batching, trial in measured.items()}
+    mismatch = {batching: float(trial["mismatch"]) for batching, trial in measured.items()}
+    declared = declared_batchings(extractor)
+    clean = [batching for batching in declared if not disturbed.get(batching)] or ["single"]
+    if requested is None:
+        batching, loosest = clean[-1], declared[-1]
+        note = None
+        if batching != loosest:
+            share = percent(disturbed[loosest])
+            note = f"batching {batching}: by the probe of {device_label}, {loosest} changes {share} of the frames"
+        return BatchingChoice(batching, mismatch.get(batching), note)
+    if requested not in BATCHINGS:
+        raise ConfigError(f"--batching {requested}: there is no such policy; choose from {listing(BATCHINGS)}")
+    why = None
+    if share_disturbed := disturbed.get(requested):
+        why = f"the probe of {device_label} found that it changes {percent(share_disturbed)} of the frames"
+    elif requested not in declared:
+        tested = "; a probe found no difference in its sample" if requested in measured else ""
+        why = f"it is looser than {declared[-1]}, the loosest policy that {_name(extractor)} declares{tested}"
+    if why and not allow_mismatch:
+        raise ConfigError(
+            f"--batching {requested}: {why}: use --batching {clean[-1]}, or --allow-mismatch to accept that"
+        )
+    return BatchingChoice(requested, mismatch.get(requested), why and f"batching {requested}: {why}")
+
+
+def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision: str) -> dict[str, Mapping[str, Any]]:
+    """What the device's newest probe measured at a precision, by batching."""
+    of_device = [probe for probe in probes if probe.get("device") == device_label]
+    if not of_device:
+        return {}
+    newest = max(of_device, key=lambda probe: str(probe.get("date")))
+    return {
+        str(trial["policy"]): trial
+        for trial in newest.get("measured", ())
+        if trial["precision"] == precision and trial["error"] is None
+    }
+
+
+def _name(extractor: object) -> str:
+    return type(extractor).__name__

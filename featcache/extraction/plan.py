@@ -24,12 +24,12 @@ from featcache.extraction.audio_files import (
     refuse_other_paths,
     require_reading,
     row_seconds,
+    stats_of_failed,
     with_changed_files,
 )
-from featcache.extraction.batching import choose_batching
-from featcache.extraction.failures import stats_of_failed
 from featcache.extraction.from_version import SourceVersion, find_source
 from featcache.extraction.options import Options, Partition
+from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import RowStatus, compare, want
 from featcache.extraction.version_plan import (
     BuiltConfig,
@@ -49,7 +49,7 @@ from featcache.version.index import Index, index_of, open_index
 from featcache.version.join import RowKeys
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import read_probes
-from featcache.version.version import Version
+from featcache.version.version import Version, VersionInfo
 from featcache.version.wanted import Wanted, read_all_wanted
 
 
@@ -79,16 +79,6 @@ class ExtractionPlan:
         built = [version.built for version in self.versions]
         folder = self.versions[0].path.name if len(built) == 1 else None
         return plan_extraction(self.manifest, built, self.cache, self.options, self.only, folder)
-
-    @property
-    def num_missing(self) -> int:
-        """The number of utterances to extract, over all versions."""
-        return sum(version.num_missing for version in self.versions)
-
-    @property
-    def expected_bytes(self) -> float:
-        """Bytes of features to write, over all versions."""
-        return sum(version.expected_bytes for version in self.versions)
 
     @property
     def seconds_to_decode(self) -> float:
@@ -124,14 +114,15 @@ def plan_extraction(
         ArgumentError: A version's folder has been renamed, or the cache's URL is none that can be written to.
         DamagedError: A version's metadata, or a shard's table, is damaged.
     """
+    names = sorted(config.name for config in configs)
+    if len({*names}) < len(names):
+        raise ConfigError(f"two configs have the same name: {', '.join(names)}; each names a version")
     cache = as_location("cache", cache)
-    _refuse_equal_names(configs)
     device = Device(options.own_device, options.threads)
     started = perf_counter()
     if options.source is None:
         require_reading(manifest)
     device.configure_torch()
-    label = "" if options.workers else device.label  # they look for probes of their devices themselves
     built_configs = [
         config if isinstance(config, BuiltConfig) else BuiltConfig.build(config, device.torch_device)
         for config in configs
@@ -139,18 +130,15 @@ def plan_extraction(
     source = None if options.source is None else find_source(built_configs, as_location("source", options.source))
     all_copies = dict.fromkeys(built.config.copies for built in built_configs)
     rows = {copies: _rows_of_run(manifest, copies, source, options.own_partition) for copies in all_copies}
-    versions = [
-        _plan_version(built, rows[built.config.copies], cache, folder, label, options, only) for built in built_configs
-    ]
+    label = "" if options.workers else device.label  # they look for probes of their devices themselves
+    versions = []
+    for built in built_configs:
+        info = version_info(built.config, built.extractor.spec)
+        planner = _Planner(built, info, cache / (folder or info.folder_name), rows[built.config.copies], options, only)
+        versions.append(planner.plan(label))
     notes = _notes(versions, manifest, cache, source, only)
     num_utterances = len(versions[0].manifest) // len(built_configs[0].config.copies)
     return ExtractionPlan(manifest, cache, options, only, device, source, num_utterances, versions, notes, started)
-
-
-def _refuse_equal_names(configs: Sequence[Config | BuiltConfig]) -> None:
-    names = [config.name for config in configs]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"two configs have the same name: {', '.join(sorted(names))}; each names a version")
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,81 +179,75 @@ def _rows_of_run(
     return _Rows(rows, row_seconds(rows, known, speed), keys, hashes, first * len(copies))
 
 
-def _plan_version(
-    built: BuiltConfig,
-    rows: _Rows,
-    cache: Location,
-    folder: str | None,
-    device_label: str,
-    options: Options,
-    only: Strings | None,
-) -> VersionPlan:
-    """Open a config's version, compare it with the rows that it should hold, and choose how to put rows together."""
-    manifest, info = rows.manifest, version_info(built.config, built.extractor.spec)
-    path = cache / (folder or info.folder_name)
-    index, failures, suspects = index_of([]), dict[str, Failure](), Suspects()
-    before, probes = list[Wanted](), list[dict[str, Any]]()
-    if is_there := open_store(path).exists(MARK):
-        version = Version.open(path)
-        index = open_index(version, keep=False)
-        failures = standing_failures(version, index)
-        suspects = find_suspects(version, failures)
-        status = _compare(built, rows, version, index, failures, options, only)
-        before, probes = [*read_all_wanted(version)], read_probes(version)
-    else:
-        status = compare(rows.keys, index, {})
-    source = manifest.source
-    if os.path.exists(source):
-        source = os.path.realpath(source)  # however it was typed
-    again = rows.first + np.flatnonzero(status.missing & (status.replaces >= 0))
-    wanted = want(source, rows.hashes, index, before, again)
-    status = status.without_older(wanted, index, rows.first)
-    reasons = Counter(failures[manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist())
-    return VersionPlan(
-        built=built,
-        manifest=manifest,
-        seconds=rows.seconds,
-        first_row=rows.first,
-        wanted=wanted,
-        info=info,
-        path=path,
-        is_new=not is_there,
-        index=index,
-        rows=status,
-        batching=choose_batching(built.extractor, probes, device_label, options.batching, options.allow_mismatch),
-        failed_before=dict(sorted(reasons.items())),
-        suspects=suspects,
-    )
+@dataclass(frozen=True)
+class _Planner:
+    """Plans what a run is to do for one version."""
 
+    built: BuiltConfig
+    info: VersionInfo
+    path: Location
+    rows: _Rows
+    options: Options
+    only: Strings | None
 
-def _compare(
-    built: BuiltConfig,
-    rows: _Rows,
-    version: Version,
-    index: Index,
-    failures: Mapping[str, Failure],
-    options: Options,
-    only: Strings | None,
-) -> RowStatus:
-    """Compare rows with what a version holds, and refuse the manifest of another corpus."""
-    manifest = rows.manifest
-    known = {} if options.retry_failed else stats_of_failed(manifest, failures.values())
+    def plan(self, device_label: str) -> VersionPlan:
+        """Open the version, compare it with the rows that it should hold, and choose how to put rows together."""
+        rows, options = self.rows, self.options
+        index, failures, suspects = index_of([]), dict[str, Failure](), Suspects()
+        before, probes = list[Wanted](), list[dict[str, Any]]()
+        if is_there := open_store(self.path).exists(MARK):
+            version = Version.open(self.path)
+            index = open_index(version, keep=False)
+            failures = standing_failures(version, index)
+            suspects = find_suspects(version, failures)
+            status = self._compare(version, index, failures)
+            before, probes = [*read_all_wanted(version)], read_probes(version)
+        else:
+            status = compare(rows.keys, index, {})
+        source = rows.manifest.source
+        if os.path.exists(source):
+            source = os.path.realpath(source)  # however it was typed
+        again = rows.first + np.flatnonzero(status.missing & (status.replaces >= 0))
+        wanted = want(source, rows.hashes, index, before, again)
+        status = status.without_older(wanted, index, rows.first)
+        reasons = Counter(failures[rows.manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist())
+        extractor = self.built.extractor
+        return VersionPlan(
+            built=self.built,
+            manifest=rows.manifest,
+            seconds=rows.seconds,
+            first_row=rows.first,
+            wanted=wanted,
+            info=self.info,
+            path=self.path,
+            is_new=not is_there,
+            index=index,
+            rows=status,
+            batching=choose_batching(extractor, probes, device_label, options.batching, options.allow_mismatch),
+            failed_before=dict(sorted(reasons.items())),
+            suspects=suspects,
+        )
 
-    def is_unchanged(failure: Failure) -> bool:
-        return not options.retry_failed and built.would_fail_again(manifest.root, failure, known)
+    def _compare(self, version: Version, index: Index, failures: Mapping[str, Failure]) -> RowStatus:
+        """Compare the rows with what the version holds, and refuse the manifest of another corpus."""
+        options, keys, manifest = self.options, self.rows.keys, self.rows.manifest
+        known = {} if options.retry_failed else stats_of_failed(manifest, failures.values())
 
-    status = compare(rows.keys, index, failures, is_unchanged)
-    if options.check_sources:
-        status = with_changed_files(manifest, status, index, version)
-    elif only is None:
-        refuse_another_corpus(manifest, status, index, version)
-    if only is None:
-        if not options.replace:
-            refuse_other_paths(manifest, status, index, version, len(built.waveform_maker.copies))
-        return status
-    wanted = np.isin(rows.keys.id_hashes, only.hashes())
-    # Items that the version still holds of these ids are those that the lost items had replaced.
-    return replace(status, wanted=wanted, present=status.present & ~wanted)
+        def is_unchanged(failure: Failure) -> bool:
+            return not options.retry_failed and self.built.would_fail_again(manifest.root, failure, known)
+
+        status = compare(keys, index, failures, is_unchanged)
+        if options.check_sources:
+            status = with_changed_files(manifest, status, index, version)
+        elif self.only is None:
+            refuse_another_corpus(manifest, status, index, version)
+        if self.only is None:
+            if not options.replace:
+                refuse_other_paths(manifest, status, index, version, len(self.built.waveform_maker.copies))
+            return status
+        wanted = np.isin(keys.id_hashes, self.only.hashes())
+        # Items that the version still holds of these ids are those that the lost items had replaced.
+        return replace(status, wanted=wanted, present=status.present & ~wanted)
 
 
 def _notes(

@@ -15,8 +15,8 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.config.config import find_differences
 from featcache.errors import ArgumentError, ConfigError, DamagedError, StoreError, counted, listing
-from featcache.extraction.batching import BatchingChoice
-from featcache.extraction.failures import Stamp, stat_of, would_fail_again
+from featcache.extraction.audio_files import Stamp, stat_of, would_fail_again
+from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extraction.tasks import RowStatus
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor

@@ -37,9 +37,9 @@ from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
-from featcache.extraction.decoding import batches, decode_all
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.features import compute_clips
+from featcache.extraction.from_audio import batches, decode_all
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.format.shard import Item

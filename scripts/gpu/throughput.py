@@ -39,8 +39,8 @@ from featcache import device as device_module
 from featcache.config import Config
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import run_extraction
+from featcache.extraction.features import is_out_of_memory
 from featcache.extraction.options import Options
-from featcache.extraction.out_of_memory import is_out_of_memory
 from featcache.extraction.plan import plan_extraction
 from featcache.extractors import Clip, rows
 from featcache.manifest import Manifest, read_manifest

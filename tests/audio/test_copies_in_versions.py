@@ -12,7 +12,7 @@ from corpora import speech
 
 from featcache.audio import noise as noise_module
 from featcache.audio.kept import Kept
-from featcache.extraction import decoding
+from featcache.extraction import from_audio
 
 RATE = 16000
 SUFFIXES = ("_sp0.9", "_sp0.9_snr5", "_sp0.9_snr15", "", "_snr5", "_snr15")
@@ -57,9 +57,9 @@ def test_without_speed_1_there_is_no_plain_copy(plain, scratch):
 
 def test_a_recording_is_decoded_once_for_its_copies(plain, scratch, monkeypatch):
     cut = []
-    real = decoding.decode
+    real = from_audio.decode
     monkeypatch.setattr(
-        decoding, "decode", lambda path, segments, **how: cut.extend(segments) or real(path, segments, **how)
+        from_audio, "decode", lambda path, segments, **how: cut.extend(segments) or real(path, segments, **how)
     )
     extract(plain.manifest(), config_of({"speed": SPEEDS}), scratch, threads=1)
     assert len(cut) == len(plain.rows)

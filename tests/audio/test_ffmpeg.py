@@ -17,7 +17,7 @@ from featcache.audio.decode import Cut, decode
 from featcache.audio.formats import format_of
 from featcache.config import load_config
 from featcache.errors import Reason
-from featcache.extraction.file_headers import read_headers
+from featcache.extraction.audio_files import read_headers
 from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 

@@ -9,7 +9,7 @@ from extractions import write_config
 from odd_extractors import EqualLengths, NothingSeen, Slow
 
 from featcache.errors import ConfigError
-from featcache.extraction.batching import choose_batching
+from featcache.extraction.padded_rows import choose_batching
 
 pytestmark = pytest.mark.usefixtures("trusted")
 

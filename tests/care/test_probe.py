@@ -16,7 +16,7 @@ from featcache.care.probe import probe, utterances_by_length
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ManifestError
-from featcache.extraction.batching import BATCHINGS
+from featcache.extraction.padded_rows import BATCHINGS
 from featcache.manifest import read_manifest
 from featcache.version.records import read_probes
 

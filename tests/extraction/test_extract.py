@@ -25,7 +25,7 @@ from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
 from featcache.errors import ArgumentError
-from featcache.extraction import decoding
+from featcache.extraction import from_audio
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
@@ -154,13 +154,13 @@ def test_several_configs_give_what_each_gives_alone(cli, corpus, truth, referenc
 def test_several_configs_decode_each_file_once(corpus, scratch, monkeypatch):
     """Three configs at two rates, and yet nothing is decoded twice: neither for them nor for a file's channels."""
     opened = []
-    decode = decoding.decode
+    decode = from_audio.decode
 
     def counting(path, segments, **options):
         opened.extend([path] * len(segments))
         return decode(path, segments, **options)
 
-    monkeypatch.setattr(decoding, "decode", counting)
+    monkeypatch.setattr(from_audio, "decode", counting)
     configs = [load_config(name) for name in ("fbank80", "mfcc13", "hifigan-mel80")]
     extract_here(read_manifest(corpus.manifest()), configs, scratch, Options("cpu", 2))
     assert len(opened) == len(corpus.rows) - 2  # three rows take channels of one file

@@ -86,10 +86,10 @@ def test_an_utterance_counts_once_however_many_copies_there_are_of_it(corpus, sc
 
     run_extraction(extraction(rows), run_locally)
     one, two = ([*({**row, "path": "b.wav"} for row in rows[2 : 2 + n]), *rows[:2]] for n in (1, 2))
-    assert extraction(one).num_missing == 3
+    assert extraction(one).versions[0].num_missing == 3
     with pytest.raises(ManifestError, match="names other files for 2 of the 6 utterances"):
         extraction(two)
-    assert extraction(two, Options("cpu", 1, replace=True)).num_missing == 6
+    assert extraction(two, Options("cpu", 1, replace=True)).versions[0].num_missing == 6
 
 
 # The same ids and paths under another root

@@ -24,10 +24,10 @@ from featcache.config import load_config
 from featcache.engines import local
 from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
-from featcache.extraction import decoding, from_audio
+from featcache.extraction import from_audio
 from featcache.extraction.extraction import run_extraction
+from featcache.extraction.features import OutOfMemoryRetry, is_out_of_memory
 from featcache.extraction.options import Options
-from featcache.extraction.out_of_memory import OutOfMemoryRetry, is_out_of_memory
 from featcache.extraction.plan import plan_extraction
 from featcache.extractors import Clip
 from featcache.manifest import read_manifest
@@ -376,7 +376,7 @@ def test_long_recordings_are_computed_piece_by_piece(scratch, tmp_path, monkeypa
         corpus.add(str(i), f"{i}.wav")
     config = write_config(tmp_path, "Shapes", module="row_extractors", piece=20)
     extract(corpus.manifest(), config, scratch / "a")
-    monkeypatch.setattr(decoding, "SMALL_BYTES", 100_000)
+    monkeypatch.setattr(from_audio, "SMALL_BYTES", 100_000)
     extract(corpus.manifest(), config, scratch / "b")
     assert items(scratch / "a") == items(scratch / "b")
 
@@ -388,7 +388,7 @@ def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, mon
         soundfile.write(tmp_path / f"{i}.wav", speech(0.1, seed=i), 16000)
         corpus.add(str(i), f"{i}.wav")
     config = write_config(tmp_path, "Moments", module="row_extractors")
-    monkeypatch.setattr(decoding, "SMALL_BYTES", 20_000)  # of three
+    monkeypatch.setattr(from_audio, "SMALL_BYTES", 20_000)  # of three
     job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
     assert not run_extraction(job, run_locally).failed
     extractor = job.versions[0].built.extractor

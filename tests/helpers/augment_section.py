@@ -13,8 +13,8 @@ from extractions import extract_here, write_config
 from processes import Cli
 
 from featcache.config import Config, parse_config
+from featcache.extraction.extraction import Summary
 from featcache.extraction.options import Options
-from featcache.extraction.summary import Summary
 from featcache.manifest import read_manifest
 
 SPEEDS = [0.9, 1.0, 1.1]

@@ -12,10 +12,9 @@ from processes import MOST_SECONDS, Finished
 
 from featcache.config import Config
 from featcache.engines.local import run_locally
-from featcache.extraction.extraction import run_extraction
+from featcache.extraction.extraction import Summary, run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
-from featcache.extraction.summary import Summary
 from featcache.manifest import Manifest
 
 TINY = "0.004"
