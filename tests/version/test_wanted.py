@@ -226,15 +226,6 @@ def test_a_manifest_of_other_or_of_fewer_rows_takes_no_others_place(version):
     assert missing(version) == {}  # a later generation of a row is as good
 
 
-def test_a_row_that_is_changed_back_is_extracted_a_third_time(version):
-    for start in (0.0, 1.5, 0.0):
-        run(version, "m", {"a": start})
-    index = open_index(version)
-    assert index.generation.tolist() == [3]
-    assert index.row_hash.tolist() == keys({"a": 0.0})[1].tolist()
-    assert plan(version, "m", {"a": 0.0}).rows[2].tolist() == [3]
-
-
 def test_rows_that_are_extracted_again_get_the_next_generation(version):
     """Because their audio has changed, for example; also if the run dies, and is run again without a word of them."""
     run(version, "m", A)
