@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import pytest
-from damage import flip
+from damage import each_cut, each_flip, flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scratch import scratch_folder
@@ -265,13 +266,9 @@ def test_no_flipped_bit_of_a_wanted_set_is_believed(version):
     plan(version, "m", A)
     assert missing(version) == {"m": {"a", "b"}}
     path = version.path / "wanted" / name_of("m")
-    data = path.read_bytes()
-    for at in range(len(data)):
-        for spoilt in (data[:at], data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]):
-            path.write_bytes(spoilt)
-            with pytest.raises(DamagedError, match=f"{path}: damaged"):
-                read_wanted(version, path.name)
-    path.write_bytes(data)
+    for _ in chain(each_flip(path), each_cut(path)):
+        with pytest.raises(DamagedError, match=f"{path}: damaged"):
+            read_wanted(version, path.name)
     shutil.copy(path, path.with_name(name_of("n")))
     assert missing(version) == {"m": {"a", "b"}}
     (damaged,) = [finding for finding in says(version) if name_of("n") in finding and "damaged" in finding]
