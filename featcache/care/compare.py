@@ -137,17 +137,9 @@ class Difference:
     """Every disturbed frame is among the last `last` frames of its clip; 0 if there is none."""
 
     def __add__(self, other: Difference) -> Difference:
-        return Difference(
-            self.values + other.values,
-            self.differing + other.differing,
-            self.mismatched + other.mismatched,
-            self.frames + other.frames,
-            self.disturbed + other.disturbed,
-            max(self.relative, other.relative),
-            max(self.absolute, other.absolute),
-            max(self.first, other.first),
-            max(self.last, other.last),
-        )
+        both = {name: (getattr(self, name), getattr(other, name)) for name in Difference.__dataclass_fields__}
+        largest = ("relative", "absolute", "first", "last")
+        return Difference(**{name: max(pair) if name in largest else sum(pair) for name, pair in both.items()})
 
 
 def compare(found: ClipResult, reference: ClipResult, rounding: float = ROUNDING) -> Difference:

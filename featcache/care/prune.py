@@ -26,7 +26,7 @@ from featcache.version.index import Index, open_index
 from featcache.version.join import RowKeys, are_few, describe_changed, join, refuse_paths, with_other_files
 from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import Run
-from featcache.version.tags import read_tags, tag_names
+from featcache.version.tags import read_tag, tag_names
 from featcache.version.version import Version
 from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
 
@@ -151,7 +151,7 @@ def _plan(version: Version, contents: _Contents) -> PrunePlan:
 def _look(version: Version, wanted_ids: NDArray[np.uint64] | None, staying: Sequence[str] = ()) -> _Contents:
     """What is in a version; `staying` are shards that stay as they are, as tagged ones do."""
     index = open_index(version, keep=False)
-    tags = [*read_tags(version)]
+    tags = [read_tag(version, name) for name in tag_names(version)]  # of a damaged one, all must stay
     tagged = {name for tag in tags for name in tag.shards} | {*staying}
     is_needed = np.ones(len(index), bool)
     if wanted_ids is not None:

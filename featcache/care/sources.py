@@ -83,13 +83,12 @@ def check_sources(
                 break
             if name not in shards:
                 continue
-            files = _files_of(version.shard(name), version, index, number, wanted.root)
+            files = _files_of(version.shard(name), version, index, number, wanted)
             for file in [file for file in files if (url := url_of(file.location)) and url not in wanted.urls]:
                 not_asked += len(files.pop(file))
-            looked_at = [file if wanted.by_content else file._replace(content_hash=UNKNOWN_HASH) for file in files]
             if wanted.by_content:
                 unknown += sum(len(ids) for file, ids in files.items() if file.content_hash == UNKNOWN_HASH)
-            faults = pool.map(lambda file: None if stopped() else _fault(file, hashes), looked_at)
+            faults = pool.map(lambda file: None if stopped() else _fault(file, hashes), files)
             for (file, ids), fault in zip(files.items(), faults, strict=True):
                 if fault is not None:
                     faulty.setdefault((file.location, fault), []).extend(ids)
@@ -111,21 +110,18 @@ def root_of(shard: Shard, version: Version) -> AudioLocation:
     return Url(root) if is_audio_url(root) else Path(root)
 
 
-def _files_of(
-    shard: Shard, version: Version, index: Index, number: int, root: AudioLocation | None
-) -> dict[_File, list[str]]:
+def _files_of(shard: Shard, version: Version, index: Index, number: int, wanted: SourceCheck) -> dict[_File, list[str]]:
     """The files of a shard's items that count, and for each the ids of its utterances.
 
     `number` is the shard's in the index. A file that was changed between two utterances is there twice."""
     first, last = index.span(number)
     items, table = index.item[first:last], shard.table
-    folder = root_of(shard, version) if root is None else root
-    columns = [table[name][items].tolist() for name in ("source_size", "source_mtime_ns", "source_hash")]
+    folder = root_of(shard, version) if wanted.root is None else wanted.root
+    sizes, mtimes = table["source_size"][items].tolist(), table["source_mtime_ns"][items].tolist()
+    hashes = table["source_hash"][items].tolist() if wanted.by_content else [UNKNOWN_HASH] * len(items)
     files: dict[_File, list[str]] = {}
-    for position, path, size, mtime_ns, content_hash in zip(
-        range(first, last), table.paths.take(items), *columns, strict=True
-    ):
-        files.setdefault(_File(locate(folder, path), size, mtime_ns, content_hash), []).append(index.ids[position])
+    for position, path, *known in zip(range(first, last), table.paths.take(items), sizes, mtimes, hashes, strict=True):
+        files.setdefault(_File(locate(folder, path), *known), []).append(index.ids[position])
     return files
 
 

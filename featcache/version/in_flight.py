@@ -22,7 +22,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -56,34 +56,36 @@ class InFlight:
     StoreError if the marks cannot be written."""
 
     def __init__(self, runs: Sequence[tuple[Version, str]], workers: int) -> None:
-        self._runs = runs
+        self._folders = [version.store.desk / run for version, run in runs]
         self._workers = workers
-        self._folders: list[Path] = []
-        self._locks: list[Lock] = []
-        self._files: list[list[FileIO]] = []
-        self._crash: FileIO | None = None
         self._is_kept = False
 
     def __enter__(self) -> InFlight:
-        try:
-            for version, run in self._runs:
-                folder = version.store.desk / run
-                self._folders.append(folder)
-                self._locks.append(_made(folder))
-            self._files = [
-                [FileIO(folder / f"{_MARK}{worker}", "w") for folder in self._folders]
-                for worker in range(self._workers)
-            ]
-            if not faulthandler.is_enabled():  # else somebody else has asked to be told
-                self._crash = FileIO(self._folders[0] / _CRASH, "w")
-                faulthandler.enable(self._crash)
-        except OSError as error:
-            self._close(forget=True)
-            raise StoreError(f"{error.filename}: cannot be written: {error.strerror}") from error
+        with ExitStack() as opened:
+            try:
+                for folder in self._folders:
+                    opened.callback(_made(folder).release)
+                opened.callback(self._forget)
+                self._files = [
+                    [opened.enter_context(FileIO(folder / f"{_MARK}{worker}", "w")) for folder in self._folders]
+                    for worker in range(self._workers)
+                ]
+                if not faulthandler.is_enabled():  # else somebody else has asked to be told
+                    faulthandler.enable(opened.enter_context(FileIO(self._folders[0] / _CRASH, "w")))
+                    opened.callback(faulthandler.disable)
+            except OSError as error:
+                raise StoreError(f"{error.filename}: cannot be written: {error.strerror}") from error
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._close(forget=not (self._is_kept or isinstance(error, MemoryError)))
+        self._is_kept = self._is_kept or isinstance(error, MemoryError)
+        self._opened.close()
+
+    def _forget(self) -> None:
+        if not self._is_kept:
+            for folder in self._folders:
+                _remove_marks(folder)
 
     def keep(self, reason: str) -> None:
         """Keep the marks when the block ends: what was in flight has made the process unfit to go on."""
@@ -102,18 +104,6 @@ class InFlight:
         with suppress(OSError):  # a disk that takes no mark takes no shard either, and that is reported
             for file in self._files[worker]:
                 os.pwrite(file.fileno(), line, 0)
-
-    def _close(self, forget: bool) -> None:
-        if self._crash is not None:
-            faulthandler.disable()
-            self._crash.close()
-        for file in (file for files in self._files for file in files):
-            file.close()
-        if forget:
-            for folder in self._folders:
-                _remove_marks(folder)
-        for lock in self._locks:
-            lock.release()
 
 
 @dataclass(frozen=True)

@@ -59,17 +59,17 @@ def read_failures(version: Version, damaged: list[str] | None = None, run: str =
     """All failures, or those of a run, in the order of their files' names, which begin with the time; whether they
     stand is another question. What is damaged is passed over, and named in `damaged`."""
     names = [name for name in version.store.names("failures") if name.startswith(run)]
-    failures = []
+    failures, damaged = [], [] if damaged is None else damaged
     for name, data in zip(names, in_parallel(lambda name: _read(version, name), names), strict=True):
         where = f"{version.path}/failures/{name}"
         if isinstance(data, DamagedError):
-            (damaged if damaged is not None else []).append(str(data))
+            damaged.append(str(data))
             continue
         for number, line in enumerate(data.splitlines(), 1):
             try:
                 failures.append(parse(line, Failure, f"{where}, line {number}"))
             except DamagedError as error:
-                (damaged if damaged is not None else []).append(str(error))
+                damaged.append(str(error))
     return failures
 
 

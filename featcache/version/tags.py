@@ -68,11 +68,6 @@ def read_tag(version: Version, name: str) -> Tag:
     return tag
 
 
-def read_tags(version: Version) -> Iterator[Tag]:
-    """All tags; a damaged one is an error: what it names must stay."""
-    return (read_tag(version, name) for name in tag_names(version))
-
-
 def remove_tag(version: Version, name: str) -> None:
     """Remove a tag, damaged or not; StoreError if there is none."""
     if name not in tag_names(version):

@@ -156,17 +156,20 @@ def read_all_wanted(
 
 def damaged_wanted(version: Version) -> list[str]:
     """The names of the wanted sets that are damaged, also at a second look: a disk may refuse once."""
+    damaged = version.store.names("wanted")
+    for _ in range(2):
+        damaged = [name for name in damaged if _is_damaged(version, name)]
+    return damaged
 
-    def is_damaged(name: str) -> bool:
-        try:
-            read_wanted(version, name)
-        except FileNotFoundError:  # a run has taken it away since
-            return False
-        except DamagedError:
-            return True
-        return False
 
-    return [name for name in version.store.names("wanted") if is_damaged(name) and is_damaged(name)]
+def _is_damaged(version: Version, name: str) -> bool:
+    try:
+        read_wanted(version, name)
+    except DamagedError:
+        return True
+    except FileNotFoundError:  # a run has taken it away since
+        pass
+    return False
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 
 import pytest
-from cache_contents import check, chunk_files, items, only_version
-from damage import SPOIL, assert_repaired, flip, mend, victim
+from cache_contents import chunk_files, items, only_version
+from damage import SPOIL, assert_repaired, flip, victim
 
-from featcache.manifest import read_manifest
 from featcache.version.version import Version
 
 
@@ -42,34 +39,6 @@ def test_a_version_without_metadata_or_record_is_left_alone(cli, plain, cache):
     (line,) = refused.err.splitlines()
     assert "no record" in line
     assert len([folder for folder in (path / "shards").iterdir() if folder.is_dir()]) == 3
-
-
-@pytest.fixture(scope="module")
-def two_failed(cli, plain, tmp_path_factory):
-    """A cache of ten utterances and two failures, and its manifest."""
-    cache = tmp_path_factory.mktemp("two-failed") / "cache"
-    rows = [{**row, "path": "nowhere.wav"} if number in (0, 11) else row for number, row in enumerate(plain.rows)]
-    manifest = plain.manifest(rows, "two-fail.csv")
-    assert cli("extract", manifest, "-o", cache).code == 3
-    return cache, manifest
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-@pytest.mark.parametrize("folder", ["wanted", "failures"])
-def test_what_is_no_file_in_place_of_a_record_is_told_and_mended(cli, two_failed, scratch, folder, make):
-    """A pipe that nobody writes into, for example: neither verify nor repair waits for it."""
-    cache, manifest = Path(shutil.copytree(two_failed[0], scratch / "cache")), two_failed[1]
-    version = only_version(cache)
-    (path,) = (version.path / folder).iterdir()
-    path.unlink()
-    make(path)
-    found = [problem.message for problem in check(cache).problems if problem.kind == "record"]
-    assert any(f"{folder}/{path.name}: damaged: not a regular file" in message for message in found)
-    assert mend(cache, manifest).records == 1
-    assert path.is_file() or not path.exists()
-    assert cli("extract", manifest, "-o", cache).code == 3
-    report = check(cache, manifest=read_manifest(manifest))
-    assert (report.problems, report.failed) == ([], 2)
 
 
 INDEX = ["zarr.json", *(f"{name}/zarr.json" for name in ("items", "text")), "items/c/0/0", "text/c/0"]

@@ -26,7 +26,7 @@ from featcache.storage.location import parse_location
 from featcache.strings import Strings
 from featcache.version.index import open_index
 from featcache.version.ledger import Failure, put_failures, read_failures
-from featcache.version.tags import at_tag, make_tag, read_tags
+from featcache.version.tags import at_tag, make_tag
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted
 
@@ -142,9 +142,8 @@ def test_a_damaged_table_or_tag_refuses_all(version):
     tag(version, "paper")
     add(version, ["b"], 2)
     flip(version.path / "tags" / "paper", 20)
-    for look in (plan_prune, lambda version: [*read_tags(version)]):
-        with pytest.raises(DamagedError, match="tags/paper"):
-            look(version)
+    with pytest.raises(DamagedError, match="tags/paper"):
+        plan_prune(version)
     flip(version.path / "tags" / "paper", 20)
     shutil.rmtree(version.path / "index")
     flip(version.shard(first).folder / "zarr.json", 100)

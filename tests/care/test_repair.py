@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import soundfile
 from cache_contents import check, items, only_version
 from corpora import speech
 from crc32c import crc32c
-from damage import CHUNKS, flip, victim
+from damage import CHUNKS, flip, mend, victim
 from make_cache import add_shard
 from msgspec import structs, to_builtins
 
+import featcache.care.repair
 from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Table, digest_of
 from featcache.format.writing import seal_group
 from featcache.manifest import read_manifest
@@ -123,6 +125,33 @@ def test_repair_of_what_is_sound_does_nothing(cli, plain, cache):
     repaired = cli("repair", cache, "--manifest", plain.manifest())
     assert (repaired.code, "no damage found" in repaired.out) == (0, True)
     assert files() == before
+
+
+@pytest.mark.parametrize("step", ["verify", "rewrite"])
+def test_an_interrupt_before_anything_is_removed_leaves_the_damaged_shard(plain, sound, cache, monkeypatch, step):
+    """While it still verifies, or in the middle of keeping what is sound."""
+    flip(victim(cache).folder / CHUNKS["features"], 100)
+    before, stop, original = only_version(cache).shard_names(), threading.Event(), getattr(featcache.care.repair, step)
+
+    def interrupted(*given, **settings):
+        stop.set()
+        return original(*given, **settings)
+
+    monkeypatch.setattr(featcache.care.repair, step, interrupted)
+    assert mend(cache, plain.manifest(), stop=stop).interrupted
+    assert {*before} <= {*only_version(cache).shard_names()}
+
+
+def test_repairs_and_extractions_that_begin_together_do_no_harm(cli, plain, sound, cache):
+    for name in only_version(cache).shard_names()[:2]:
+        flip(only_version(cache).shard(name).folder / CHUNKS["features"], 9)
+    jobs = [("repair", cache, "--manifest", plain.manifest())] * 3 + [("extract", plain.manifest(), "-o", cache)] * 2
+    ended = [one.wait() for one in [cli.start(*job, "--threads", 1) for job in jobs]]
+    assert {one.code for one in ended} <= {0, 1}, [one.err for one in ended]
+    assert all("is in use by" in one.err for one in ended if one.code)
+    assert cli("repair", cache, "--manifest", plain.manifest()).code == 0
+    assert items(cache) == items(sound)
+    assert check(cache, manifest=read_manifest(plain.manifest())).problems == []
 
 
 def add_hollow_shard(cache: Path) -> Path:

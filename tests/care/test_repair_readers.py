@@ -16,12 +16,10 @@ from featcache.care.verify import verify
 from featcache.cli import main
 from featcache.errors import StoreError
 from featcache.format.shard import Shard
-from featcache.loader.cache import Cache
 from featcache.manifest import read_manifest
 from featcache.version.index import open_index
 
 GONE = "is gone: a repair or prune has taken it away since: open the cache again"
-ROUNDS = 3
 
 
 def damage(cache: Path, name: str = "features/c/0/0") -> Shard:
@@ -133,30 +131,3 @@ def test_a_shard_that_is_taken_away_while_it_is_checked_is_looked_for_again(cach
     report = check(cache)
     assert {problem.kind for problem in report.problems} == {"unfinished"}
     assert lost.name not in {problem.shard for problem in report.problems}
-
-
-def read(cache: Cache, id_: str) -> bytes | str:
-    """The bytes of an item, or what is wrong with it."""
-    try:
-        return cache[id_].tobytes()
-    except StoreError as error:
-        return GONE if GONE in str(error) else str(error)
-
-
-def test_readers_of_a_cache_that_is_repaired_again_and_again(cli, cache, sound, plain):
-    """Real processes, at whatever moments. An item is as it was, or damaged, or in no shard while it is extracted."""
-    whole = items(sound)
-    for _ in range(ROUNDS):
-        shard = damage(cache)
-        bad = shard.table.ids[0]
-        repairing = cli.start("repair", cache, "--manifest", plain.manifest(), "--threads", 1)
-        while repairing.poll() is None:
-            opened = Cache(only_version(cache))
-            assert {*whole} - {*opened.ids} <= {bad}
-            for id_ in opened.ids:
-                assert id_ == bad or read(opened, id_) in (whole[id_][2], GONE)
-            problems = check(cache).problems
-            assert {problem.id for problem in problems if problem.kind != "unfinished"} <= {bad}, problems
-            assert not [problem.message for problem in problems if "the file is missing" in problem.message]
-        assert repairing.wait().code == 0
-        assert items(cache) == whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +35,6 @@ def test_a_tag_stays_whole_if_only_metadata_was_damaged(plain, sound, cache):
     assert by_tag(cache) == before
     assert only_version(cache).shard_names() == shards
     assert items(cache) == items(sound)
-
-
-def test_a_tag_is_whole_again_once_its_shard_was_made_again(plain, sound, cache, cli):
-    """The name of a shard says what is in it."""
-    before, shard = tag(cache), victim(cache)
-    shutil.rmtree(shard.folder)
-    with pytest.raises(featcache.errors.StoreError, match="the tag paper names shards that are gone"):
-        by_tag(cache)
-    assert cli("extract", plain.manifest(), "-o", cache, "--shard-size", "0.04").code == 0
-    assert by_tag(cache) == before
 
 
 def test_a_tag_is_not_whole_if_other_bits_come_back(plain, scratch, cli):

@@ -116,17 +116,16 @@ def flip_all(cache: Path, places, chance: random.Random) -> dict[str, Counter]:
     return found
 
 
-def test_some_bits_of_every_file(spoilt):
-    """The first byte, the last, and one at random."""
-    chance = random.Random(5)
-    flip_all(spoilt, lambda size: {0, size - 1, chance.randrange(size)}, chance)
-
-
-@pytest.mark.slow
-def test_every_byte_of_every_file(spoilt, tell):
-    seed = random.randrange(1 << 32)
+@pytest.mark.parametrize("step", [None, pytest.param(STEP, marks=pytest.mark.slow)])
+def test_bits_of_every_file(spoilt, tell, step):
+    """The first byte, the last, and one at random; or every so-manyth."""
+    seed = 5 if step is None else random.randrange(1 << 32)
     chance = random.Random(seed)
-    for kind, counts in flip_all(spoilt, lambda size: range(chance.randrange(STEP), size, STEP), chance).items():
+
+    def places(size: int):
+        return {0, size - 1, chance.randrange(size)} if step is None else range(chance.randrange(step), size, step)
+
+    for kind, counts in flip_all(spoilt, places, chance).items():
         tell(f"bit flips: {kind}: {counts['found']} found, {counts['harmless']} harmless; seed {seed}")
 
 
@@ -167,20 +166,13 @@ def of_each_kind(cache: Path) -> list[Path]:
     return sorted({kind_of(cache, path): path.relative_to(cache) for path in files_of(cache)}.values())
 
 
+@pytest.mark.parametrize("are_all", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", SPOIL)
-def test_a_spoilt_file_comes_back(faulty, full, from_nothing, trials, how):
-    """What is wanted, what has failed, and some other kinds of files."""
-    files = of_each_kind(full)
-    records = [file for file in files if file.parts[1] in ("wanted", "failures")]
-    for file in records + random.Random(how).sample(files, 2):
-        assert_comes_back(faulty, from_nothing, full, trials, file, SPOIL[how])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", SPOIL)
-def test_every_spoilt_file_comes_back(faulty, full, from_nothing, trials, how, tell):
-    """All kinds of files."""
-    files = of_each_kind(full)
+def test_a_spoilt_file_comes_back(faulty, full, from_nothing, trials, how, are_all, tell):
+    """What is wanted, what has failed, and some other kinds of files; or all kinds."""
+    kinds = of_each_kind(full)
+    records = [file for file in kinds if file.parts[1] in ("wanted", "failures")]
+    files = kinds if are_all else records + random.Random(how).sample(kinds, 2)
     for file in files:
         assert_comes_back(faulty, from_nothing, full, trials, file, SPOIL[how])
-    tell(f"spoilt files: {how}: all of {len(files)} kinds came back")
+    tell(f"spoilt files: {how}: all of {len(files)} came back")

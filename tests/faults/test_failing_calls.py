@@ -119,28 +119,18 @@ def fail_to_read(cli, scenario, trials, command, error, at) -> bool:
     return ended.code == 1
 
 
-def read_all_of(cli, scenario, trials, command, error, calls) -> tuple[int, int]:
-    """Trials at some calls; how many, and how many were noticed."""
-    cache = scenario.prepare(trials / "read")
-    assert cli(*scenario.arguments(cache)).code == scenario.code
-    noticed = [fail_to_read(cli, scenario, trials, command, error, at) for at in calls]
-    return len(noticed), sum(noticed)
-
-
+@pytest.mark.parametrize("error", [None, *(pytest.param(error, marks=pytest.mark.slow) for error in READ_ERRORS)])
 @pytest.mark.parametrize("name", READERS)
-def test_a_read_fails(faulty, from_nothing, trials, name):
+def test_a_read_fails(faulty, from_nothing, trials, name, error, tell):
+    """At two calls, with one of the errors; or with a certain one at every so-manyth."""
     chance = random.Random(name)
-    calls = [0, chance.randrange(40)]
-    _, noticed = read_all_of(faulty, from_nothing, trials, READERS[name], chance.choice(READ_ERRORS), calls)
+    calls = [0, chance.randrange(40)] if error is None else range(0, 200, STEP)
+    error = error or chance.choice(READ_ERRORS)
+    cache = from_nothing.prepare(trials / "read")
+    assert faulty(*from_nothing.arguments(cache)).code == from_nothing.code
+    noticed = sum(fail_to_read(faulty, from_nothing, trials, READERS[name], error, at) for at in calls)
+    tell(f"{name}: {errno.errorcode[error]} once: at {len(calls)} calls, noticed in {noticed}")
     assert noticed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("error", READ_ERRORS)
-@pytest.mark.parametrize("name", READERS)
-def test_every_read_fails(faulty, from_nothing, trials, name, error, tell):
-    total, noticed = read_all_of(faulty, from_nothing, trials, READERS[name], error, range(0, 200, STEP))
-    tell(f"{name}: {errno.errorcode[error]} once: at 200 calls, every {STEP}., noticed in {noticed} of {total}")
 
 
 @pytest.mark.slow

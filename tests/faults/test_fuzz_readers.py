@@ -16,7 +16,9 @@ QUICK_SECONDS = 2
 SLOW_SECONDS = float(os.environ.get("FEATCACHE_FUZZ_SECONDS", 60))
 
 
-def fuzz(reader: str, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [QUICK_SECONDS, pytest.param(SLOW_SECONDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reader", fuzzing.READERS)
+def test_a_reader_gives_a_value_or_an_error_of_featcache(reader, seconds):
     seed = int(os.environ.get("FEATCACHE_FUZZ_SEED", random.SystemRandom().randrange(2**32)))
     with scratch_folder() as folder:
         found = fuzzing.fuzz(reader, seconds, seed, folder)
@@ -24,14 +26,3 @@ def fuzz(reader: str, seconds: float) -> None:
     assert not found["wrong"], "\n".join(f"{again.replace('NUMBER', str(n))}\n{what}" for n, what in found["wrong"])
     assert found["count"]
     assert found["slowest"] < fuzzing.SECONDS
-
-
-@pytest.mark.parametrize("reader", fuzzing.READERS)
-def test_a_reader_gives_a_value_or_an_error_of_featcache(reader):
-    fuzz(reader, QUICK_SECONDS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reader", fuzzing.READERS)
-def test_a_reader_gives_a_value_or_an_error_of_featcache_for_long(reader):
-    fuzz(reader, SLOW_SECONDS)

@@ -111,7 +111,3 @@ def test_every_command_ends_well_on_a_hostile_cache_of_quantised_features(cli, q
     shutil.copytree(quantised, outside / "cache")
     QUANTISED[name](outside / "cache")
     try_everything(cli, outside, audio)
-
-
-def test_the_list_is_long():
-    assert len(EDITS) >= 70

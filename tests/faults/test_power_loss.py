@@ -45,14 +45,9 @@ def lose_power(cli, scenario, disk, trials, seed) -> None:
     assert_finishes(cli, scenario, cache, where)
 
 
-def test_some_states_after_a_power_cut(faulty, scenario, recorded, trials):
-    for seed in range(8):
-        lose_power(faulty, scenario, recorded, trials, seed)
-
-
-@pytest.mark.slow
-def test_many_states_after_a_power_cut(faulty, scenario, recorded, trials, tell):
-    first = random.randrange(1 << 32)
-    tell(f"{scenario.name}: seeds {first} to {first + 299}")
-    for seed in range(first, first + 300):
+@pytest.mark.parametrize("states", [8, pytest.param(300, marks=pytest.mark.slow)])
+def test_some_states_after_a_power_cut(faulty, scenario, recorded, trials, tell, states):
+    first = 0 if states == 8 else random.randrange(1 << 32)
+    tell(f"{scenario.name}: seeds {first} to {first + states - 1}")
+    for seed in range(first, first + states):
         lose_power(faulty, scenario, recorded, trials, seed)

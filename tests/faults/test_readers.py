@@ -71,23 +71,22 @@ def read_during(cli, scenario, trials, method, tier) -> Counter:
     return found
 
 
-@pytest.mark.parametrize("method", [None, "fork"])
-@pytest.mark.parametrize("name", ["extraction_of_more", "repair"])
-def test_reading_while_shards_come_and_go(faulty, request, trials, name, method):
-    assert read_during(faulty, request.getfixturevalue(name), trials, method, None)["right"]
+OFTEN = [
+    pytest.param(method, tier, 3 if method == "spawn" else 10, marks=pytest.mark.slow)
+    for method in (None, "fork", "spawn")
+    for tier in (None, "copy_to", "ram")
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tier", [None, "copy_to", "ram"])
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.parametrize(("method", "tier", "times"), [(None, None, 1), ("fork", None, 1), *OFTEN])
 @pytest.mark.parametrize("name", ["extraction_of_more", "repair"])
-def test_reading_while_shards_come_and_go_often(faulty, request, trials, name, method, tier, tell):
+def test_reading_while_shards_come_and_go(faulty, request, trials, name, method, tier, times, tell):
     scenario, found = request.getfixturevalue(name), Counter()
-    for _ in range(0, 3 if method == "spawn" else 10, STEP):
+    for _ in range(0, times, STEP):
         found += read_during(faulty, scenario, trials, method, tier)
-    tell(
-        f"{name} while {method or 'this process'} reads, tier {tier}: {found['right']} right, {found['errors']} errors"
-    )
+    reader = method or "this process"
+    tell(f"{name} while {reader} reads, tier {tier}: {found['right']} right, {found['errors']} errors")
+    assert found["right"]
 
 
 def test_opening_while_shards_come_and_go(faulty, extraction_of_more, repair, trials):
@@ -144,14 +143,10 @@ def copy(cli, scenario, trials, fault, at) -> None:
         assert (ended.code, ended.err) == (0, ""), f"{strike}: {ended}"
 
 
+@pytest.mark.parametrize("is_every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", COPY_FAULTS, ids=str)
-def test_a_call_fails_on_the_disk_of_local_copies(faulty, extraction_of_more, trials, fault):
-    copy(faulty, extraction_of_more, trials, fault, random.Random(str(fault)).randrange(6))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", COPY_FAULTS, ids=str)
-def test_every_call_fails_on_the_disk_of_local_copies(faulty, extraction_of_more, trials, fault, tell):
-    for at in range(0, 40, STEP):
+def test_a_call_fails_on_the_disk_of_local_copies(faulty, extraction_of_more, trials, fault, is_every, tell):
+    calls = range(0, 40, STEP) if is_every else [random.Random(str(fault)).randrange(6)]
+    for at in calls:
         copy(faulty, extraction_of_more, trials, fault, at)
-    tell(f"local copies: {fault.action} {errno.errorcode.get(fault.error, '')}: at 40 calls, every {STEP}.: all right")
+    tell(f"local copies: {fault.action} {errno.errorcode.get(fault.error, '')}: at {len(calls)} calls: all right")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from promises import TRIAL_SECONDS, assert_is_after, assert_no_leftovers, assert_old_or_new
-from shim import STEP, Faults
+from shim import Faults
 
 LOCKS = {
     "real": {},
@@ -44,21 +44,15 @@ def two_hosts(cli, scenario, trials, name, chance) -> bool:
     return is_together
 
 
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", LOCKS)
-def test_two_runs_at_once_do_no_harm(faulty, from_nothing, trials, name):
-    chance = random.Random(3)
-    together = [two_hosts(faulty, from_nothing, trials, name, chance) for _ in range(3)]
-    assert any(together)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LOCKS)
-def test_many_pairs_of_runs_do_no_harm(faulty, from_nothing, extraction_of_more, trials, name, tell):
-    seed = random.randrange(1 << 32)
+def test_two_runs_at_once_do_no_harm(faulty, from_nothing, extraction_of_more, trials, name, count, tell):
+    seed = 3 if count == 3 else random.randrange(1 << 32)
     chance = random.Random(seed)
-    for scenario in (from_nothing, extraction_of_more):
-        together = [two_hosts(faulty, scenario, trials, name, chance) for _ in range(0, 30, STEP)]
+    for scenario in (from_nothing,) if count == 3 else (from_nothing, extraction_of_more):
+        together = [two_hosts(faulty, scenario, trials, name, chance) for _ in range(count)]
         tell(f"{scenario.name}: locks {name}: {len(together)} trials, together in {sum(together)}, seed {seed}")
+        assert any(together)
 
 
 def test_partitions_beside_a_run_over_all_of_it_lose_nothing(faulty, extraction_of_more, trials):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from cache_contents import items, only_version, provenance
@@ -33,6 +34,23 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
         (byte,) = file.read(1)
         file.seek(at)
         file.write(bytes([byte ^ 1 << bit]))
+
+
+def each_flip(path: Path, step: int = 1) -> Iterator[int]:
+    """One byte of a file after the other, at this step, while a bit of it is flipped."""
+    for at in range(0, path.stat().st_size, step):
+        flip(path, at, at % 8)
+        yield at
+        flip(path, at, at % 8)
+
+
+def each_cut(path: Path) -> Iterator[int]:
+    """One length of a file after the other, from none, while it is cut off there."""
+    data = path.read_bytes()
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        yield length
+    path.write_bytes(data)
 
 
 def mend(path: Path, manifest: Path, **settings) -> Repaired:

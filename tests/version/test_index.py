@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from damage import flip
+from damage import each_flip, flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -192,11 +192,9 @@ def test_no_flipped_bit_of_an_index_is_believed(small):
     names, believed = small.shard_names(), []
     sound = load_index(small, names)
     for path in sorted(path for path in folder_of(small).rglob("*") if path.is_file()):
-        for at in range(0, path.stat().st_size, 3):
-            flip(path, at, at % 8)
+        for _ in each_flip(path, 3):
             if load_index(small, names) is not None:
                 believed.append(path.relative_to(folder_of(small)).as_posix())
-            flip(path, at, at % 8)
     assert {*believed} <= {"items/zarr.json", "text/zarr.json"}
     assert same(load_index(small, names), sound)
 
