@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,6 +32,7 @@ StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"
 _MOST_BYTES = 256 << 10
 """The size of a config; the largest that featcache brings has 2 kB."""
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _NAMELESS = "<config>"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -204,41 +204,43 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
         ConfigError: The config has faults; the message lists all of them, each with its dotted path.
     """
     faults: list[str] = []
-    file = None
     document = {key: value for key, value in document.items() if value is not None or key not in SECTIONS}
-    try:
-        file = ConfigFile.model_validate(document, context={"folder": folder})
-    except ValidationError as error:
-        faults += faults_of(error, document, ConfigFile)
+    file = _validated(ConfigFile, document, folder, faults)
     name = document.get("name")
     if isinstance(name, str) and not _NAME.fullmatch(name):
         faults.append(f"name: {name!r} may hold letters, digits, '.', '_' and '-', and starts with a letter or digit")
     if isinstance(name, str) and len(name) > AT_MOST_NAME:
         faults.append(f"name: it has {len(name):,} characters, and may have {AT_MOST_NAME}")
-    found = params = None
+    extractor = params = None
     if isinstance(document.get("extractor"), str):
         try:
-            found = extractors.find(document["extractor"])
+            extractor = extractors.find(document["extractor"])
+            params = _validated(extractor.Params, document.get("params", {}), folder, faults, ["params"])
         except ConfigError as error:
             faults.append(str(error))
-    if found is not None:
-        given = document.get("params", {})
-        try:
-            params = found.Params.model_validate(given, context={"folder": folder})
-        except ValidationError as error:
-            faults += faults_of(error, given, found.Params, ["params"])
     if file is not None and file.augment is not None:
         faults += _faults_of_copies(file.augment, file.audio)
-    if faults or file is None or found is None or params is None:
+    if faults or file is None or extractor is None or params is None:
         lines = list(dict.fromkeys(faults))
         listed = lines[0] if len(lines) == 1 else "\n".join([f"{len(lines)} errors", *(f"  {line}" for line in lines)])
         raise ConfigError(f"config {source}: {listed}")
     try:
-        dtype = file.store.dtype or found.stored_dtype(params)
+        dtype = file.store.dtype or extractor.stored_dtype(params)
     except ConfigError as error:  # about weights, which decide the dtype of some extractors
         raise ConfigError(f"config {source}: {error}") from error
     known = "" if source == _NAMELESS else source
     return Config(file.name, file.extractor, params, file.audio, dtype, file.augment, known)
+
+
+def _validated(
+    model: type[_Model], document: Any, folder: Path | None, faults: list[str], above: Sequence[str] = ()
+) -> _Model | None:
+    """What a model makes of a document, whose path in the config is `above`; or None, and its faults are added."""
+    try:
+        return model.model_validate(document, context={"folder": folder})
+    except ValidationError as error:
+        faults += _faults_of(error, document, model, above)
+        return None
 
 
 def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
@@ -315,11 +317,8 @@ _LONGEST = 40
 """The characters of a value that a message shows."""
 
 
-def faults_of(
-    error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str] = ()
-) -> Iterator[str]:
-    """Describe each fault of a document, which its model has found, in one line; `above` is the path of the document in
-    the config, part by part."""
+def _faults_of(error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str]) -> Iterator[str]:
+    """Describe each fault of a document, which its model has found, in one line."""
     wanted: dict[str, list[str]] = {}  # by path, since a union has a fault for each of its alternatives
     values: dict[str, Any] = {}
     for fault in error.errors():
@@ -415,11 +414,12 @@ def find_differences(
     locations = extractors.find(config["extractor"]).Params.locations
     others = {"name", "augment.noise.manifest", *(f"audio.{key}" for key in SELECTING_KEYS)}
     others |= {f"params.{name}" for name in locations}
-    decides = [not any(line.startswith((f"{key}:", f"{key}.")) for key in others) for line in keys]
-    deciding = [*compress(keys, decides), *_hidden(recorded, recorded_fingerprint, config)]
+    beginnings = tuple(f"{key}{end}" for key in others for end in (":", "."))
+    deciding = [line for line in keys if not line.startswith(beginnings)]
+    deciding += _hidden(recorded, recorded_fingerprint, config)
     return Differences(
         deciding or ["the extractor's revision, or the content of its weights"],
-        [line for line, does in zip(keys, decides, strict=True) if not does],
+        [line for line in keys if line.startswith(beginnings)],
     )
 
 

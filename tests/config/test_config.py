@@ -62,28 +62,6 @@ def test_every_fault_is_told_at_once_by_its_dotted_path():
         assert name not in message
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("audio: {sampel_rate: 8000}", "audio.sampel_rate: there is no such key (did you mean sample_rate?)"),
-        ("augment: {noise: {snrs: [5]}}", "augment.noise.snrs: there is no such key (did you mean snr?)"),
-        ("store: {shards: 3}", "store.shards: there is no such key (there are dtype)"),
-        ("params: {num_mel_bin: 40}", "params.num_mel_bin: there is no such key (did you mean num_mel_bins?)"),
-        ("param: {}", "param: there is no such key (did you mean params?)"),
-    ],
-)
-def test_a_misspelt_key_says_which_may_be_meant(text, words):
-    """Or else which there are."""
-    assert words in fault(PLAIN + text)
-
-
-@pytest.mark.parametrize("section", ["name", "extractor"])
-def test_what_must_be_given_is_named(section):
-    """A config has a name and an extractor."""
-    lines = [line for line in PLAIN.splitlines() if not line.startswith(section)]
-    assert f"{section}: field required" in fault("\n".join(lines))
-
-
 @pytest.mark.parametrize("name", ["", ".hidden", "-c", "a/b", "..", "a b", "naïve", "a\n", 5, None, True])
 def test_a_name_is_fit_for_a_folder(name):
     """Letters, digits, '.', '_' and '-'."""
@@ -113,6 +91,14 @@ def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
             PLAIN + "params: {low_freq: 1, low_freq: 2}\n",
             "line 3, column 23: not valid YAML: the key 'low_freq' is given twice",
         ),
+        ("extractor: fbank\n", "name: field required"),
+        ("name: a\n", "extractor: field required"),
+        (PLAIN + "audio: {sampel_rate: 8000}", "audio.sampel_rate: there is no such key (did you mean sample_rate?)"),
+        (PLAIN + "augment: {noise: {snrs: [5]}}", "augment.noise.snrs: there is no such key (did you mean snr?)"),
+        (PLAIN + "store: {shards: 3}", "store.shards: there is no such key (there are dtype)"),
+        (PLAIN + "params: {num_mel_bin: 40}", "num_mel_bin: there is no such key (did you mean num_mel_bins?)"),
+        (PLAIN + "param: {}", "param: there is no such key (did you mean params?)"),
+        ("name: a\nextractor: odd_extractors:Slow\nparams: {second: 1}\n", "(did you mean seconds?)"),
         ("name: [a\n", "line 2, column 1: not valid YAML"),
         ("\tname: a\n", "not valid YAML"),
         ("", "expected a mapping"),
@@ -141,7 +127,7 @@ def test_an_extractor_that_cannot_be_imported_is_a_fault(path):
     ],
 )
 def test_what_is_no_config_is_refused_in_one_line(text, words):
-    """YAML's surprises included."""
+    """YAML's surprises included. A misspelt key says which may be meant, or else which there are."""
     assert words in fault(text)
 
 
@@ -417,15 +403,6 @@ def test_weights_are_relative_to_the_config_file(tmp_path, monkeypatch):
 
 
 # Extractors of one's own
-
-
-def test_an_extractor_may_come_from_any_module():
-    """Its parameters are its own model's, with everything that holds for the others."""
-    config = parse_config("name: mine\nextractor: odd_extractors:Slow\nparams: {seconds: 0.5}\n")
-    assert config.resolved()["params"] == {"seconds": 0.5}
-    assert "params.second: there is no such key (did you mean seconds?)" in fault(
-        "name: a\nextractor: odd_extractors:Slow\nparams: {second: 1}\n"
-    )
 
 
 def test_an_extractor_may_come_from_an_entry_point(monkeypatch):

@@ -64,12 +64,13 @@ def swept(store: Directory, name: str, age: float = 0) -> bool:
 
 DAY = 86400
 OURS, THEIRS = f"{directory._boot()}-0123456789abcdef", "00000000-0123456789abcdef"
+SWEPT = "removed-0123456789abcdef"
 
 
 def test_what_is_swept_is_of_the_dead(store, monkeypatch):
     """By its lock if it is of this boot, by age if it is not; and nothing of names that are not given here."""
     assert swept(store, OURS)
-    assert swept(store, "removed-0123456789abcdef")
+    assert swept(store, SWEPT)
     assert swept(store, THEIRS, DAY + 60)
     assert not swept(store, THEIRS, DAY - 60)
     for name in ("notes", "desk", OURS + "0", THEIRS.upper().replace("0", "A"), f"{THEIRS}.old"):
@@ -124,35 +125,30 @@ def test_what_a_living_process_writes_is_not_swept_and_what_a_killed_one_wrote_i
     os.kill(int(child[:-1]), signal.SIGKILL)
 
 
-def test_a_folder_that_was_swept_while_it_was_written_is_not_published(store, monkeypatch):
+@pytest.mark.parametrize("path", [path for path, data in FILES.items() if data])  # an empty file says nothing
+@pytest.mark.parametrize(
+    ("spoil", "left"),
+    [
+        (lambda folder, path: (folder / path).unlink(), []),
+        (lambda folder, path: os.truncate(folder / path, 1), []),
+        (
+            lambda folder, _: folder.parent.rename(folder.parent.with_name(f"removed-{16 * '0'}")),
+            [f"removed-{16 * '0'}"],
+        ),
+    ],
+    ids=["removed", "cut off", "swept"],
+)
+def test_a_folder_of_which_something_is_gone_is_not_published(store, monkeypatch, path, spoil, left):
     """A writer that has slept for a day fails; the one that swept removes nothing that has been published."""
     write_folder = directory._write_folder
-
-    def sleep(folder, files):
-        write_folder(folder, files)
-        folder.parent.rename(folder.parent.with_name("removed-0123456789abcdef"))
-
-    monkeypatch.setattr(directory, "_write_folder", sleep)
-    with pytest.raises(StoreError, match=r"shards/ab/.*: has 0 of the \d+ bytes that were written"):
+    monkeypatch.setattr(
+        directory, "_write_folder", lambda folder, files: (write_folder(folder, files), spoil(folder, path))
+    )
+    with pytest.raises(StoreError, match=r"shards/ab/.*: has [01] of the \d+ bytes that were written"):
         store.publish(FILES, "shards/ab")
     assert store.names("shards") == []
-    assert store.sweep() == ["work/removed-0123456789abcdef"]
-
-
-@pytest.mark.parametrize("path", FILES)
-@pytest.mark.parametrize("is_removed", [True, False])
-def test_a_folder_of_which_something_is_gone_is_not_published(store, monkeypatch, path, is_removed):
-    write_folder = directory._write_folder
-
-    def spoil(folder, files):
-        write_folder(folder, files)
-        (folder / path).unlink() if is_removed else os.truncate(folder / path, 1)
-
-    monkeypatch.setattr(directory, "_write_folder", spoil)
-    if FILES[path]:  # an empty file says nothing
-        with pytest.raises(StoreError, match=rf"shards/ab/{path}: has [01] of the \d+ bytes that were written"):
-            store.publish(FILES, "shards/ab")
-        assert store.names("shards") == store.names("work") == []
+    assert store.names("work") == left
+    assert store.sweep() == [f"work/{name}" for name in left]
 
 
 # The lock of a run
@@ -194,19 +190,6 @@ def test_who_waits_for_a_lock_can_be_interrupted(store):
         wait_for_word(asked[0])
         os.kill(waiting, signal.SIGINT)
         assert join(waiting) == 130
-
-
-def test_a_forked_child_does_not_keep_the_lock(store):
-    begun = os.pipe()
-    with store.lock("parent"):
-        child = fork(lambda: (os.write(begun[1], b"."), signal.pause()))
-        wait_for_word(begun[0])
-    try:
-        with store.lock("next"):
-            pass
-    finally:
-        os.kill(child, signal.SIGKILL)
-        join(child)
 
 
 # Links, and what is no file
