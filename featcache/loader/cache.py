@@ -7,7 +7,7 @@ import operator
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 
@@ -52,7 +52,7 @@ class Cache:
     Args:
         version: The version to read.
         check, tiers: As for `featcache.open`, whose `ram` and `copy_to` are the tiers.
-        shards: The names of the shards to use, to see a version as it was; by default all shards.
+        index: The utterances, and where they are; by default those of all its shards.
 
     Raises:
         DamagedError: The index must be built, and a shard's metadata is damaged.
@@ -60,28 +60,20 @@ class Cache:
     """
 
     def __init__(
-        self, version: Version, *, check: bool = False, shards: Sequence[str] | None = None, tiers: Tiers | None = None
+        self, version: Version, *, check: bool = False, index: Index | None = None, tiers: Tiers | None = None
     ) -> None:
-        index = load_index(version, version.shard_names() if shards is None else shards)
-        if index is None:
-            from featcache.version.index import open_index  # which builds one
-
-            index = open_index(version, shards)
-        self._begin(version, index, check, tiers)
-
-    def _begin(self, version: Version, index: Index, check: bool, tiers: Tiers | None) -> None:
-        self.version, self.index, self.check, self._tiers = version, index, check, tiers
+        self.version, self.check, self._tiers = version, check, tiers
+        self.index = _open_index(version, None) if index is None else index
         if tiers is None and isinstance(version.path, Path):
-            self._shards = Shards(version, index, check=check)
+            self._shards = Shards(version, self.index, check=check)
         else:
             from featcache.loader.remote_shards import open_shards
 
-            self._shards = open_shards(version, index, check, tiers)
+            self._shards = open_shards(version, self.index, check, tiers)
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        again = partial(Cache, check=self.check, shards=self.index.shards, tiers=self._tiers)
-        return again, (self.version,)
+        return _reopen, (self.version, self.index.shards, self.check, self._tiers)
 
     def __repr__(self) -> str:
         from featcache.loader.display import line_of
@@ -370,6 +362,21 @@ class Cache:
         if len(keys) and isinstance(next(iter(keys)), str):
             return self.find(cast("Iterable[str]", keys))
         return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
+
+
+def _open_index(version: Version, shards: Sequence[str] | None) -> Index:
+    """The index of some of a version's shards, or of all."""
+    index = load_index(version, version.shard_names() if shards is None else shards)
+    if index is None:
+        from featcache.version.index import open_index  # which builds one
+
+        index = open_index(version, shards)
+    return index
+
+
+def _reopen(version: Version, shards: Sequence[str], check: bool, tiers: Tiers | None) -> Cache:
+    """A cache of the same utterances in another process."""
+    return Cache(version, check=check, index=_open_index(version, shards), tiers=tiers)
 
 
 class Buffers:

@@ -68,14 +68,11 @@ class Corpus(Cache):
         first = parts[0].version
         self._joined = _JoinedIndex(parts)
         version = _VersionOfParts(open_store(path / first.path.name), first.info)
-        self._begin(version, cast(Index, self._joined), check, tiers)
+        super().__init__(version, check=check, index=cast(Index, self._joined), tiers=tiers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = [(part.name, part.version, part.index.shards) for part in self._parts.values()]
         return _reopen, (self._path, parts, self.check, self._tiers)
-
-    def __getitem__(self, key: Any) -> NDArray[Any]:
-        return self.item(key)
 
     @property
     def parts(self) -> list[str]:
@@ -88,9 +85,8 @@ class Corpus(Cache):
         Raises:
             StoreError: There is no such part.
         """
-        part, cache = self._part(name), Cache.__new__(Cache)
-        cache._begin(part.version, part.index, self.check, self._tiers)
-        return cache
+        part = self._part(name)
+        return Cache(part.version, check=self.check, index=part.index, tiers=self._tiers)
 
     def start_of(self, name: str) -> int:
         """The position of a part's first utterance, by the part's name."""
@@ -244,9 +240,6 @@ class _JoinedIds(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         for part in self.parts:
             yield from part.index.ids
-
-    def __contains__(self, id_: object) -> bool:
-        return isinstance(id_, str) and self._index.find_one(id_) >= 0
 
     def texts(self, positions: NDArray[Any]) -> list[str]:
         """The ids at some positions."""

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, repeat
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Unpack
@@ -175,7 +175,8 @@ class DataLoader:
 
     @cached_property
     def _transfer(self) -> Transfer:
-        return transfer_to(self.device, self.prefetch + 2)  # training holds one while it asks for the next
+        transfer = _CudaTransfer if self.device.type == "cuda" else Transfer
+        return transfer(self.device, self.prefetch + 2)  # training holds one batch while it asks for the next
 
     def _stateful(self) -> Any:
         if not hasattr(self.batch_sampler, "load_state_dict"):
@@ -187,17 +188,15 @@ class DataLoader:
         started, process = perf_counter(), os.getpid()
         ahead: deque[Future[list[Any]]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
-        given = _counted(batches, progress)
+        counted = _counted(batches, progress)
         has_windows = getattr(batches, "has_windows", False)
         shards = ShardsAhead(self.dataset) if has_windows and fetches(self.dataset) else None
-        if shards is not None:
-            given = shards.windows(given, batches)
+        given = zip(counted, repeat(nullcontext())) if shards is None else shards.windows(counted, batches)
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
 
             def ask(count: int) -> None:
                 try:
-                    for rows in islice(given, count):
-                        reading = nullcontext() if shards is None else shards.reading(shards.add(rows))
+                    for rows, reading in islice(given, count):
                         ahead.append(threads.submit(self._make, rows, epoch, reading))
                 except Exception as error:  # noqa: BLE001 - raised where the batch would have come
                     ahead.append(Future())
@@ -328,14 +327,9 @@ def _counted(batches: Iterator[Iterable[int]], progress: _Progress) -> Iterator[
         yield rows
 
 
-def transfer_to(device: torch.device, num_batches: int) -> Transfer:
-    """What brings batches to a device, of which there are so many at a time."""
-    return (_CudaTransfer if device.type == "cuda" else Transfer)(device, num_batches)
-
-
 class Transfer:
-    """Brings batches to CPU memory; to a device that is not CUDA, torch copies them, and waits. That to a GPU returns
-    tensors that may still be on their way. Safe to use from several threads."""
+    """Brings batches, of which there are so many at a time, to CPU memory; to a device that is not CUDA, torch copies
+    them, and waits. That to a GPU returns tensors that may still be on their way. Safe to use from several threads."""
 
     def __init__(self, device: torch.device, num_batches: int) -> None:
         self._device = device

@@ -241,33 +241,32 @@ class ShardsAhead:
         self._bytes: Counter[str] = Counter()  # of these, in each place of copies
         self._batches: dict[int, dict[ToFetch, int]] = {}  # those that are not made, in their order, and what they read
 
-    def windows(self, batches: Iterator[list[int]], sampler: Any) -> Iterator[list[int]]:
+    def windows(
+        self, batches: Iterator[list[int]], sampler: Any
+    ) -> Iterator[tuple[list[int], AbstractContextManager[None]]]:
         """The batches, of which windows are taken ahead: at least one, and as many as keep all threads fetching while
-        there is room. `sampler`, which gives them, has the `window` of the latest."""
+        there is room; each with the context to make it in. `sampler`, which gives them, has the `window` of the latest.
+
+        The context raises CancelledError if all was closed meanwhile."""
         upcoming: deque[list[list[int]]] = deque()
         for _, group in groupby(batches, lambda batch: sampler.window):
             upcoming.append(list(group))
             self._expect(np.concatenate([np.array(batch, np.int64) for batch in upcoming[-1]]))
             if len(upcoming) > 1 and (self._queue or len(upcoming) > _MOST_WINDOWS):
-                yield from upcoming.popleft()
+                yield from map(self._add, upcoming.popleft())
         for rest in upcoming:
-            yield from rest
+            yield from map(self._add, rest)
 
-    def add(self, rows: list[int]) -> int:
-        """Add a batch, which is to be made after those before; returns its number."""
+    def _add(self, rows: list[int]) -> tuple[list[int], AbstractContextManager[None]]:
+        """Add a batch, which is to be made after those before."""
         wanted = self._wanted(np.array(rows, np.int64))
         with self._changed:
             number = next(self._numbers)
             self._batches[number] = wanted
-            return number
+        return rows, self._reading(number)
 
     @contextmanager
-    def reading(self, number: int) -> Iterator[None]:
-        """The context to make a batch in.
-
-        Raises:
-            CancelledError: All was closed meanwhile.
-        """
+    def _reading(self, number: int) -> Iterator[None]:
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._may_read(number))
             if self._is_closed:

@@ -155,33 +155,6 @@ class Crop:
                 raise ArgumentError(f"crop: {name} is {value!r}: it must be one of {', '.join(allowed)}")
         require_int("crop: seed", self.seed, 0)
 
-    def frames_at(self, rate: float) -> int:
-        """The window's length, in frames of a version with `rate` frames a second; at least one."""
-        if self.frames is not None:
-            return self.frames
-        assert self.seconds is not None
-        return max(1, round(self.seconds * rate))
-
-    def firsts(
-        self, lengths: NDArray[np.int64], window: int, positions: NDArray[np.int64], epoch: int, step: int = 1
-    ) -> NDArray[np.int64]:
-        """The first frame of each window, int64 `[n]`; 0 if the utterance is no longer than the window.
-
-        Args:
-            lengths: The utterances' lengths, in frames; int64 `[n]`.
-            window: The length of a window, in frames.
-            positions: The utterances' positions, which decide what is drawn for them; int64 `[n]`.
-            epoch: The epoch; each has other windows.
-            step: Windows begin at multiples of this.
-        """
-        places = np.maximum(lengths - window, 0) // step + 1  # that a window may begin at
-        if self.where == "start":
-            return np.zeros_like(lengths)
-        if self.where == "center":
-            return places // 2 * step
-        drawn = _hashes(self.seed, epoch, positions) >> np.uint64(32)
-        return ((drawn * places.astype(np.uint64)) >> np.uint64(32)).astype(np.int64) * step
-
 
 class Windows:
     """The windows of a crop in several versions, at the same times.
@@ -193,7 +166,7 @@ class Windows:
     def __init__(self, crop: Crop, frame_rates: Sequence[float]) -> None:
         self.crop = crop
         rates = [Fraction(rate).limit_denominator(1 << 20) for rate in frame_rates]
-        self.length = crop.frames_at(float(rates[0]))
+        self.length = crop.frames or max(1, round((crop.seconds or 0) * float(rates[0])))
         """The length of a window, in frames of the first version."""
         self._ratios = [rate / rates[0] for rate in rates]
         step = math.lcm(*(ratio.denominator for ratio in self._ratios))
@@ -209,13 +182,23 @@ class Windows:
         """For each version, the first frames of the utterances' windows, and their numbers of frames; int64 `[n]` each.
 
         `lengths` are the utterances' in each version, in frames; `positions` are those in the first version."""
-        firsts = self.crop.firsts(self._common(lengths), self.length, positions, epoch, self._step)
+        firsts = self._firsts(self._common(lengths), positions, epoch)
         begins = [np.rint(firsts * float(ratio)).astype(np.int64) for ratio in self._ratios]
         counts = [
             np.clip(available - first, 0, max(1, round(self.length * ratio)))
             for available, first, ratio in zip(lengths, begins, self._ratios, strict=True)
         ]
         return begins, counts
+
+    def _firsts(self, lengths: NDArray[np.int64], positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """The first frame of each window, int64 `[n]`; 0 if the utterance is no longer than the window."""
+        places = np.maximum(lengths - self.length, 0) // self._step + 1  # that a window may begin at
+        if self.crop.where == "start":
+            return np.zeros_like(lengths)
+        if self.crop.where == "center":
+            return places // 2 * self._step
+        drawn = _hashes(self.crop.seed, epoch, positions) >> np.uint64(32)
+        return ((drawn * places.astype(np.uint64)) >> np.uint64(32)).astype(np.int64) * self._step
 
     def _common(self, lengths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
         """The lengths that the utterances have in every version, in whole frames of the first; int64 `[n]`."""

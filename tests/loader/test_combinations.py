@@ -18,7 +18,7 @@ from featcache import Crop
 
 COUNT, COPIES = 12, ["_sp0.9", ""]
 SECONDS = (0.0, 1.3)
-VERSIONS = {"float": 100.0, "quantized": 50.0, "codes": 75.0}
+VERSIONS = {"float": 100.0, "quantized": 11025 / 128, "codes": 75.0}
 """Frames per second."""
 
 
@@ -137,6 +137,9 @@ def test_a_loader_gives_what_the_slow_way_gives(made, asked):
     first = caches[names[0]]
     for batch, batch_rows in zip(featcache.DataLoader(dataset, rows), rows, strict=True):
         ids = [dataset.ids[row] for row in batch_rows]
+        of_items = dataset.collate([dataset[row] for row in batch_rows])
+        lengths = [batch["lengths"][names[0]].tolist(), of_items["lengths"][names[0]].tolist()]
+        assert lengths == [dataset.lengths[batch_rows].tolist()] * 2
         assert batch["ids"] == ids
         if asked.has_manifest:
             assert batch["text"] == [f"word {id_.removeprefix('utt-').removesuffix('_sp0.9')}" for id_ in ids]
@@ -153,5 +156,6 @@ def test_a_loader_gives_what_the_slow_way_gives(made, asked):
                 expected = torch.from_numpy(padded_reference(arrays, asked.padding))
                 assert found.dtype == expected.dtype
                 assert torch.equal(found, expected)
+                assert torch.equal(of_items["features"][name], expected)
             else:
                 assert found.shape[:2] == (0, 0)

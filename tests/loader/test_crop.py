@@ -1,15 +1,13 @@
 """Windows in utterances: where they may lie, what decides where they do, and what becomes of short utterances."""
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
 from make_cache import make_features, make_version
 
 import featcache
 from featcache import Crop
 from featcache.errors import ArgumentError
+from featcache.loader.spans import Windows
 
 
 @pytest.fixture(scope="module")
@@ -54,96 +52,29 @@ def test_what_does_not_hold_together_is_refused(arguments, what):
         Crop(**arguments)
 
 
-@given(
-    st.lists(st.integers(0, 1000), min_size=1, max_size=20),
-    st.integers(1, 200),
-    st.sampled_from(["random", "start", "center"]),
-    st.integers(1, 7),
-    st.integers(0, 2**40),
-)
-def test_a_window_lies_within_its_utterance_at_a_multiple_of_the_step(lengths, window, where, step, seed):
-    lengths = np.array(lengths)
-    positions = np.arange(len(lengths)) * 7919
-    firsts = Crop(frames=window, where=where, seed=seed).firsts(lengths, window, positions, 3, step)
-    assert (firsts >= 0).all()
-    assert (firsts % step == 0).all()
-    assert (firsts + window <= np.maximum(lengths, window)).all()
-    assert not firsts[lengths <= window].any()
+def firsts_of(crop, lengths, epoch):
+    """The first frames of windows of a single version."""
+    (firsts,), _ = Windows(crop, [100.0]).ranges([lengths], np.arange(len(lengths)), epoch)
+    return firsts
 
 
 def test_random_windows_lie_anywhere_with_the_same_chance():
-    positions = np.arange(20_000)
-    firsts = Crop(frames=10).firsts(np.full(20_000, 19), 10, positions, 0)
+    firsts = firsts_of(Crop(frames=10), np.full(20_000, 19), 0)
     counts = np.bincount(firsts, minlength=10)
     assert len(counts) == 10
     assert ((counts - 2000) ** 2 / 2000).sum() < 27.9  # chi-square with 9 degrees of freedom: 1 in 1,000
-    again = Crop(frames=10).firsts(np.full(20_000, 19), 10, positions, 1)
+    again = firsts_of(Crop(frames=10), np.full(20_000, 19), 1)
     assert 0.08 < (firsts == again).mean() < 0.12
     assert abs(np.corrcoef(firsts[:-1], firsts[1:])[0, 1]) < 0.03
 
 
-def test_the_center_is_the_center():
-    firsts = Crop(frames=10, where="center").firsts(np.array([10, 11, 12, 30]), 10, np.arange(4), 0)
-    assert firsts.tolist() == [0, 1, 1, 10]
-
-
-def splitmix64(state):
-    """Vigna's splitmix64.c, in Python's integers."""
-    mask = 2**64 - 1
-    z = (state + 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
-
-
-@given(st.integers(0, 2**63), st.integers(0, 1000), st.lists(st.integers(0, 2**40), min_size=1, max_size=5))
-def test_windows_are_drawn_as_documented(seed, epoch, positions):
-    start = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
-    drawn = [splitmix64(start + position * 0x9E3779B97F4A7C15) >> 32 for position in positions]
-    firsts = Crop(frames=5, seed=seed).firsts(np.full(len(positions), 1000), 5, np.array(positions), epoch)
-    assert firsts.tolist() == [(number * 996) >> 32 for number in drawn]
-
-
 def test_windows_are_what_they_were_in_every_release():
     """Training that is resumed after an update sees the same crops."""
-    firsts = Crop(frames=5, seed=7).firsts(np.full(6, 1000), 5, np.arange(6), 2)
+    firsts = firsts_of(Crop(frames=5, seed=7), np.full(6, 1000), 2)
     assert firsts.tolist() == [37, 432, 330, 186, 136, 626]
 
 
 class TestInADataset:
-    def test_a_batch_holds_windows_of_the_utterances(self, cache, features):
-        dataset = featcache.FeatureDataset(cache, crop=8)
-        batch = dataset.batch(range(60))
-        assert batch["features"].shape == (60, 8, 3)
-        assert batch["lengths"].tolist() == [min(8, len(array)) for array in features.values()]
-        assert dataset.lengths.tolist() == batch["lengths"].tolist()
-        for row, length, array in zip(batch["features"].numpy(), batch["lengths"], features.values(), strict=True):
-            found = [
-                first for first in range(len(array) - length + 1)
-                if np.array_equal(array[first : first + length], row[:length])
-            ]  # fmt: skip
-            assert found
-            assert not row[length:].any()
-
-    def test_what_is_drawn_depends_on_the_epoch_and_the_utterance_alone(self, cache, folder):
-        dataset = featcache.FeatureDataset(cache, crop=Crop(frames=4, seed=5))
-        whole = dataset.batch(range(60))["features"]
-        order = np.random.default_rng(0).permutation(60).tolist()
-        assert torch.equal(dataset.batch(order)["features"], whole[order])
-        for row in (5, 17):
-            alone = whole[row][: dataset.lengths[row]]
-            assert torch.equal(dataset.batch([row])["features"][0], alone)
-            assert torch.equal(dataset[row]["features"], alone)
-        other = featcache.FeatureDataset(featcache.open(folder), crop=Crop(frames=4, seed=5))
-        assert torch.equal(other.batch(range(60))["features"], whole)
-        dataset.set_epoch(1)
-        assert not torch.equal(dataset.batch(range(60))["features"], whole)
-        dataset.set_epoch(0)
-        assert torch.equal(dataset.batch(range(60))["features"], whole)
-        assert not torch.equal(
-            featcache.FeatureDataset(cache, crop=Crop(frames=4, seed=6)).batch(range(60))["features"], whole
-        )
-
     def test_seconds_are_frames_of_the_version(self, cache):
         assert featcache.FeatureDataset(cache, crop=Crop(seconds=0.052)).lengths.max() == 5
         assert featcache.FeatureDataset(cache, crop=Crop(seconds=0.0001)).lengths.max() == 1

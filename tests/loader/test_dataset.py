@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from make_cache import in_three_shards, make_features, make_version, padded_reference
-from processes import run_script
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import featcache
@@ -184,33 +183,6 @@ class TestFeatureDataset:
         for batch in DataLoader(both, batch_size=5, collate_fn=dataset.collate):
             ids += batch["ids"]
         assert ids == [*dataset.ids, *dataset.ids]
-
-    def test_works_with_workers_under_every_start_method(self, cli, folder, manifest):
-        run_script(
-            cli,
-            """
-            import sys
-            import torch
-            import featcache
-            from torch.utils.data import DataLoader
-
-            if __name__ == "__main__":
-                cache = featcache.open(sys.argv[1])
-                dataset = featcache.FeatureDataset(cache, sys.argv[2])
-                expected = [dataset.collate(dataset.__getitems__([n, n + 1])) for n in (0, 2, 4)]
-                for method, workers in (("fork", 2), ("spawn", 1)):
-                    loader = DataLoader(
-                        dataset, 2, collate_fn=dataset.collate, num_workers=workers, multiprocessing_context=method
-                    )
-                    for batch, other in zip(loader, expected, strict=True):
-                        assert batch["ids"] == other["ids"]
-                        assert batch["text"] == other["text"]
-                        assert torch.equal(batch["features"], other["features"])
-                        assert torch.equal(batch["lengths"], other["lengths"])
-            """,
-            folder,
-            manifest,
-        )
 
 
 def dataset_keys(cache, manifest, **options):

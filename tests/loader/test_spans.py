@@ -8,7 +8,6 @@ from hypothesis import given
 from make_cache import make_features, make_version
 
 import featcache
-from featcache import Crop
 from featcache.errors import ArgumentError, DamagedError, MissingItemError
 
 
@@ -131,48 +130,11 @@ class TestCodebooks:
 
 
 class TestSeveralVersions:
-    def test_give_a_batch_of_all_of_them(self, fbank, codes):
-        dataset = featcache.FeatureDataset({"fbank": fbank, "codes": codes}, codebooks={"codes": 2})
-        batch = dataset.batch([3, 1])
-        assert batch["ids"] == ["utt-3", "utt-1"]
-        for name, cache in (("fbank", fbank), ("codes", codes)):
-            features, lengths = cache.batch(["utt-3", "utt-1"])
-            assert torch.equal(batch["features"][name], features if name == "fbank" else features[..., :2])
-            assert torch.equal(batch["lengths"][name], lengths)
-        assert dataset.lengths.tolist() == fbank.lengths.tolist()
-        item = dataset[3]
-        assert np.array_equal(item["features"]["codes"].numpy(), codes["utt-3"][:, :2])
-        collated = dataset.collate([dataset[3], dataset[1]])
-        assert torch.equal(collated["features"]["fbank"], batch["features"]["fbank"])
-        assert torch.equal(collated["lengths"]["codes"], batch["lengths"]["codes"])
-
     def test_pad_each_with_its_own_value(self, fbank, codes):
         dataset = featcache.FeatureDataset({"fbank": fbank, "codes": codes}, padding_value={"codes": 1024})
         batch = dataset.batch([0, 2])
         assert (batch["features"]["codes"][1, 22:] == 1024).all()
         assert not batch["features"]["fbank"][1, 30:].any()
-
-    @given(st.integers(0, 1000), st.integers(1, 120))
-    def test_are_cropped_to_the_same_moments(self, folder, epoch, window):
-        caches = {name: featcache.open(folder, name) for name in ("fbank80", "encodec24k", "odd")}
-        rates = {name: cache.spec.frame_rate for name, cache in caches.items()}
-        exact = featcache.FeatureDataset({name: caches[name] for name in ("fbank80", "encodec24k")}, crop=window)
-        close = featcache.FeatureDataset(caches, crop=Crop(frames=window, seed=1))
-        for dataset, half in ((exact, 0), (close, 0.5)):
-            dataset.set_epoch(epoch)
-            batch = dataset.batch(range(4))
-            for row in range(4):
-                begins = {name: float(batch["features"][name][row, 0, 0]) / rates[name] for name in dataset.names}
-                for name in dataset.names:
-                    assert abs(begins[name] - begins["fbank80"]) <= half / rates[name] + 1e-9
-                for name in dataset.names:
-                    length = int(batch["lengths"][name][row])
-                    wanted = max(1, round(window * rates[name] / 100))
-                    assert length <= wanted
-                    if window <= 100 * SECONDS[row] - 3:
-                        assert length == wanted
-                    numbers = batch["features"][name][row, :length, 0].numpy().astype(np.int64)
-                    assert np.array_equal(np.diff(numbers), np.ones(length - 1))
 
     def test_need_all_to_hold_an_utterance(self, fbank, codes, tmp_path):
         make_version(tmp_path / "few", timed(50.0, SECONDS[:3]), frame_rate=50.0)
