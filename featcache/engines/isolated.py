@@ -16,7 +16,7 @@ from pathlib import Path
 from featcache.audio.members import copy_of
 from featcache.audio.remote import StoppedError
 from featcache.device import Device
-from featcache.engines.process import Fault, OtherProcess, Setup, kills_for_memory
+from featcache.engines.process import Fault, OtherProcess, Setup, kills_for_memory, last_line
 from featcache.errors import AudioError, Reason
 from featcache.extraction.batching import BatchingChoice
 from featcache.extraction.decoding import WorkerTimes
@@ -112,7 +112,7 @@ class IsolatedProcess:
         else:
             if isinstance(answer, Fault):
                 self._stop()
-                self._obstacle = answer.last_line
+                self._obstacle = last_line(answer.message)
 
     def _stop(self) -> str:
         """End the other process, if there is one. Returns how it ended: a signal's name, or its exit code."""
