@@ -23,15 +23,7 @@ class _LocalPath(click.Path):
     """A path that is not empty (as an unset variable of the shell would make it) and not a URL.
 
     A leading `~/` is the home folder, even where the shell leaves it alone, as in `--root=~/audio`.
-
-    Args:
-        fault: Says what is wrong with a path, if anything.
-        settings: Those of `click.Path`.
     """
-
-    def __init__(self, fault: Callable[[str], str | None] = lambda path: None, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._fault = fault
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         given = os.fspath(value)
@@ -44,6 +36,19 @@ class _LocalPath(click.Path):
             raise ArgumentError(f"{_name(param)}: {fault}")
         return super().convert(given, param, ctx)
 
+    def _fault(self, path: str) -> str | None:
+        """What is wrong with a path, if anything: in a line, where click would print its usage."""
+        if not self.file_okay and not os.path.isdir(path):
+            if os.path.exists(path):
+                return f"{path} is not a folder"
+            if self.exists:
+                return f"there is no folder {path}"
+            if os.path.islink(path):
+                return f"{path} is a link to {os.readlink(path)}, which is not there"
+        if not self.dir_okay and os.path.exists(path) and not os.path.isfile(path):
+            return f"{path} is not a file"
+        return None
+
 
 class _Number(click.FloatRange):
     """A number within a range; neither NaN nor infinity, which float() takes too."""
@@ -53,24 +58,6 @@ class _Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is no number.", param, ctx)
         return number
-
-
-def _no_folder(path: str) -> str | None:
-    if os.path.isdir(path):
-        return None
-    return f"{path} is not a folder" if os.path.exists(path) else f"there is no folder {path}"
-
-
-def _no_place_for_folder(path: str) -> str | None:
-    if os.path.isdir(path) or not os.path.lexists(path):
-        return None
-    if os.path.islink(path) and not os.path.exists(path):
-        return f"{path} is a link to {os.readlink(path)}, which is not there"
-    return f"{path} is not a folder"
-
-
-def _no_place_for_file(path: str) -> str | None:
-    return f"{path} is not a file" if os.path.exists(path) and not os.path.isfile(path) else None
 
 
 def _name(param: click.Parameter | None) -> str:
@@ -123,14 +110,14 @@ TEXT = _LocalPath()
 CONFIG = _Config()
 """A config, as text."""
 
-FILE = _LocalPath(_no_place_for_file, dir_okay=False, path_type=Path)
+FILE = _LocalPath(dir_okay=False, path_type=Path)
 """A file to be written."""
 
 LOCATION = _Location(path_type=Path)
 """A cache or a version, in a folder or an object store, that the command itself checks further."""
 
-_CACHE = _Location(_no_place_for_folder, file_okay=False, path_type=Path)
-_ROOT = _Root(_no_folder, file_okay=False, path_type=Path)
+_CACHE = _Location(file_okay=False, path_type=Path)
+_ROOT = _Root(exists=True, file_okay=False, path_type=Path)
 
 manifest_argument = click.argument("manifest", type=TEXT)
 
@@ -160,7 +147,7 @@ def root(default: str = "the manifest's folder") -> Decorator:
     return click.option("--root", type=_ROOT, metavar="FOLDER", help=help_text)
 
 
-def manifest_format(command: Callable[..., Any], what_is_set: str = _OF_MANIFEST) -> Callable[..., Any]:
+def manifest_format(command: Callable[..., Any], has_configs: bool = False) -> Callable[..., Any]:
     """`--format`, `--set`, `--allow-commands` and `--allow-queries`, for every command that reads a manifest.
 
     The command gets them as one dictionary, `reading`: arguments of `read_manifest`."""
@@ -168,9 +155,12 @@ def manifest_format(command: Callable[..., Any], what_is_set: str = _OF_MANIFEST
     @functools.wraps(command)
     def gathered(**given: Any) -> Any:
         reading = {name: given.pop(name) for name in ("format", "values", "allow_commands", "allow_queries")}
+        if has_configs:
+            given["keys"] = _take_keys(reading["values"])
         return command(**given, reading=reading)
 
-    setting = click.option("--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=what_is_set)
+    text = _OF_CONFIGS if has_configs else _OF_MANIFEST
+    setting = click.option("--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=text)
     return _FORMAT(setting(_ALLOW_COMMANDS(_ALLOW_QUERIES(gathered))))
 
 
@@ -178,21 +168,21 @@ def manifest_and_config_keys(command: Callable[..., Any]) -> Callable[..., Any]:
     """The same, for every command that reads a manifest and configs.
 
     The keys of configs that `--set` gives are apart, in the dictionary `keys`: an argument of `load_config`."""
+    return manifest_format(command, has_configs=True)
 
-    @functools.wraps(command)
-    def with_keys(reading: dict[str, Any], **given: Any) -> Any:
-        from featcache.config.config import KEYS
-        from featcache.config.strict_yaml import load_yaml
 
-        values, keys = reading["values"], {}
-        for name in [name for name in values if name.partition(".")[0] in KEYS]:
-            try:
-                keys[name] = load_yaml(values.pop(name))
-            except ValueError as error:
-                raise ArgumentError(f"--set: the value of {name}: {error}") from error
-        return command(**given, reading=reading, keys=keys)
+def _take_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the keys of configs out of what `--set` gives."""
+    from featcache.config.config import KEYS
+    from featcache.config.strict_yaml import load_yaml
 
-    return manifest_format(with_keys, _OF_CONFIGS)
+    keys = {}
+    for name in [name for name in values if name.partition(".")[0] in KEYS]:
+        try:
+            keys[name] = load_yaml(values.pop(name))
+        except ValueError as error:
+            raise ArgumentError(f"--set: the value of {name}: {error}") from error
+    return keys
 
 
 def _values(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:

@@ -30,7 +30,6 @@ from featcache.engines.worker import (
     Note,
     Ready,
     Stop,
-    VersionSetup,
     Work,
     WorkerSetup,
     Working,
@@ -212,9 +211,7 @@ class _Dispatch:
     ) -> None:
         self._group, self._control, self._team = group, control, team
         versions = [
-            VersionSetup(
-                absolute(job.version.path), {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id}
-            )
+            (absolute(job.version.path), {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id})
             for job in group.jobs
         ]
         self._setup = WorkerSetup(Setup.of(group), versions, options)

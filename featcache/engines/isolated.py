@@ -16,10 +16,10 @@ from pathlib import Path
 from featcache.audio.members import copy_of
 from featcache.audio.remote import StoppedError
 from featcache.device import Device
-from featcache.engines.process import Fault, OtherProcess, Setup, kills_for_memory
+from featcache.engines.process import Fault, OtherProcess, Setup, kills_for_memory, last_line
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import BatchPart, Extracted, WorkerTimes
-from featcache.extraction.jobs import JobGroup, batch_extractor
+from featcache.extraction.jobs import BatchExtractor, JobGroup, batch_extractor
 from featcache.extraction.padded_rows import BatchingChoice, PendingRows
 from featcache.manifest import Utterance
 
@@ -110,7 +110,7 @@ class IsolatedProcess:
         else:
             if isinstance(answer, Fault):
                 self._stop()
-                self._obstacle = answer.last_line
+                self._obstacle = last_line(answer.message)
 
     def _stop(self) -> str:
         """End the other process, if there is one. Returns how it ended: a signal's name, or its exit code."""
@@ -142,14 +142,15 @@ def serve(connection: Connection) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(EOFError, BrokenPipeError):
         try:
-            extract = _prepare(connection.recv(), partial(_wait, connection))
+            device, extractors = _prepare(partial(_wait, connection), *connection.recv())
         except Exception as error:  # noqa: BLE001 (the run is told)
             connection.send(Fault.of(error))
             return
         connection.send(None)
         while True:
             if (question := connection.recv()) is not None:  # else the answer was there before it was told to stop
-                connection.send(extract(*question))
+                number, utterance = question
+                connection.send(_extract(extractors[number], utterance, device))
 
 
 def _wait(connection: Connection, seconds: float) -> None:
@@ -159,34 +160,32 @@ def _wait(connection: Connection, seconds: float) -> None:
 
 
 def _prepare(
-    sent: tuple[Setup, Sequence[BatchingChoice], str], wait: Callable[[float], None]
-) -> Callable[[int, Utterance], _Answer]:
-    """Build the extractors. Returns a function that extracts an utterance for the config of a number.
+    wait: Callable[[float], None], setup: Setup, choices: Sequence[BatchingChoice], device_name: str
+) -> tuple[Device, list[BatchExtractor]]:
+    """The device, and for each config what extracts for it alone.
 
-    `sent` are the setup, how the rows of each config are put together, and the device; `wait` waits for audio, and
-    raises `StoppedError` to give up."""
-    setup, choices, device_name = sent
+    `choices` are how the rows of each config are put together; `wait` waits for audio, and raises `StoppedError` to
+    give up."""
     device = Device(device_name, 1)
     configs, source = setup.build(device)
-    extractors = []
     for built, choice in zip(configs, choices, strict=True):
         built.extractor.use_batching(choice.batching)
-        extractors.append(batch_extractor(setup.root, [built], device, source, partial(copy_of, wait=wait)))
+    fetched = partial(copy_of, wait=wait)
+    return device, [batch_extractor(setup.root, [built], device, source, fetched) for built in configs]
 
-    def extract(number: int, utterance: Utterance) -> _Answer:
-        times = WorkerTimes()
-        try:
-            ((result,),) = extractors[number]([utterance], times)
-            if isinstance(result, PendingRows):
-                result.compute(device)
-                result = result.extracted()
-                times.extract += result.seconds
-        except StoppedError:
-            return None
-        except Exception as error:
-            if device.is_lost():
-                raise SystemExit(f"{utterance.id}: {error}") from error  # this process can compute nothing any more
-            return Fault.of(error)
-        return result, times
 
-    return extract
+def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _Answer:
+    times = WorkerTimes()
+    try:
+        ((result,),) = extract([utterance], times)
+        if isinstance(result, PendingRows):
+            result.compute(device)
+            result = result.extracted()
+            times.extract += result.seconds
+    except StoppedError:
+        return None
+    except Exception as error:
+        if device.is_lost():
+            raise SystemExit(f"{utterance.id}: {error}") from error  # this process can compute nothing any more
+        return Fault.of(error)
+    return result, times

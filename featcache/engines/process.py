@@ -78,11 +78,6 @@ class OtherProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
 
-    @property
-    def pid(self) -> int:
-        """The number of the process."""
-        return self._process.pid
-
     def end(self, seconds: float = _SECONDS_TO_END) -> str:
         """Close the connection, and wait for the end; kill it if it does not come within so many seconds. Returns how
         it ended: a signal's name, or its exit code."""
@@ -115,10 +110,10 @@ class Fault:
         """The error, or one with the same exit code that says the same."""
         return _BY_MESSAGE.get(self.kind, RuntimeError)(self.message)
 
-    @property
-    def last_line(self) -> str:
-        """The last line of the message, which says what happened where there is a traceback."""
-        return self.message.strip().rpartition("\n")[2]
+
+def last_line(error: object) -> str:
+    """The last line of an error, which says what happened where there is a traceback."""
+    return str(error).strip().rpartition("\n")[2]
 
 
 def kills_for_memory() -> int:

@@ -17,12 +17,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
 from featcache.device import MAX_CPU_THREADS
 from featcache.engines.dispatch import dispatch
+from featcache.engines.process import last_line
 from featcache.engines.worker import Died, Event, Inbox, Message, Note, WorkerSetup, end_process, work
 from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
@@ -87,31 +87,23 @@ def _connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """What each actor gets."""
+def actors_on(nodes: Sequence[dict[str, float]], device: str | None, threads: int | None) -> tuple[int, str, int]:
+    """How many actors there are on a cluster, and the device and the threads of each: an actor for each GPU if there
+    are any; otherwise for every so many cores.
 
-    actors: int
-    device: str
-    threads: int
-
-    @classmethod
-    def of(cls, nodes: Sequence[dict[str, float]], options: Options) -> _Shape:
-        """An actor for each GPU if there are any; otherwise for every so many cores.
-
-        `nodes` are the resources of each node, as Ray counts them. In the options, `device` may forbid GPUs or ask for
-        them; `threads` is the budget of an actor."""
-        gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
-        if options.device == "cuda" and not gpus:
-            raise ArgumentError("device 'cuda': the Ray cluster has no GPU")
-        if gpus and options.device != "cpu":
-            each = options.threads or max(1, min(int(node.get("CPU", 0) // node["GPU"]) for node in gpus))
-            return cls(sum(int(node["GPU"]) for node in gpus), "cuda", each)
-        cores = [int(node.get("CPU", 0)) for node in nodes]
-        each = options.threads or max(1, min(MAX_CPU_THREADS, max(cores, default=1)))
-        if not (actors := sum(count // each for count in cores)):
-            raise ArgumentError(f"engine ray: no node of the cluster has {each} cores: fewer --threads")
-        return cls(actors, "cpu", each)
+    `nodes` are the resources of each node, as Ray counts them; `device` may forbid GPUs or ask for them; `threads` is
+    the budget of an actor."""
+    gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
+    if device == "cuda" and not gpus:
+        raise ArgumentError("device 'cuda': the Ray cluster has no GPU")
+    if gpus and device != "cpu":
+        each = threads or max(1, min(int(node.get("CPU", 0) // node["GPU"]) for node in gpus))
+        return sum(int(node["GPU"]) for node in gpus), "cuda", each
+    cores = [int(node.get("CPU", 0)) for node in nodes]
+    each = threads or max(1, min(MAX_CPU_THREADS, max(cores, default=1)))
+    if not (actors := sum(count // each for count in cores)):
+        raise ArgumentError(f"engine ray: no node of the cluster has {each} cores: fewer --threads")
+    return actors, "cpu", each
 
 
 class _Actors:
@@ -121,32 +113,31 @@ class _Actors:
         import ray
 
         self._ray = ray
-        self._shape = _Shape.of([node["Resources"] for node in ray.nodes() if node["Alive"]], options)
-        self.names = [f"actor {number + 1}" for number in range(self._shape.actors)]
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        actors, self._device, self._threads = actors_on(nodes, options.device, options.threads)
+        self.names = [f"actor {number + 1}" for number in range(actors)]
         self._actors: dict[int, Any] = {}
         self._setups: dict[int, bytes] = {}
         self._waiting: dict[Any, int] = {}  # by the call that waits
-        self._beginning: set[int] = set()  # whose call is `begin`
         self._again: dict[int, float] = {}  # when to try `begin` again
         self._tries: dict[int, int] = {}
-        self._nodes: dict[int, str] = {}
+        self._nodes: dict[int, str] = {}  # of those that have begun: the call of another that waits is `begin`
 
     def start(self, worker: int, setup: WorkerSetup) -> None:
         """Have Ray start an actor, if it does not do so by itself, and send the setup."""
-        shape = self._shape
         if worker not in self._actors:
             self._actors[worker] = (
                 self._ray.remote(_Actor)
                 .options(
-                    num_cpus=shape.threads,
-                    num_gpus=1 if shape.device == "cuda" else 0,
+                    num_cpus=self._threads,
+                    num_gpus=1 if self._device == "cuda" else 0,
                     max_restarts=-1,
                     max_task_retries=0,
                     max_concurrency=_CALLS_AT_ONCE,
                 )
                 .remote()
             )
-        self._setups[worker] = pickle.dumps(setup.on(shape.device, shape.threads))
+        self._setups[worker] = pickle.dumps(setup.on(self._device, self._threads))
         self._tries[worker] = 0
         self._begin(worker)
 
@@ -178,14 +169,12 @@ class _Actors:
 
     def _begin(self, worker: int) -> None:
         self._nodes.pop(worker, None)
-        self._beginning.add(worker)
         self._waiting[self._actors[worker].begin.remote(sys.path, os.nice(0), self._setups[worker])] = worker
 
     def _answer(self, worker: int, call: Any) -> list[Event]:
         """What a call has brought; then waits for more."""
         exceptions = self._ray.exceptions
-        is_beginning = worker in self._beginning
-        self._beginning.discard(worker)
+        is_beginning = worker not in self._nodes
         try:
             answer = self._ray.get(call)
         except exceptions.ActorUnavailableError:
@@ -196,10 +185,10 @@ class _Actors:
             return [self._died(worker, "Ray lost its process", False)]
         except exceptions.RayActorError as error:
             if error.actor_init_failed:
-                raise ExtractorError(f"{self.names[worker]}: it cannot begin: {_last_line(error)}") from error
+                raise ExtractorError(f"{self.names[worker]}: it cannot begin: {last_line(error)}") from error
             return [self._died(worker, "Ray lost its process", error.preempted)]
         except exceptions.RayTaskError as error:
-            raise ExtractorError(f"{self.names[worker]}: {_last_line(error)}") from error
+            raise ExtractorError(f"{self.names[worker]}: {last_line(error)}") from error
         if is_beginning:
             self._nodes[worker] = answer
         if is_beginning or not any(isinstance(event, Died) for event in answer):
@@ -261,7 +250,3 @@ class _Actor:
             while True:
                 events.append(self._events.get_nowait())
         return events
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2]

@@ -66,20 +66,12 @@ def own_code() -> str:
 
 
 @dataclass(frozen=True)
-class VersionSetup:
-    """What a worker needs to know of a version that it fills."""
-
-    path: Location
-    asked: dict[str, Any]
-    """What the worker records of the run that it is a part of: its name, manifest and config."""
-
-
-@dataclass(frozen=True)
 class WorkerSetup:
     """All that a worker needs to begin."""
 
     setup: Setup
-    versions: Sequence[VersionSetup]
+    versions: Sequence[tuple[Location, dict[str, Any]]]
+    """The place of each version that it fills, and what it records there of the run that it is a part of."""
     options: Options
     """The options of the run; of each worker, with its own device, as it sees it, and budget of threads."""
     featcache: str = field(default_factory=own_code)
@@ -264,7 +256,10 @@ class _Worker:
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
         configs, self._source = setup.setup.build(self.device)
-        self.jobs = [_begin(setup, self.device, *pair) for pair in zip(configs, setup.versions, strict=True)]
+        self.jobs = [
+            _begin(setup.options, self.device, built, *version)
+            for built, version in zip(configs, setup.versions, strict=True)
+        ]
         self._totals = [VersionCounts() for _ in self.jobs]
         self._next_report = 0.0
 
@@ -291,26 +286,26 @@ class _Worker:
             self._send(Working(progress, [job.counts for job in self.jobs]))
 
 
-def _begin(setup: WorkerSetup, device: Device, built: BuiltConfig, planned: VersionSetup) -> VersionJob:
+def _begin(options: Options, device: Device, built: BuiltConfig, path: Location, asked: dict[str, Any]) -> VersionJob:
     """Open a version, and a ledger in it."""
-    if isinstance(planned.path, Path) and not planned.path.is_dir():
+    if isinstance(path, Path) and not path.is_dir():
         raise StoreError(
-            f"{planned.path}: is not there on {socket.gethostname()}: a cache that several machines fill must be on a "
+            f"{path}: is not there on {socket.gethostname()}: a cache that several machines fill must be on a "
             "file system that they share"
         )
-    version = Version.open(planned.path)
+    version = Version.open(path)
     fingerprint = built.config.fingerprint()
     if fingerprint != version.info.fingerprint:
         raise ConfigError(
-            f"{planned.path}: on {socket.gethostname()}, the config {built.name} has the fingerprint "
+            f"{path}: on {socket.gethostname()}, the config {built.name} has the fingerprint "
             f"{fingerprint[:12]}: its extractor or its weights are not the same there"
         )
-    options, probes = setup.options, read_probes(version)
+    probes = read_probes(version)
     batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.name, batching.note)
     built.extractor.use_batching(batching.batching)
-    run = Run(version, {**planned.asked, **maker(device)})
+    run = Run(version, {**asked, **maker(device)})
     return VersionJob(built, batching, version, run, made_by(device, batching))
 
 

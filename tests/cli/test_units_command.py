@@ -1,7 +1,5 @@
 """Units by the commands: `featcache fit-kmeans`, `extract`, and `extract --from`."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -64,34 +62,6 @@ def test_from_audio_to_units(fitted, of_audio, corpus):
     assert [one.item.id for one in given if isinstance(one, StoredUtterance)] == list(units.ids)
     failed = [str(one) for one in given if isinstance(one, AudioError)]
     assert all("where it failed: too_short" in message for message in failed)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("features", "-k", 10**6, "-o", "x"), 2, "units need at least as many frames; it holds"),
-        (("nowhere", "-k", 5, "-o", "x"), 1, "there is no such cache folder"),
-        (("features", "-k", 0, "-o", "x"), 2, "-k"),
-        (("features", "-k", 5), 2, "-o"),
-        (("features", "-k", 5, "-o", "nowhere/x"), 1, "nowhere/x: cannot be written: there is no folder nowhere"),
-    ],
-)
-def test_fit_kmeans_refuses(cli, fitted, arguments, code, message):
-    folder, _ = fitted
-    done = cli("fit-kmeans", *arguments, cwd=folder)
-    assert (done.code, done.out) == (code, "")
-    assert message in done.err
-    assert not (folder / "x").exists()
-
-
-def test_units_of_units_are_refused(cli, fitted, corpus):
-    folder, _ = fitted
-    config = json.dumps({"name": "u", "extractor": "units", "params": {"weights": str(folder / "units.safetensors")}})
-    (folder / "plain.yaml").write_text(config)
-    cli("extract", corpus.manifest(), "-c", folder / "plain.yaml", "-o", folder / "plain", "--device", "cpu")
-    done = cli("fit-kmeans", folder / "plain", "-k", 5, "-o", folder / "x")
-    assert done.code == 2
-    assert "holds uint8, number of the nearest of 25 centroids of mfcc13; k-means takes float16 or float32" in done.err
 
 
 # From features, by the command
@@ -169,17 +139,3 @@ def test_from_is_for_units_of_these_very_features(cli, fitted, corpus, scratch):
     assert other.code == 2
     assert "there is fbank80-" in other.err
     assert not (scratch / "x").exists()
-
-
-def test_other_audio_than_the_features_is_refused(cli, fitted, corpus, scratch):
-    folder, _ = fitted
-    config = {
-        "name": "left",
-        "extractor": "units",
-        "params": {"weights": str(folder / "units.safetensors")},
-        "audio": {"channel": "first"},
-    }
-    (scratch / "left.yaml").write_text(json.dumps(config))
-    done = cli("extract", corpus.manifest(), "-c", scratch / "left.yaml", "-o", scratch / "x")
-    assert done.code == 2
-    assert "audio.channel: first; these units are of mfcc13, whose audio.channel is mix" in done.err

@@ -19,9 +19,8 @@ from processes import MOST_SECONDS, TESTS
 from test_devices import ONE_EACH, wait_for_end
 from test_suspects import assert_it_cost_itself_alone, crashing
 
-from featcache.engines.ray import _Shape
+from featcache.engines.ray import actors_on
 from featcache.errors import ArgumentError
-from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 
 pytest.importorskip("ray")
@@ -181,8 +180,7 @@ def test_a_lost_node_costs_what_it_had_under_way(plain, gate, gated_config, scra
 
 def test_an_actor_for_each_gpu_or_for_so_many_cores():
     def shape(nodes, device=None, threads=None):
-        found = _Shape.of(nodes, Options(device, threads))
-        return found.actors, found.device, found.threads
+        return actors_on(nodes, device, threads)
 
     cores, gpus = (
         [{"CPU": 64.0}, {"CPU": 4.0}, {}],
