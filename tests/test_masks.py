@@ -10,7 +10,6 @@ from devices import DEVICES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import featcache
 from featcache import masks
 from featcache.errors import ArgumentError
 from featcache.masks import attention_mask, causal_mask, chunk_mask, for_multihead_attention, padding_mask
@@ -58,25 +57,6 @@ def test_a_chunk_mask_is_that_of_the_loop(num_frames, chunk_size, num_left_chunk
     assert mask.dtype == torch.bool
     assert mask.is_contiguous()
     assert torch.equal(mask, slow_chunk_mask(num_frames, chunk_size, num_left_chunks))
-
-
-def test_a_chunk_mask_drawn():
-    drawn = """
-        ##.....
-        ##.....
-        ####...
-        ####...
-        ..####.
-        ..####.
-        ....###
-    """
-    expected = [[character == "#" for character in line] for line in drawn.split()]
-    assert chunk_mask(7, 2, 1).tolist() == expected
-
-
-@pytest.mark.parametrize("num_frames", [1, 2, 33])
-def test_a_causal_mask_is_a_lower_triangle(num_frames):
-    assert torch.equal(causal_mask(num_frames), torch.ones(num_frames, num_frames).tril().bool())
 
 
 def test_large_numbers_cost_nothing():
@@ -309,7 +289,3 @@ def test_mistakes_are_named(call, message):
 def test_no_rows_no_frames():
     assert padding_mask(torch.tensor([], dtype=torch.int64)).shape == (0, 0)
     assert attention_mask(padding_mask(torch.tensor([0, 0])), chunk_mask(0, 4)).shape == (2, 1, 0, 0)
-
-
-def test_the_package_has_it():
-    assert featcache.masks is masks

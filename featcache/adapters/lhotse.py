@@ -6,11 +6,9 @@ features: `import featcache.adapters.lhotse`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,27 +82,30 @@ def cuts(given: Cache | FeatureDataset) -> CutSet:
             the next is not whole; Lhotse has no such features.
     """
     dataset = whole_dataset(given, "truncate cuts, or slice what they load")
-    first, *others = ((version.name, version.cache) for version in dataset.versions)
-    spec = first[1].spec
-    if len(spec.item_shape) != 1:
-        shape = ", ".join(map(str, ("frames", *spec.item_shape)))
-        raise StoreError(
-            f"{first[1].version.path}: has features [{shape}], but Lhotse's cuts need [frames, dims]: pass a dataset "
-            "whose first version has these, and this version after it"
-        )
-    for cache in (first[1], *dict(others).values()):
-        remember(cache)
-    return CutSet(_Cuts(dataset, first[1], dict(others)))
+    lazy_cuts = _Cuts(dataset)
+    for version in dataset.versions:
+        remember(version.cache)
+    return CutSet(lazy_cuts)
 
 
 class _Cuts:
     """An iterable of the cuts, which are made anew in each iteration."""
 
-    def __init__(self, dataset: FeatureDataset, cache: Cache, others: dict[str, Cache]) -> None:
-        self._dataset = dataset
-        self._cache = cache
-        self._others = others
-        self._hop = _hop_of(cache)
+    def __init__(self, dataset: FeatureDataset) -> None:
+        first, *others = dataset.versions
+        self._dataset, self._cache = dataset, first.cache
+        self._others = {version.name: version.cache for version in others}
+        path, spec = first.cache.version.path, first.cache.spec
+        if len(spec.item_shape) != 1:
+            shape = ", ".join(map(str, ("frames", *spec.item_shape)))
+            raise StoreError(
+                f"{path}: has features [{shape}], but Lhotse's cuts need [frames, dims]: pass a dataset whose first "
+                "version has these, and this version after it"
+            )
+        hop = spec.sample_rate / spec.frame_rate
+        self._hop = round(hop)  # samples from one frame to the next
+        if abs(hop - self._hop) > 1e-6 * hop:
+            raise StoreError(f"{path}: has {hop:g} samples from one frame to the next, but Lhotse needs a whole number")
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -115,54 +116,36 @@ class _Cuts:
         numbers = _values(dataset.lengths), _values(copies.speeds[copies.numbers(dataset.ids)])
         records = (_records(columns, len(dataset)) for columns in (dataset.columns, others))
         for id_, num_frames, speed, columns, counts in zip(dataset.ids, *numbers, *records, strict=True):
-            yield self._cut(id_, num_frames, _Place.of(id_, columns, speed), counts)
+            yield self._cut(id_, num_frames, speed, columns, counts)
 
-    def _cut(self, id_: str, num_frames: int, place: _Place, counts: dict[str, int]) -> MonoCut:
-        duration = num_frames * self._hop / self._cache.spec.sample_rate
-        columns = {name: value for name, value in place.columns.items() if value == value}  # NaN is no value
-        known = {name: str(columns.pop(name)) for name in _OF_A_SUPERVISION if name in columns}
-        segment = {"id": id_, "duration": duration, "channel": place.channel}
-        supervision = SupervisionSegment(
-            recording_id=place.recording, start=0.0, **segment, **known, custom=columns or None
-        )
+    def _cut(self, id_: str, num_frames: int, speed: float, columns: dict[str, Any], counts: dict[str, int]) -> MonoCut:
         spec = self._cache.spec
+        duration = num_frames * self._hop / spec.sample_rate
+        columns = {name: value for name, value in columns.items() if value == value}  # NaN is no value
+        start, channel = columns.pop("start", 0.0) / speed, max(0, columns.pop("channel", 0))
+        columns.pop("duration", None)
+        path = columns.pop("path", "")
+        recording = str(columns.pop("recording_id", path))
+        if recording and speed != 1:
+            recording += f"_sp{speed:g}"  # the suffix that Lhotse's perturb_speed adds
+        recording = recording or id_
+        known = {name: str(columns.pop(name)) for name in _OF_A_SUPERVISION if name in columns}
+        segment = {"id": id_, "duration": duration, "channel": channel}
+        supervision = SupervisionSegment(recording_id=recording, start=0.0, **segment, **known, custom=columns or None)
         features = Features(
             type=self._cache.config.get("extractor", self._cache.version.info.name),
             num_frames=num_frames,
             num_features=spec.item_shape[0],
             frame_shift=self._hop / spec.sample_rate,
             sampling_rate=spec.sample_rate,
-            start=place.start,
+            start=start,
             duration=duration,
-            recording_id=place.recording,
-            channels=place.channel,
+            recording_id=recording,
+            channels=channel,
             **_storage(self._cache, id_),
         )
-        arrays = {name: _array(cache, id_, counts[name], place.start) for name, cache in self._others.items()}
-        return MonoCut(
-            start=place.start, **segment, supervisions=[supervision], features=features, custom=arrays or None
-        )
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where an utterance lies in its recording, and the other columns of its row."""
-
-    recording: str
-    start: float
-    """In seconds, at the speed of the utterance."""
-    channel: int
-    columns: dict[str, Any]
-
-    @classmethod
-    def of(cls, id_: str, columns: dict[str, Any], speed: float) -> Self:
-        start, channel = columns.pop("start", math.nan), columns.pop("channel", -1)
-        path = columns.pop("path", "")
-        recording = str(columns.pop("recording_id", path))
-        columns.pop("duration", None)
-        if recording and speed != 1:
-            recording += f"_sp{speed:g}"  # the suffix that Lhotse's perturb_speed adds
-        return cls(recording or id_, 0.0 if math.isnan(start) else start / speed, max(0, channel), columns)
+        arrays = {name: _array(cache, id_, counts[name], start) for name, cache in self._others.items()}
+        return MonoCut(start=start, **segment, supervisions=[supervision], features=features, custom=arrays or None)
 
 
 def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArray:
@@ -174,16 +157,6 @@ def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArr
 def _storage(cache: Cache, id_: str) -> dict[str, str]:
     """Where Lhotse finds an utterance's array."""
     return {"storage_type": Reader.name, "storage_path": str(cache.version.path), "storage_key": id_}
-
-
-def _hop_of(cache: Cache) -> int:
-    """The number of samples from one frame to the next."""
-    hop = cache.spec.sample_rate / cache.spec.frame_rate
-    if abs(hop - round(hop)) > 1e-6 * hop:
-        raise StoreError(
-            f"{cache.version.path}: has {hop:g} samples from one frame to the next, but Lhotse needs a whole number"
-        )
-    return round(hop)
 
 
 def _records(columns: Mapping[str, Strings | NDArray[Any]], count: int) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,7 @@ import io
 import math
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -209,30 +209,24 @@ def moments(
         for_each(pieces_by_shard(part.index, selection, len(shift)), partial(add, part), threads, report)
         np.add.at(frames, selection.groups, part.lengths[selection.positions])
         utterances += np.bincount(selection.groups, minlength=len(names))
-    group_totals = sums.totals(), squares.totals()
-    total, total_squares = ([[sum(column) for column in zip(*groups, strict=True)]] for groups in group_totals)
-    mean, variance = _finish(total, total_squares, [int(frames.sum())], shift)
-    group_mean, group_variance = _finish(*group_totals, frames.tolist(), shift)
-    shape = spec.item_shape
-    stats = Stats(
+    mean, variance = (one.reshape(-1, *spec.item_shape) for one in _finish(sums, squares, frames, shift))
+    of_groups: dict[str, Any] = {
+        "by": by,
+        "groups": names,
+        "group_frames": frames,
+        "group_utterances": utterances,
+        "group_mean": mean[1:],
+        "group_variance": variance[1:],
+    }
+    return Stats(
         version=cache.version.path.name,
         fingerprint=cache.version.info.fingerprint,
         units=spec.units,
         frames=int(frames.sum()),
         utterances=int(utterances.sum()),
-        mean=mean.reshape(shape),
-        variance=variance.reshape(shape),
-    )
-    if by is None:
-        return stats
-    return replace(
-        stats,
-        by=by,
-        groups=names,
-        group_frames=frames,
-        group_utterances=utterances,
-        group_mean=group_mean.reshape(-1, *shape),
-        group_variance=group_variance.reshape(-1, *shape),
+        mean=mean[0],
+        variance=variance[0],
+        **({} if by is None else of_groups),
     )
 
 
@@ -304,18 +298,18 @@ def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(bounds)]
 
 
-def _finish(sums: list[list[int]], squares: list[list[int]], frames: list[int], shift: Array) -> tuple[Array, Array]:
-    """Means and variances, float64 `[groups, dims]`, from exact sums: rounded once, at the end.
+def _finish(sums: ExactSums, squares: ExactSums, frames: NDArray[np.int64], shift: Array) -> tuple[Array, Array]:
+    """Means and variances of all frames, then those of each group, float64 `[1 + groups, dims]`, from exact sums and
+    the groups' numbers of frames: rounded once, at the end.
 
     With s = sum(x - c) and q = sum((x - c)²) over n frames, mean = c + s / n and variance = q / n - (s / n)²; here c, s
     and q are in units of 2^-LOWEST."""
-    mean, variance = np.empty((2, len(frames), len(shift)))
-    centres = [in_units(centre) for centre in shift.tolist()]
-    for group, n in enumerate(frames):
-        for column, (centre, s, q) in enumerate(zip(centres, sums[group], squares[group], strict=True)):
-            mean[group, column] = (centre * n + s) / (n << LOWEST)
-            variance[group, column] = max((q * n << LOWEST) - s * s, 0) / (n * n << 2 * LOWEST)
-    return mean, variance
+    of_groups = sums.totals(), squares.totals(), frames.astype(object)[:, None]
+    s, q, n = (np.concatenate([one.sum(axis=0, keepdims=True), one]) for one in of_groups)
+    centres = np.array([in_units(centre) for centre in shift.tolist()], object)
+    mean = (centres * n + s) / (n << LOWEST)
+    variance = np.maximum((q * n << LOWEST) - s * s, 0) / (n * n << 2 * LOWEST)
+    return mean.astype(np.float64), variance.astype(np.float64)
 
 
 class ExactSums:
@@ -346,14 +340,12 @@ class ExactSums:
             self._parts[number][targets] += np.add.reduceat(multiples, starts, axis=0).astype(np.int64)
             number -= 1
 
-    def totals(self) -> list[list[int]]:
-        """The sums, `[groups][columns]`, in units of 2^-LOWEST."""
-        groups, columns = self._shape
-        flat = [0] * (groups * columns)
+    def totals(self) -> NDArray[np.object_]:
+        """The sums, whole numbers of Python `[groups, columns]`, in units of 2^-LOWEST."""
+        total = np.zeros(self._shape, object)
         for number, part in self._parts.items():
-            shift = _PART_BITS * number + LOWEST
-            flat = [total + (units << shift) for total, units in zip(flat, part.ravel().tolist(), strict=True)]
-        return [flat[first : first + columns] for first in range(0, len(flat), columns)]
+            total += part.astype(object) << (_PART_BITS * number + LOWEST)
+        return total
 
 
 def in_units(value: float) -> int:

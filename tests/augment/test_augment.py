@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import featcache
-from featcache import augment
 from featcache.augment import Draws, GaussianNoise, MixEnergies, Mixup, SpecAugment, warp_time
 from featcache.errors import ArgumentError
 
@@ -435,7 +433,3 @@ def test_silence_mixes_with_anything():
 def test_mistakes_are_named(call, message):
     with pytest.raises(ArgumentError, match=message):
         call()
-
-
-def test_the_package_has_it():
-    assert featcache.augment is augment

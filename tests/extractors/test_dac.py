@@ -23,19 +23,6 @@ def folder(folders):
     return folders["dac_16khz"]
 
 
-@pytest.fixture(scope="module")
-def model(folder):
-    return load(folder)
-
-
-def build(folder, sample_rate=16000, **params):
-    return Dac(Dac.Params(weights=str(folder), **params), sample_rate, torch.device("cpu"))
-
-
-def load(folder):
-    return DacModel.from_pretrained(folder).eval()
-
-
 @torch.inference_mode()
 def alone(model, waveform):
     """`DacModel.encode` of one clip, prepared by `DacFeatureExtractor`."""
@@ -51,9 +38,12 @@ def batched(model, clips):
 
 
 class TestCodes(CodecChecks):
+    codec, model_class = Dac, DacModel
     rate, hop, strides = 16000, 320, (2, 8, 40, 320)
+    alone, batched = map(staticmethod, (alone, batched))
 
-    build, load, alone, batched = map(staticmethod, (build, load, alone, batched))
+
+build, load = TestCodes.build, TestCodes.load
 
 
 @pytest.mark.parametrize("name", ["dac_24khz", "dac_44khz"])
@@ -78,8 +68,8 @@ def test_the_receptive_field_is_what_a_frame_looks_at(folders, name):
     assert int(seen.max() - seen.min()) + 1 == build(folders[name], rate).spec.frame_length
 
 
-def test_chunks_are_exact_with_the_receptive_field_as_overlap_and_not_with_less(folder, model):
-    clips = cut([50001, 12800, 12801, 31999], 16000)
+def test_chunks_are_exact_with_the_receptive_field_as_overlap_and_not_with_less(folder):
+    clips, model = cut([50001, 12800, 12801, 31999], 16000), load(folder)
     extractor = build(folder, chunk=Chunk(seconds=0.8, overlap=5440 / 16000))
     assert extractor.chunks_are_exact
     codes.assert_equal(extractor, clips, [alone(model, clip) for clip in clips])

@@ -33,14 +33,6 @@ def stereo_model(stereo_folder):
     return load(stereo_folder)
 
 
-def build(folder, sample_rate=24000, **params):
-    return Encodec(Encodec.Params(weights=str(folder), **params), sample_rate, torch.device("cpu"))
-
-
-def load(folder):
-    return EncodecModel.from_pretrained(folder).eval()
-
-
 def with_scales(model, waveform, bandwidth=24.0):
     """`EncodecModel.encode` of one clip, with the frames of its chunks one after another."""
     latents = []
@@ -62,9 +54,9 @@ def batched(model, clips):
 
 
 class TestCodes(CodecChecks):
+    codec, model_class = Encodec, EncodecModel
     rate, hop, strides = 24000, HOP, (2, 8, 40, 320)
-
-    build, load, alone, batched = map(staticmethod, (build, load, alone, batched))
+    alone, batched = map(staticmethod, (alone, batched))
 
     @pytest.mark.parametrize(("bandwidth", "count"), [(1.5, 2), (6.0, 8), (24.0, 32)])
     def test_bandwidths(self, folder, model, bandwidth, count):
@@ -74,6 +66,8 @@ class TestCodes(CodecChecks):
             assert extractor.spec.codebook_sizes == (1024,) * count
             assert codes.assert_equal(extractor, [clip], [alone(model, clip, bandwidth)]) == 0
 
+
+build, load = TestCodes.build, TestCodes.load
 
 STEREO_BOUNDARIES = [1, 2, 319, 320, 321, 5003, 47519, 47520, 47521, 47680, 47999, 48000, 48001, 95040, 95201, 100003]
 

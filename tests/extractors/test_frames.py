@@ -126,27 +126,3 @@ def test_neighbours_that_are_not_numbers(extractor):
     nan, infinite = (Clip("", torch.full((9000,), value)) for value in (float("nan"), float("inf")))
     good = clip(2, 9000)
     assert torch.equal(extractor.extract([nan, good, infinite, nan])[1], extractor.extract([good])[0])
-
-
-@every_extractor
-def test_a_long_clip_fills_many_blocks(extractor):
-    long = clip(7, extractor.spec.sample_rate * 20)
-    features = extractor.extract([long])[0]
-    assert len(features) == extractor.num_frames(len(long.waveform)) > 2 * BLOCK_ROWS["cpu"]
-    assert_same(extractor.extract([clip(8, 5000), long, clip(9, 5000)])[1:2], [features])
-
-
-@every_extractor
-def test_what_comes_back(extractor):
-    """Features are rows of one tensor in the clips' order; clips are not changed."""
-    clips = [clip(seed, 4000 + 1000 * seed) for seed in range(5)]
-    before = [clip.waveform.clone() for clip in clips]
-    features = extractor.extract(clips)
-    assert [len(item) for item in features] == [extractor.num_frames(len(clip.waveform)) for clip in clips]
-    assert all(item.dtype == torch.float32 and item.is_contiguous() for item in features)
-    assert all(item.shape[1:] == extractor.spec.item_shape for item in features)
-    addresses = [item.data_ptr() for item in features]
-    ends = [item.data_ptr() + item.nbytes for item in features]
-    assert addresses[1:] == ends[:-1]
-    assert_same([clip.waveform for clip in clips], before)
-    assert extractor.extract([]) == []

@@ -10,7 +10,7 @@ import torch
 from codec_checks import CodecChecks, cut
 from transformers import MimiModel
 
-from featcache.extractors.mimi import Mimi, MimiParams
+from featcache.extractors.mimi import Mimi
 
 RATE, HOP, STEP = 24000, 1920, 960
 
@@ -20,20 +20,12 @@ def folder(tmp_path_factory):
     return small_models.mimi(tmp_path_factory.mktemp("mimi"))
 
 
-def build(folder, sample_rate=RATE, **params):
-    return Mimi(MimiParams(weights=str(folder), **params), sample_rate, torch.device("cpu"))
-
-
 def with_window(folder, to, window):
     """The same model with a transformer that sees so many steps."""
     shutil.copytree(folder, to)
     config = json.loads((to / "config.json").read_text())
     (to / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
     return to
-
-
-def load(folder):
-    return MimiModel.from_pretrained(folder).eval()
 
 
 def alone(model, clip, codebooks=8):
@@ -46,9 +38,9 @@ def batched(model, clips):
 
 
 class TestCodes(CodecChecks):
+    codec, model_class = Mimi, MimiModel
     rate, hop, strides = RATE, HOP, (4, 20, 120, 960)
-
-    build, load, alone, batched = map(staticmethod, (build, load, alone, batched))
+    alone, batched = map(staticmethod, (alone, batched))
 
     def test_clips_longer_than_the_window(self, extractor, model):
         """The transformer sees 10 s, and the shapes of its mask are others for longer clips."""
@@ -68,6 +60,9 @@ class TestCodes(CodecChecks):
         (found,) = codes.extract(extractor, [clip])
         assert torch.equal(found[:, :8].long(), reference.codes[:, :8])
         assert extractor.spec.codebook_sizes == (2048,) * count
+
+
+build, load = TestCodes.build, TestCodes.load
 
 
 def test_eight_codebooks_at_12_5_frames_a_second_are_the_default(folder):

@@ -187,17 +187,6 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(cli, corpus, truth, scratc
     assert items(scratch) == truth
 
 
-def test_two_runs_do_the_work_once(cli, corpus, truth, scratch, tmp_path):
-    """The second waits, and finds nothing left to do."""
-    slow = write_config(tmp_path, "Shapes", module="row_extractors", seconds=0.02)
-    arguments = ("extract", corpus.manifest(), "-c", slow, "-o", scratch, "--shard-size", TINY, "--wait", "--json")
-    runs = [cli.start(*arguments) for _ in range(2)]
-    done = [run.wait() for run in runs]
-    assert [run.code for run in done] == [0, 0]
-    assert sum(run.json()["versions"][0]["extracted"] for run in done) == len(corpus.rows)
-    assert items(scratch) == truth
-
-
 def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
     """Two row extractors at different rates and a frame extractor, on the same files."""
     moments = write_config(tmp_path, "Moments", module="row_extractors")

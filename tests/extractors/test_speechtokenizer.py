@@ -26,11 +26,6 @@ def folder(tmp_path_factory):
     return small_models.speechtokenizer(tmp_path_factory.mktemp("speechtokenizer"))
 
 
-def build(weights, sample_rate=RATE, **params):
-    params = SpeechTokenizerParams(weights=str(weights), **params)
-    return SpeechTokenizer(params, sample_rate, torch.device("cpu"))
-
-
 def load(folder):
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's old weight norm
         return theirs.SpeechTokenizer.load_from_checkpoint(
@@ -48,9 +43,9 @@ def batched(model, clips):
 
 
 class TestCodes(CodecChecks):
+    codec = SpeechTokenizer
     rate, hop, strides = RATE, HOP, (2, 8, 40)
-
-    build, load, alone, batched = map(staticmethod, (build, load, alone, batched))
+    load, alone, batched = map(staticmethod, (load, alone, batched))
 
     @pytest.mark.parametrize("codebooks", [1, 3])
     def test_codebooks(self, folder, model, codebooks):
@@ -59,6 +54,9 @@ class TestCodes(CodecChecks):
         with torch.inference_mode():
             codes.assert_equal(extractor, clips, [self.alone(model, clip, codebooks) for clip in clips])
         assert extractor.spec.codebook_sizes == (1024,) * codebooks
+
+
+build = TestCodes.build
 
 
 def test_the_published_model_with_snakes(folder, tmp_path):

@@ -21,14 +21,6 @@ def folder(tmp_path_factory):
     return small_models.xcodec(tmp_path_factory.mktemp("xcodec"))
 
 
-def build(folder, sample_rate=RATE, **params):
-    return Xcodec(Xcodec.Params(weights=str(folder), **params), sample_rate, torch.device("cpu"))
-
-
-def load(folder):
-    return XcodecModel.from_pretrained(folder).eval()
-
-
 def alone(model, clip, bandwidth=None, hop=HOP):
     """`XcodecModel.encode` of one clip, as its feature extractor prepares it."""
     prepare = DacFeatureExtractor(sampling_rate=RATE, hop_length=hop)
@@ -47,9 +39,9 @@ def batched(model, clips):
 
 
 class TestCodes(CodecChecks):
+    codec, model_class = Xcodec, XcodecModel
     rate, hop, strides = RATE, HOP, (8, 40, 160)
-
-    build, load, alone, batched = map(staticmethod, (build, load, alone, batched))
+    alone, batched = map(staticmethod, (alone, batched))
 
     @pytest.mark.parametrize(
         ("params", "bandwidth"),
@@ -75,6 +67,8 @@ class TestCodes(CodecChecks):
         codes.assert_equal(extractor, clips, [alone(model, clip, hop=2 * HOP) for clip in clips])
         assert extractor.num_frames(1) == 2
 
+
+build = TestCodes.build
 
 SEMANTIC = {
     "hidden_size": 32,

@@ -11,7 +11,7 @@ import small_models
 import torch
 
 from featcache.errors import ConfigError
-from featcache.extractors.codec import code_dtype
+from featcache.extractors.codec import CodecExtractor, code_dtype
 
 MANY = 300
 """Distinct codes that must occur where codes are compared: of too few, all could be equal by accident."""
@@ -27,24 +27,29 @@ class CodecChecks(ABC):
     """The subclass's module has a fixture `folder`, with a small model in it; the subclass says the rest.
 
     Attributes:
+        codec: The extractor's class.
+        model_class: The class of the real model.
         rate: The model's sample rate in Hz.
         hop: Samples from one frame to the next.
         strides: Products of the encoder's strides: a clip's length matters in each of its layers.
     """
 
+    codec: type[CodecExtractor]
+    model_class: type
     rate: int
     hop: int
     strides: tuple[int, ...]
 
-    @staticmethod
-    @abstractmethod
-    def build(folder, **params):
+    @classmethod
+    def build(cls, folder, sample_rate=None, **params):
         """The extractor, of the model in `folder`."""
+        params = cls.codec.Params(weights=str(folder), **params)
+        return cls.codec(params, sample_rate or cls.rate, torch.device("cpu"))
 
-    @staticmethod
-    @abstractmethod
-    def load(folder):
+    @classmethod
+    def load(cls, folder):
         """The real model."""
+        return cls.model_class.from_pretrained(folder).eval()
 
     @staticmethod
     @abstractmethod
