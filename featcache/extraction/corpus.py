@@ -230,7 +230,10 @@ class _PartRun:
         self._plan = plan
         self._known = plan.known.get(name, Part(name, ""))
         self._now = _signed(self._known, plan.manifests[name])
-        self._rows = _hash_of_rows(self._now.hash, plan.reading)
+        self._rows = self._now.hash
+        """The hash of the manifest's bytes, and of how they are read if that is said; empty if nothing is known."""
+        if self._rows and plan.reading:
+            self._rows = f"{xxhash.xxh3_64_intdigest(f'{self._rows} {plan.reading}'.encode()):016x}"
 
     @property
     def is_changed(self) -> bool:
@@ -290,11 +293,6 @@ def _signed(known: Part, manifest: Path) -> Part:
     except OSError as error:
         raise ManifestError(f"{manifest}: cannot be read: {error.strerror}") from error
     return replace(known, manifest=str(manifest.absolute()), size=size, mtime_ns=mtime_ns, hash=content)
-
-
-def _hash_of_rows(content: str, reading: str) -> str:
-    """The hash of a manifest's bytes and of how they are read, if that is said; empty if nothing is known of it."""
-    return f"{xxhash.xxh3_64_intdigest(f'{content} {reading}'.encode()):016x}" if content and reading else content
 
 
 def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:

@@ -28,7 +28,7 @@ from featcache.extraction.jobs import (
     maker,
 )
 from featcache.extraction.plan import ExtractionPlan, group_versions
-from featcache.extraction.tasks import ShardTask, shard_tasks
+from featcache.extraction.tasks import shard_tasks
 from featcache.extraction.version_plan import VersionPlan
 from featcache.version.records import Run
 from featcache.version.version import Version
@@ -125,12 +125,25 @@ def _fill(
         version = Version.create(planned.path, planned.info)
         version.store.sweep()
         _want(plan, planned, version)
-        jobs.append(_begin(plan, planned, version))
+        jobs.append(
+            VersionJob(
+                built=planned.built,
+                batching=planned.batching,
+                version=version,
+                run=Run(version, _asked(plan, planned)),
+                made_by=made_by(plan.device, planned.batching),
+                had_shards=bool(planned.index.shards),
+                builds_index=plan.options.partition is None,
+            )
+        )
     suspects = reduce(or_, (planned.suspects for planned in versions))
     has_urls = plan.source is None and plan.manifest.has_urls
     some = some_paths(plan.manifest, np.ones(len(plan.manifest), bool)) if plan.source is None else ()
     group = JobGroup(jobs, plan.manifest.root, has_urls, plan.device, plan.source, suspects, some)
-    engine(group, _tasks(plan, versions), control)
+    first = versions[0]  # all lack the same rows
+    seconds = plan.options.shard_megabytes * 1e6 / max(version.bytes_per_second for version in versions)
+    tasks = shard_tasks(first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row)
+    engine(group, tasks, control)
     for job in jobs:
         job.finish(interrupted=control.stop.is_set())
     return jobs
@@ -160,26 +173,6 @@ def _want(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:
         if np.array_equal(read_wanted(version, planned.wanted.name).rows, planned.wanted.rows):
             return
     planned.wanted.save(version)
-
-
-def _tasks(plan: ExtractionPlan, versions: Sequence[VersionPlan]) -> Iterator[ShardTask]:
-    """The shards of a group, whose versions lack the same rows."""
-    first, bytes_per_second = versions[0], max(version.bytes_per_second for version in versions)
-    seconds = plan.options.shard_megabytes * 1e6 / bytes_per_second
-    return shard_tasks(first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row)
-
-
-def _begin(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> VersionJob:
-    """Begin to record what this run does to a version."""
-    return VersionJob(
-        built=planned.built,
-        batching=planned.batching,
-        version=version,
-        run=Run(version, _asked(plan, planned)),
-        made_by=made_by(plan.device, planned.batching),
-        had_shards=bool(planned.index.shards),
-        builds_index=plan.options.partition is None,
-    )
 
 
 def _asked(plan: ExtractionPlan, planned: VersionPlan) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import soundfile
 from cache_contents import items, provenance
 from containers import packed, write_tar
 from corpora import Corpus
-from extractions import TINY, extract_here
+from extractions import extract_fbank, failures_of, reasons_of
 
 from featcache.audio import members
 from featcache.config import load_config
@@ -25,11 +25,6 @@ from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 
-def extract(manifest, cache, root=None, **options):
-    options = {"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options}
-    return extract_here(read_manifest(manifest, root=root), [load_config("fbank80")], cache, Options(**options))
-
-
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow"])
 def test_features_are_those_of_the_files(cli, corpus, truth, scratch, kind):
     """Bit for bit, segments too; and whatever asks about the audio again, finds it as it was."""
@@ -37,14 +32,14 @@ def test_features_are_those_of_the_files(cli, corpus, truth, scratch, kind):
         pytest.importorskip("pyarrow")
     manifest = packed(corpus, scratch, kind).manifest()
     cache = scratch / "c"
-    extract(manifest, cache)
+    extract_fbank(manifest, cache)
     assert items(cache) == truth
     sizes = {row["id"]: (corpus.folder / row["path"]).stat().st_size for row in corpus.rows}
     times = {path.stat().st_mtime_ns for path in scratch.glob(f"*.{kind}")}
     found = provenance(cache)
     assert {id_: item.size for id_, item in found.items()} == sizes
     assert {item.mtime_ns for item in found.values()} == times
-    assert extract(manifest, cache, check_sources=True).versions[0].extracted == 0
+    assert extract_fbank(manifest, cache, check_sources=True).versions[0].extracted == 0
     for how in ("stat", "content"):
         checked = cli("verify", cache, f"--sources={how}", "--no-data")
         assert (checked.code, checked.err) == (0, "")
@@ -53,7 +48,7 @@ def test_features_are_those_of_the_files(cli, corpus, truth, scratch, kind):
 def test_what_has_changed_is_told_and_extracted_again(cli, plain, scratch):
     """By the size of the member, and when its container was modified; or by its bytes."""
     corpus = packed(plain, scratch, "tar")
-    extract(corpus.manifest(), scratch / "c")
+    extract_fbank(corpus.manifest(), scratch / "c")
     os.utime(scratch / "audio_1.tar", ns=(1, 1))
     told = cli("verify", scratch / "c", "--sources", "--no-data", "--json")
     found = {problem["id"]: problem["message"] for problem in told.json()["versions"][0]["problems"]}
@@ -75,8 +70,7 @@ def test_a_container_that_is_cut_short_loses_what_it_has_lost(cli, plain, scratc
     os.truncate(tar, tar.stat().st_size // 2)
     made = cli("extract", corpus.manifest(), "-o", scratch / "c")
     assert made.code == 3
-    (version,) = cli("info", scratch / "c", "--json").json()["versions"]
-    lost = {failure["id"]: failure["reason"] for failure in version["failures"]}
+    lost = reasons_of(cli, scratch / "c")
     assert set(lost.values()) == {"truncated"}
     assert set(plain.ids) - set(lost) == set(items(scratch / "c"))
     assert {row["id"] for row in corpus.rows if row["path"].startswith("audio_0")}.isdisjoint(lost)
@@ -95,7 +89,7 @@ def test_what_is_no_container_that_can_be_read_is_refused_before_the_run(plain, 
     }.items():
         rows = [{"id": row["id"], "path": path.format(row["id"])} for row in plain.rows]
         with pytest.raises(ManifestError, match=words):
-            extract(Corpus(scratch, rows).manifest(), scratch / "c")
+            extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c")
 
 
 def test_a_tar_may_be_the_root(cli, plain, scratch):
@@ -109,7 +103,7 @@ def test_tables_need_pyarrow(plain, scratch, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     rows = [{**row, "path": f"train.parquet/audio/{number}"} for number, row in enumerate(plain.rows)]
     with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[parquet\]'"):
-        extract(Corpus(scratch, rows).manifest(), scratch / "c")
+        extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c")
 
 
 def test_a_folder_called_like_a_container_is_a_folder(plain, scratch):
@@ -118,14 +112,14 @@ def test_a_folder_called_like_a_container_is_a_folder(plain, scratch):
     for path in plain.folder.glob("*.wav"):
         (folder / path.name).symlink_to(path)
     rows = [{**row, "path": f"corpus.tar/{row['path']}"} for row in plain.rows]
-    extract(Corpus(scratch, rows).manifest(), scratch / "c")
+    extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c")
     assert set(items(scratch / "c")) == set(plain.ids)
 
 
 def test_ranges_of_archives_are_said_not_to_be_read(plain, scratch):
     rows = [{"id": row["id"], "path": f"raw.1.ark:{number}[0:99]"} for number, row in enumerate(plain.rows)]
     with pytest.raises(ManifestError, match="ranges of an archive's entries are not read, only whole ones"):
-        extract(Corpus(scratch, rows).manifest(), scratch / "c")
+        extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c")
 
 
 def test_before_a_run_one_tar_is_unpacked_at_most_and_by_the_thread_that_ctrl_c_ends(plain, scratch, monkeypatch):
@@ -147,13 +141,13 @@ def test_a_stopped_run_does_not_wait_for_a_tar_to_be_unpacked(cli, plain, scratc
         patched.setattr(members, "_next_piece", lambda stream: stop.set() or bytes(64))  # it has no end
         plan = plan_extraction(read_manifest(manifest), [load_config("fbank80")], scratch / "c", Options("cpu", 2))
         assert run_extraction(plan, run_locally, stop=stop).interrupted
-    assert not cli("info", scratch / "c", "--json").json()["versions"][0]["failures"]
-    extract(manifest, scratch / "c")
+    assert not failures_of(cli, scratch / "c")
+    extract_fbank(manifest, scratch / "c")
     assert set(items(scratch / "c")) == set(plain.ids)
 
 
 def test_large_members_are_copied_to_the_disk_once(plain, scratch, monkeypatch):
     monkeypatch.setattr(members, "IN_MEMORY", 100)
-    extract(plain.manifest(), scratch / "a")
-    extract(packed(plain, scratch, "tar").manifest(), scratch / "b")
+    extract_fbank(plain.manifest(), scratch / "a")
+    extract_fbank(packed(plain, scratch, "tar").manifest(), scratch / "b")
     assert items(scratch / "a") == items(scratch / "b")

@@ -11,18 +11,16 @@ from audio_server import audio_server
 from cache_contents import items, provenance
 from containers import packed
 from corpora import Corpus
-from extractions import TINY, extract_here
+from extractions import extract_fbank, failures_of, reasons_of
 from object_stores import BUCKET, upload
 
 from featcache.audio import members, remote
 from featcache.audio.kept import Kept
 from featcache.audio.members import copy_of
-from featcache.config import load_config
 from featcache.errors import AudioError
 from featcache.extraction.downloads import Downloads
-from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
-from featcache.manifest import Utterance, read_manifest
+from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import Member, Url
 
 pytest.importorskip("obstore")
@@ -58,17 +56,6 @@ def serve(server, folder, kind="tar"):
         path.unlink()
 
 
-def extract(manifest, cache, root, **options):
-    options = {"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options}
-    found = read_manifest(manifest, root=root, carry=False)
-    return extract_here(found, [load_config("fbank80")], cache, Options(**options))
-
-
-def failures(cli, cache):
-    (version,) = cli("info", cache, "--json").json()["versions"]
-    return {failure["id"]: failure["reason"] for failure in version["failures"]}
-
-
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow", "ark"])
 def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
     """Bit for bit, by a request for each piece of a container; the members have the sizes of the files."""
@@ -77,7 +64,7 @@ def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
     inside = packed(corpus, scratch, kind)
     serve(server, scratch, kind)
     manifest = inside.manifest()
-    extract(manifest, scratch / "c", server.address)
+    extract_fbank(manifest, scratch / "c", server.address)
     assert items(scratch / "c") == truth
     containers = {path: -(-len(data) // 100_000) for path, data in server.files.items()}
     for path, pieces in containers.items():
@@ -85,7 +72,7 @@ def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
         assert server.requests.count(f"HEAD {path}") == 1
     sizes = {row["id"]: (corpus.folder / row["path"]).stat().st_size for row in corpus.rows}
     assert {id_: item.size for id_, item in provenance(scratch / "c").items()} == sizes
-    assert extract(manifest, scratch / "c", server.address, check_sources=True).versions[0].extracted == 0
+    assert extract_fbank(manifest, scratch / "c", server.address, check_sources=True).versions[0].extracted == 0
 
 
 def test_commands_find_the_members_as_they_were(cli, plain, server, scratch, monkeypatch):
@@ -120,7 +107,7 @@ def test_faults_that_pass_leave_no_trace(plain, server, scratch):
     serve(server, scratch)
     for path in server.files:
         server.faults[path] = ["drop", 503, "half", 429, "reset"]
-    assert not extract(inside.manifest(), scratch / "c", server.address).failed
+    assert not extract_fbank(inside.manifest(), scratch / "c", server.address).failed
     assert set(items(scratch / "c")) == set(plain.ids)
 
 
@@ -129,8 +116,8 @@ def test_servers_that_give_only_whole_files_or_no_etags(plain, server, scratch, 
     inside = packed(plain, scratch, "tar")
     serve(server, scratch)
     setattr(server, lacks, False)
-    assert not extract(inside.manifest(), scratch / "c", server.address).failed
-    assert not extract(inside.manifest(), scratch / "c", server.address, check_sources=True).versions[0].extracted
+    assert not extract_fbank(inside.manifest(), scratch / "c", server.address).failed
+    assert not extract_fbank(inside.manifest(), scratch / "c", server.address, check_sources=True).versions[0].extracted
 
 
 def test_faults_that_stay_are_in_the_ledger(cli, plain, server, scratch, monkeypatch):
@@ -142,8 +129,8 @@ def test_faults_that_stay_are_in_the_ledger(cli, plain, server, scratch, monkeyp
     server.always["/audio_1.tar"] = 403
     inside.rows[0]["path"] = "audio_0.tar/none.wav"
     manifest = inside.manifest()
-    extract(manifest, scratch / "c", server.address)
-    found = failures(cli, scratch / "c")
+    extract_fbank(manifest, scratch / "c", server.address)
+    found = reasons_of(cli, scratch / "c")
     second = {row["id"] for row in inside.rows if row["path"].startswith("audio_1")}
     assert {id_ for id_, reason in found.items() if reason == "file_unreadable"} == second
     assert {reason for id_, reason in found.items() if id_ not in second} == {"truncated"}
@@ -151,14 +138,14 @@ def test_faults_that_stay_are_in_the_ledger(cli, plain, server, scratch, monkeyp
     server.always.clear()
     forget(monkeypatch)
     server.requests.clear()
-    assert extract(manifest, scratch / "c", server.address).versions[0].extracted == 6
+    assert extract_fbank(manifest, scratch / "c", server.address).versions[0].extracted == 6
     assert not server.requests.count("GET /audio_0.tar")  # it is what it was, so its members would fail again
     server.files = whole
     forget(monkeypatch)
-    extract(manifest, scratch / "c", server.address)
-    assert failures(cli, scratch / "c") == {inside.rows[0]["id"]: "file_missing"}
+    extract_fbank(manifest, scratch / "c", server.address)
+    assert reasons_of(cli, scratch / "c") == {inside.rows[0]["id"]: "file_missing"}
     server.requests.clear()
-    extract(manifest, scratch / "c", server.address)
+    extract_fbank(manifest, scratch / "c", server.address)
     assert not server.asked("GET")
 
 
@@ -166,18 +153,17 @@ def test_a_container_that_changes_while_it_is_fetched(cli, plain, server, scratc
     inside = packed(plain, scratch, "tar")
     serve(server, scratch)
     server.faults["/audio_0.tar"] = [None, "replace"]
-    extract(inside.manifest(), scratch / "c", server.address)
+    extract_fbank(inside.manifest(), scratch / "c", server.address)
     lost = {row["id"]: "file_unreadable" for row in inside.rows if row["path"].startswith("audio_0")}
-    assert failures(cli, scratch / "c") == lost
+    assert reasons_of(cli, scratch / "c") == lost
 
 
 def test_one_that_is_too_large_for_the_disk_is_said_to_be(cli, plain, server, scratch, monkeypatch):
     inside = packed(plain, scratch, "tar")
     serve(server, scratch)
     monkeypatch.setattr(members, "_LEFT_FREE", 1 << 60)
-    extract(inside.manifest(), scratch / "c", server.address)
-    (version,) = cli("info", scratch / "c", "--json").json()["versions"]
-    message = version["failures"][0]["message"]
+    extract_fbank(inside.manifest(), scratch / "c", server.address)
+    message = failures_of(cli, scratch / "c")[0]["message"]
     assert message.startswith(f"the container cannot be copied to {tempfile.gettempdir()}: it has 0.0 GB, and ")
     assert message.endswith("GB would not be left free there: set TMPDIR to a disk with more room")
     assert not server.asked("GET")
@@ -200,7 +186,7 @@ def test_a_network_that_goes_away_ends_the_run(plain, server, scratch, monkeypat
     server.files = {f"/audio_{number}.tar": b"tar" for number in range(12)}
     server.faults = {path: [None] for path in server.files}
     server.always = dict.fromkeys(server.files, 503)
-    summary = extract(Corpus(scratch, rows).manifest(), scratch / "c", server.address)
+    summary = extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c", server.address)
     assert "4 containers in a row could not be fetched, the last one http" in summary.too_many_failures
 
 

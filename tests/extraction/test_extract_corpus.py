@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import contextmanager
 
 import pytest
 from cache_contents import items
@@ -76,6 +77,32 @@ def test_all_manifests_of_a_corpus_are_read_as_it_is_said(plain, manifests, tmp_
     assert list(featcache.extract([table], reading=reading, **options).unchanged) == ["sb"]
     with pytest.raises(ArgumentError, match="reading: there is no formt: give root, format, values, allow_commands"):
         featcache.extract([table], reading={"formt": "kaldi"}, **options)
+
+
+def test_an_observer_is_told_of_each_part_and_of_a_dry_run_what_it_would_do(manifests, tmp_path):
+    told = []
+
+    @contextmanager
+    def running():
+        told.append("running")
+        yield
+        told.append("ended")
+
+    observer = featcache.Observer(
+        read=lambda manifest, part: told.append((part, len(manifest))),
+        running=running,
+        planned=lambda plan: told.append(plan.versions[0].num_missing),
+        progress=lambda progress: told.append("progress"),
+        done=lambda summary: told.append(summary.versions[0].extracted),
+    )
+    folder = tmp_path / "corpus"
+    planned = featcache.extract(manifests[:2], "fbank80", folder, Options("cpu", 1, dry_run=True), observer=observer)
+    assert (told, folder.exists()) == ([("p0", 4), 4, ("p1", 4), 4], False)
+    assert [part.versions[0].missing for part in planned.parts.values()] == [4, 4]
+    told.clear()
+    featcache.extract(manifests[0], cache=tmp_path / "cache", options=ONE, observer=observer)
+    assert list(dict.fromkeys(told)) == [("", 4), "running", 4, "progress", "ended"]  # the last is 4 again
+    assert told[-1] == 4
 
 
 def test_a_table_in_memory_is_a_manifest(plain, tmp_path):

@@ -18,7 +18,7 @@ import soundfile
 from audio_files import bad_files
 from cache_contents import check, chunk_files, items, only_version
 from corpora import speech
-from extractions import extract_here, extracted, write_config
+from extractions import extract_here, extracted, failures_of, write_config
 from loud_extractors import LOUD_SAMPLES
 
 import featcache
@@ -129,7 +129,7 @@ def test_the_ledger_keeps_names_of_any_characters(cli, plain, scratch, separator
     manifest = scratch / "odd.jsonl"
     manifest.write_text(json.dumps({"id": "odd", "path": path}) + "\n")
     assert cli("extract", manifest, "-o", scratch / "c").code == 3
-    (failure,) = cli("info", scratch / "c", "--json").json()["versions"][0]["failures"]
+    (failure,) = failures_of(cli, scratch / "c")
     assert failure["path"] == path
     assert "0 extracted" in cli("extract", manifest, "-o", scratch / "c").out
 
@@ -157,7 +157,9 @@ def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch):
 
 def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scratch):
     """A disk that gives files without what is in them, say: nothing is lost by mending it and running again."""
-    corpus = all_junk(plain, scratch)
+    corpus = plain.copy(scratch / "corpus")
+    for row in corpus.rows:
+        (corpus.folder / row["path"]).write_bytes(b"")
     made = cli("extract", corpus.manifest(), "-o", scratch / "c")
     assert made.code == 3
     assert "empty 12" in made.out
@@ -167,21 +169,8 @@ def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scr
     assert cli("verify", scratch / "c").code == 3
     assert cli("extract", plain.manifest(), "-o", scratch / "c").code == 0
     assert cli("verify", scratch / "c", "--manifest", plain.manifest()).code == 0
-
-
-def test_where_several_versions_lack_utterances_the_summary_names_the_cache(cli, plain, scratch):
-    """Its first version alone may have no failures."""
-    manifest = all_junk(plain, scratch).manifest()
-    made = cli("extract", manifest, "-o", scratch / "c", "-c", "fbank80", "-c", "mfcc13")
-    assert made.out.endswith(f"featcache info {scratch / 'c'} --failures\n")
-
-
-def all_junk(plain, scratch):
-    """The corpus, with files of no bytes."""
-    corpus = plain.copy(scratch / "corpus")
-    for row in corpus.rows:
-        (corpus.folder / row["path"]).write_bytes(b"")
-    return corpus
+    made = cli("extract", corpus.manifest(), "-o", scratch / "both", "-c", "fbank80", "-c", "mfcc13")
+    assert made.out.endswith(f"featcache info {scratch / 'both'} --failures\n")  # the first one alone may have none
 
 
 def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch):

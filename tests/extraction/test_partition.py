@@ -102,7 +102,8 @@ def test_a_part_that_there_is_not_is_refused_in_one_line(text, environment, said
 
 
 def test_parts_are_together_one_run(cli, plain, scratch):
-    """Item by item, in whatever order they run; on the way, the version is said to lack some."""
+    """Item by item, in whatever order they run; on the way, the version is said to lack some. What is there is not done
+    again, nor recorded; what is gone is made again by its part."""
     manifest = plain.manifest()
     assert cli(*extract(manifest, scratch / "whole")).code == 0
     cache = scratch / "parts"
@@ -119,6 +120,17 @@ def test_parts_are_together_one_run(cli, plain, scratch):
     featcache.open(cache, strict=True)
     assert items(cache) == items(scratch / "whole")
     assert list(featcache.open(cache).ids) == list(featcache.open(scratch / "whole").ids)
+    version = only_version(cache)
+    runs = run_names(version.store)
+    assert [read_run(version.store, name).asked["partition"] for name in runs] == ["2/4", "0/4", "3/4", "1/4"]
+    assert cli(*extract(manifest, cache, "--partition", "1/4")).code == 0
+    assert run_names(version.store) == runs
+    shutil.rmtree(version.path / "shards" / version.shard_names()[0])
+    assert f"{12 - len(items(cache))} of the 12 utterances of" in problems(cache)[0]
+    for number in range(4):
+        assert cli(*extract(manifest, cache, "--partition", f"{number}/4")).code == 0
+    assert problems(cache) == []
+    assert items(cache) == items(scratch / "whole")
 
 
 def test_parts_of_a_manifest_are_together_one_run_however_its_path_was_typed(cli, plain, scratch):
@@ -216,43 +228,15 @@ def test_failures_of_parts_are_in_the_ledger(cli, plain, scratch):
 
 
 def test_more_parts_than_shards(cli, plain, scratch):
-    """Some have no rows; they say so and end well, and nothing is missing."""
-    ended = [cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/16")) for number in range(16)]
+    """Some have no rows; they say so and end well, and nothing is missing. Without durations, too."""
+    rows = [{key: value for key, value in row.items() if key != "duration"} for row in plain.rows]
+    manifest = plain.manifest(rows, "no-durations.csv")
+    ended = [cli(*extract(manifest, scratch, "--partition", f"{number}/16")) for number in range(16)]
     assert {part.code for part in ended} == {0}
     assert any("nothing to do: this partition has no utterances" in part.out for part in ended)
     assert not any("all 0 utterances" in part.out for part in ended)
     assert problems(scratch) == []
     assert len(items(scratch)) == 12
-
-
-def test_a_part_that_is_run_twice_records_nothing_the_second_time(cli, plain, scratch):
-    for _ in range(2):
-        for number in range(2):
-            assert cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/2")).code == 0
-    store = only_version(scratch).store
-    assert [read_run(store, name).asked["partition"] for name in run_names(store)] == ["0/2", "1/2"]
-
-
-def test_a_shard_that_is_gone_is_made_again_by_its_part(cli, plain, scratch):
-    for number in range(3):
-        assert cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/3")).code == 0
-    before = items(scratch)
-    version = only_version(scratch)
-    shutil.rmtree(version.path / "shards" / version.shard_names()[0])
-    assert f"{12 - len(items(scratch))} of the 12 utterances of" in problems(scratch)[0]
-    for number in range(3):
-        assert cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/3")).code == 0
-    assert problems(scratch) == []
-    assert items(scratch) == before
-
-
-def test_without_durations_parts_have_equally_many_rows(cli, plain, scratch):
-    rows = [{key: value for key, value in row.items() if key != "duration"} for row in plain.rows]
-    manifest = plain.manifest(rows, "no-durations.csv")
-    for number, held in enumerate((3, 6, 9, 12)):
-        assert cli(*extract(manifest, scratch, "--partition", f"{number}/4")).code == 0
-        assert {*items(scratch)} == {row["id"] for row in rows[:held]}
-    assert problems(scratch) == []
 
 
 def test_a_part_does_what_is_missing_of_its_rows(cli, plain, scratch):

@@ -16,7 +16,7 @@ from cache_contents import check, items, only_version
 from changed_rows import is_quiet, make_corpus, refusal, with_row
 from corpora import Corpus
 from damage import flip
-from extractions import extract_here, extracted
+from extractions import extract_here, extracted, failures_of
 
 import featcache
 from featcache.config import load_config
@@ -67,7 +67,7 @@ def test_a_changed_row_that_fails_stays_visible_and_is_served_by_nobody(cli, cor
     mended = cli("extract", junk, "-o", cache, "--json")
     assert (mended.code, extracted(mended)) == (0, 1)
     assert is_quiet(cli, cache, junk)
-    assert failures_in(cli, cache) == []
+    assert failures_of(cli, cache) == []
     after = items(cache)
     assert {name for name in after if after[name] != before[name]} == {"u1"}
     assert after["u1"] == after["u2"]
@@ -101,7 +101,7 @@ def test_a_changed_file_that_fails_stays_visible_and_is_served_by_nobody(cli, co
     mended = cli("extract", manifest, "-o", cache, "--json")
     assert (mended.code, extracted(mended)) == (0, 1)
     assert is_quiet(cli, cache, manifest)
-    assert failures_in(cli, cache) == []
+    assert failures_of(cli, cache) == []
     assert items(cache) == before
 
 
@@ -127,7 +127,7 @@ def test_a_failure_that_something_newer_has_made_up_for_is_over(cli, corpus, scr
     junk = with_row(corpus, "u1", path="junk.wav")
     for manifest, code in ((corpus.manifest(), 0), (junk, 3), (with_row(corpus, "u1", "b.csv", path="b.wav"), 0)):
         assert cli("extract", manifest, "-o", cache).code == code
-    assert failures_in(cli, cache) == []
+    assert failures_of(cli, cache) == []
     assert "u1: path b.wav → junk.wav. `featcache extract" in refusal(cache, junk)
     again = cli("extract", junk, "-o", cache)
     assert (again.code, "failures: not_audio 1" in again.out) == (3, True)
@@ -190,7 +190,7 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
         version = only_version(cache)
         assert set(standing_failures(version, open_index(version))) >= bad
         again = plan_extraction(manifest, [config], cache, Options("cpu", 1, check_sources=True))
-        assert (again.num_missing, int(again.versions[0].rows.failed.sum())) == (0, len(bad))
+        assert (again.versions[0].num_missing, int(again.versions[0].rows.failed.sum())) == (0, len(bad))
         served = items(cache)
         assert all(served[id_] == features for id_, features in expected.items() if features is not None)
         report = check(cache, manifest=manifest)
@@ -215,14 +215,9 @@ def alone(corpus, config, key, cache):
     return items(cache).get("alone")
 
 
-def failures_in(cli, cache):
-    (version,) = cli("info", cache, "--json").json()["versions"]
-    return version["failures"]
-
-
 def assert_told(cli, cache, id_, path):
     """The one failure is in the ledger that every hint names, with all that is known of it."""
-    (failure,) = failures_in(cli, cache)
+    (failure,) = failures_of(cli, cache)
     assert (failure["id"], failure["path"], failure["reason"]) == (id_, path, "not_audio")
     told = cli("info", cache, "--failures").out
     assert " 1 failed\n" in told

@@ -185,9 +185,3 @@ def test_tasks_travel(durations):
     manifest = table(durations)
     planned = plan(manifest, holding(manifest, []))
     assert pickle.loads(pickle.dumps(planned)) == planned
-
-
-def test_nothing_missing_is_no_task():
-    """A manifest that is all there needs no work."""
-    manifest = table([1.0, 2.0])
-    assert plan(manifest, holding(manifest, [0, 1])) == []

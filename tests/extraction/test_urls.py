@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 import threading
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from audio_server import audio_server
 from cache_contents import items, only_version
 from corpora import COLUMNS, Corpus
-from extractions import TINY, extract_here
+from extractions import TINY, extract_fbank, reasons_of
 from manifests import manifest_of
+from object_stores import BUCKET, upload
 
 import featcache
 from featcache.audio import remote
@@ -24,6 +23,8 @@ from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 from featcache.storage import clients
+from featcache.storage.base import open_store
+from featcache.storage.location import parse_location
 from featcache.version.ledger import read_failures
 
 pytest.importorskip("obstore")
@@ -45,66 +46,14 @@ def server(listener, monkeypatch, corpus: Corpus):
     return listener
 
 
-@dataclass
-class Bucket:
-    client: Any
-    environment: dict[str, str]
-
-    def put(self, key: str, data: bytes) -> None:
-        self.client.put_object(Bucket="speech", Key=key, Body=data)
-
-
-@pytest.fixture(scope="module")
-def bucket(corpus: Corpus):
-    """A bucket that has the corpus, and the environment in which it is found."""
-    pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        environment = {
-            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "hush",
-            "AWS_REGION": "us-east-1",
-        }
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            client = boto3.client("s3", endpoint_url=environment["AWS_ENDPOINT_URL"])
-            client.create_bucket(Bucket="speech")
-            for path in corpus.folder.rglob("*"):
-                if path.is_file():
-                    key = f"corpus/{path.relative_to(corpus.folder)}"
-                    client.put_object(Bucket="speech", Key=key, Body=path.read_bytes())
-            clients._clients.clear()
-            yield Bucket(client, environment)
-            client.close()
-        clients._clients.clear()
-    finally:
-        server.stop()
-
-
 @pytest.fixture
-def fbank():
-    return [load_config("fbank80")]
+def bucket(s3, corpus: Corpus):
+    """The S3 server, with the corpus in its bucket."""
+    upload(corpus.folder, f"s3://{BUCKET}/corpus")
+    return s3
 
 
 CPU = Options("cpu", 2, shard_megabytes=float(TINY))
-
-
-def extract(manifest, root, cache, config, **options):
-    options = {"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options}
-    return extract_here(read_manifest(manifest, root=root, carry=False), config, cache, Options(**options))
-
-
-def failures(cli, cache) -> dict[str, str]:
-    (version,) = cli("info", cache, "--json").json()["versions"]
-    return {failure["id"]: failure["reason"] for failure in version["failures"]}
 
 
 # --- values
@@ -131,27 +80,24 @@ def test_features_are_those_of_the_files(cli, corpus, truth, bucket, scratch):
     assert (shown.code, "modified" in shown.out) == (0, False)
 
 
-def test_an_object_that_has_changed_is_extracted_again(cli, corpus, bucket, scratch, fbank):
+def test_an_object_that_has_changed_is_extracted_again(cli, corpus, bucket, scratch):
     manifest, root = corpus.manifest(), "s3://speech/corpus"
-    extract(manifest, root, scratch / "c", fbank)
+    extract_fbank(manifest, scratch / "c", root)
     kept = (corpus.folder / "plain/02.wav").read_bytes()
-    bucket.put("corpus/plain/02.wav", kept[:-200] + bytes(200))
-    try:
-        for how in ("stat", "content"):
-            args = ["--manifest", manifest, "--root", root, f"--sources={how}", "--no-data"]
-            checked = cli("verify", scratch / "c", *args, env=bucket.environment)
-            assert checked.code == 1
-            assert "plain-02: s3://speech/corpus/plain/02.wav: has changed since" in checked.out
-        assert extract(manifest, root, scratch / "c", fbank).versions[0].extracted == 0
-        assert extract(manifest, root, scratch / "c", fbank, check_sources=True).versions[0].extracted == 1
-    finally:
-        bucket.put("corpus/plain/02.wav", kept)
+    open_store(parse_location("url", f"{root}/plain")).put("02.wav", kept[:-200] + bytes(200))
+    for how in ("stat", "content"):
+        args = ["--manifest", manifest, "--root", root, f"--sources={how}", "--no-data"]
+        checked = cli("verify", scratch / "c", *args, env=bucket.environment)
+        assert checked.code == 1
+        assert "plain-02: s3://speech/corpus/plain/02.wav: has changed since" in checked.out
+    assert extract_fbank(manifest, scratch / "c", root).versions[0].extracted == 0
+    assert extract_fbank(manifest, scratch / "c", root, check_sources=True).versions[0].extracted == 1
 
 
-def test_urls_and_files_in_one_manifest(corpus, server, scratch, tmp_path, fbank, truth):
+def test_urls_and_files_in_one_manifest(corpus, server, scratch, tmp_path, truth):
     rows = [row | {"path": path_at(server, corpus, row["path"], i)} for i, row in enumerate(corpus.rows)]
     manifest = manifest_of(tmp_path, [[str(row.get(name, "")) for name in COLUMNS] for row in rows], COLUMNS)
-    assert not extract(manifest, None, scratch / "c", fbank).failed
+    assert not extract_fbank(manifest, scratch / "c").failed
     assert items(scratch / "c") == truth
 
 
@@ -166,33 +112,33 @@ def test_paths_that_no_store_has_fail_alone(cli, corpus, bucket, scratch, tmp_pa
     rows = [("a", good), ("b", "s3://speech//corpus/plain/00.wav"), ("c", "s3://speech/../a.wav"), ("d", "s3://speech")]
     manifest = manifest_of(tmp_path, rows, ("id", "path"))
     assert cli("extract", manifest, "-o", scratch / "c", env=bucket.environment).code == 3
-    assert failures(cli, scratch / "c") == dict.fromkeys("bcd", "file_missing")
+    assert reasons_of(cli, scratch / "c") == dict.fromkeys("bcd", "file_missing")
 
 
-def test_a_file_is_fetched_once_for_all_its_rows(corpus, server, scratch, fbank):
+def test_a_file_is_fetched_once_for_all_its_rows(corpus, server, scratch):
     rows = [row for row in corpus.rows if row["path"] == "long.flac"]
     assert len(rows) == 6
     server.requests.clear()
-    extract(corpus.manifest(rows, "long.csv"), server.address, scratch / "c", fbank)
+    extract_fbank(corpus.manifest(rows, "long.csv"), scratch / "c", server.address)
     assert server.requests.count("GET /long.flac") <= 3  # its length, its features, and another batch's
 
 
 # --- faults
 
 
-def test_faults_that_pass_leave_no_trace(corpus, server, scratch, fbank, truth):
+def test_faults_that_pass_leave_no_trace(corpus, server, scratch, truth):
     for number, path in enumerate(sorted(server.files)):
         server.faults[path] = [["drop", "half", 500, 503, 429, "reset"][number % 6]] * 2
-    assert not extract(corpus.manifest(), server.address, scratch / "c", fbank).failed
+    assert not extract_fbank(corpus.manifest(), scratch / "c", server.address).failed
     assert items(scratch / "c") == truth
 
 
-def test_faults_that_stay_are_in_the_ledger_and_tried_again_once_they_may_pass(cli, corpus, server, scratch, fbank):
+def test_faults_that_stay_are_in_the_ledger_and_tried_again_once_they_may_pass(cli, corpus, server, scratch):
     server.always = {"/plain/00.wav": 503, "/plain/01.flac": 403, "/plain/03.flac": "half"}
     gone = server.files.pop("/plain/02.wav")
     server.files["/plain/04.wav"], kept = b"no audio", server.files["/plain/04.wav"]
-    extract(corpus.manifest(), server.address, scratch / "c", fbank)
-    assert failures(cli, scratch / "c") == {
+    extract_fbank(corpus.manifest(), scratch / "c", server.address)
+    assert reasons_of(cli, scratch / "c") == {
         "plain-00": "file_unreadable",
         "plain-01": "file_unreadable",
         "plain-02": "file_missing",
@@ -201,76 +147,75 @@ def test_faults_that_stay_are_in_the_ledger_and_tried_again_once_they_may_pass(c
         "ünï-ço∂é": "file_unreadable",
     }
     server.always = {}
-    again = extract(corpus.manifest(), server.address, scratch / "c", fbank)
-    assert (again.versions[0].extracted, failures(cli, scratch / "c").keys()) == (4, {"plain-02", "plain-04"})
+    again = extract_fbank(corpus.manifest(), scratch / "c", server.address)
+    assert (again.versions[0].extracted, reasons_of(cli, scratch / "c").keys()) == (4, {"plain-02", "plain-04"})
     server.files |= {"/plain/02.wav": gone, "/plain/04.wav": kept}
-    again = extract(corpus.manifest(), server.address, scratch / "c", fbank)
-    assert (again.versions[0].extracted, failures(cli, scratch / "c")) == (2, {})
+    again = extract_fbank(corpus.manifest(), scratch / "c", server.address)
+    assert (again.versions[0].extracted, reasons_of(cli, scratch / "c")) == (2, {})
 
 
-def test_a_stopped_run_does_not_wait_for_tries(corpus, server, scratch, fbank, monkeypatch):
+def test_a_stopped_run_does_not_wait_for_tries(corpus, server, scratch, monkeypatch):
     """What was taken before the stop is finished: its tries are counted, and the threads that fetch ahead give up."""
     server.always = dict.fromkeys(server.files, 503)
     monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
     manifest = read_manifest(corpus.manifest(), root=server.address, carry=False)
     server.always.pop("/plain/00.wav")
-    plan = plan_extraction(manifest, fbank, scratch / "c", CPU)
+    plan = plan_extraction(manifest, [load_config("fbank80")], scratch / "c", CPU)
     stop = threading.Event()
     threading.Timer(0.1, stop.set).start()
     assert run_extraction(plan, run_locally, stop=stop).interrupted
 
 
-def test_a_network_that_goes_away_ends_the_run(cli, corpus, server, scratch, fbank, monkeypatch):
+def test_a_network_that_goes_away_ends_the_run(cli, corpus, server, scratch, monkeypatch):
     """What was extracted is kept, the others are tried again by the next run."""
     monkeypatch.setattr("featcache.extraction.downloads._MOST_IN_A_ROW", 3)
     manifest = read_manifest(corpus.manifest(), root=server.address, carry=False)
-    plan = plan_extraction(manifest, fbank, scratch / "c", CPU)
+    plan = plan_extraction(manifest, [load_config("fbank80")], scratch / "c", CPU)
     server.always = dict.fromkeys(sorted(server.files)[4:], 503)
     summary = run_extraction(plan, run_locally)
     assert "3 audio files in a row could not be fetched, the last one http" in summary.too_many_failures
-    assert set(failures(cli, scratch / "c").values()) <= {"file_unreadable"}
+    assert set(reasons_of(cli, scratch / "c").values()) <= {"file_unreadable"}
     server.always = {}
-    assert not extract(corpus.manifest(), server.address, scratch / "c", fbank).failed
+    assert not extract_fbank(corpus.manifest(), scratch / "c", server.address).failed
     assert len(items(scratch / "c")) == len(manifest)
 
 
-def test_none_of_the_files_is_there(corpus, server, scratch, fbank):
+def test_none_of_the_files_is_there(corpus, server, scratch):
     manifest = corpus.manifest()
     with pytest.raises(ManifestError, match=r"none of \d+ audio files checked exists, for example plain/00.wav: http:"):
-        extract(manifest, server.url("/elsewhere"), scratch / "c", fbank)
+        extract_fbank(manifest, scratch / "c", server.url("/elsewhere"))
     with pytest.raises(ManifestError, match=r"checked can be had, for example .*: its host refuses the connection"):
-        extract(manifest, "http://127.0.0.1:1", scratch / "c", fbank)
+        extract_fbank(manifest, scratch / "c", "http://127.0.0.1:1")
     server.always = dict.fromkeys(server.files, 403)
     with pytest.raises(ManifestError, match=r"checked can be had, for example .*: the server forbids it \(403\)"):
-        extract(manifest, server.address, scratch / "c", fbank)
+        extract_fbank(manifest, scratch / "c", server.address)
     assert not (scratch / "c").exists()
 
 
-def test_another_corpus_with_the_same_paths_is_refused(corpus, server, scratch, fbank):
-    extract(corpus.manifest(), server.address, scratch / "c", fbank)
+def test_another_corpus_with_the_same_paths_is_refused(corpus, server, scratch):
+    extract_fbank(corpus.manifest(), scratch / "c", server.address)
     moved = {f"/moved{path}": data for path, data in server.files.items()}
     server.files |= moved | {f"/other{path}": data + b"more" for path, data in server.files.items()}
-    assert extract(corpus.manifest(), server.url("/moved"), scratch / "c", fbank).versions[0].extracted == 0
+    assert extract_fbank(corpus.manifest(), scratch / "c", server.url("/moved")).versions[0].extracted == 0
     with pytest.raises(ManifestError, match=r"\d+ of \d+ files checked are not what .* was extracted from"):
-        extract(corpus.manifest(), server.url("/other"), scratch / "c", fbank)
+        extract_fbank(corpus.manifest(), scratch / "c", server.url("/other"))
 
 
-def test_without_credentials_it_says_which(corpus, scratch, fbank, monkeypatch):
+def test_without_credentials_it_says_which(corpus, scratch, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     clients._clients.clear()
     with pytest.raises(ManifestError, match="there are no credentials: set AWS_ACCESS_KEY_ID and ") as raised:
-        extract(corpus.manifest(), "s3://speech/corpus", scratch / "c", fbank)
+        extract_fbank(corpus.manifest(), scratch / "c", "s3://speech/corpus")
     assert "hush" not in str(raised.value)
     clients._clients.clear()
 
-    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setattr(clients, "_package", None)
-    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     clients._clients.clear()
     with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[cloud\]'"):
-        extract(corpus.manifest(), "s3://speech/corpus", scratch / "c", fbank)
+        extract_fbank(corpus.manifest(), scratch / "c", "s3://speech/corpus")
     assert not (scratch / "c").exists()
 
 
@@ -298,11 +243,11 @@ def test_a_query_is_part_of_a_path_if_the_user_says_so(cli, server, tmp_path, sc
 
 
 @pytest.fixture
-def strangers(cli, corpus, server, scratch, fbank):
+def strangers(cli, corpus, server, scratch):
     """A cache whose items and failures are at URLs."""
     server.files["/plain/04.wav"] = b"no audio"
-    extract(corpus.manifest(), server.address, scratch / "c", fbank)
-    assert failures(cli, scratch / "c") == {"plain-04": "not_audio"}
+    extract_fbank(corpus.manifest(), scratch / "c", server.address)
+    assert reasons_of(cli, scratch / "c") == {"plain-04": "not_audio"}
     server.requests.clear()
     return scratch / "c"
 
@@ -325,9 +270,9 @@ def test_a_cache_alone_makes_no_requests(cli, corpus, server, strangers):
     assert server.asked("HEAD") > 10
 
 
-def test_failures_of_a_cache_are_not_asked_for(corpus, server, strangers, fbank):
+def test_failures_of_a_cache_are_not_asked_for(corpus, server, strangers):
     """Under another root, the same rows failed elsewhere."""
-    extract(corpus.manifest(), corpus.folder, strangers, fbank)
+    extract_fbank(corpus.manifest(), strangers, corpus.folder)
     assert server.requests == []
     assert "plain-04" in read_failures(only_version(strangers))[0].id
 

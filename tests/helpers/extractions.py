@@ -10,12 +10,12 @@ from typing import Any
 
 from processes import MOST_SECONDS, Finished
 
-from featcache.config import Config
+from featcache.config import Config, load_config
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import Summary, run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
-from featcache.manifest import Manifest
+from featcache.manifest import Manifest, read_manifest
 
 TINY = "0.004"
 """MB: a shard size that spreads the corpus over a dozen shards."""
@@ -38,6 +38,23 @@ def extracted(finished: Finished, number: int = 0) -> int:
 def extract_here(manifest: Manifest, configs: Sequence[Config], cache: Path, options: Options) -> Summary:
     """Extract in this process."""
     return run_extraction(plan_extraction(manifest, configs, cache, options), run_locally)
+
+
+def extract_fbank(manifest: Path, cache: Path, root: str | Path | None = None, **options: Any) -> Summary:
+    """Extract fbank80 in this process, into shards of a clip or two."""
+    chosen = Options(**{"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options})
+    return extract_here(read_manifest(manifest, root=root, carry=False), [load_config("fbank80")], cache, chosen)
+
+
+def failures_of(cli: Any, cache: Path) -> list[dict[str, Any]]:
+    """What the ledger of the only version says, as `info` tells it."""
+    (version,) = cli("info", cache, "--json").json()["versions"]
+    return version["failures"]
+
+
+def reasons_of(cli: Any, cache: Path) -> dict[str, str]:
+    """Why each utterance of the ledger failed."""
+    return {failure["id"]: failure["reason"] for failure in failures_of(cli, cache)}
 
 
 def run_to_its_end(plan: ExtractionPlan) -> Summary:
