@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,10 @@ import torch
 from torch.nn.functional import pad
 
 import featcache
-from featcache.audio.resample import to_waveform
-from featcache.care.compare import ROUNDING
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.from_audio import decode_all
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.extractors import rows
@@ -48,10 +46,12 @@ from featcache.manifest import Manifest, read_manifest
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 sys.path.append(str(Path(__file__).parent / "bench"))
 import small_models
-from harness import columns, options, present
-from ties import latent_distances
+from harness import Table, options, present
+from ties import differences, waveforms_of
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+WRONG = ("errors", "errors of 256 rows", "changed bits")
+COUNTS = ("clips", "refused", "codes", "distinct", "ties", "errors", "ties of 256 rows", *WRONG[1:])
 CORPORA = {"digits": DATA / "fsdd" / "manifest.csv", "sentences": DATA / "ljspeech" / "flac.csv"}
 Waveforms = torch.Tensor
 """float32 `[R, n]`."""
@@ -171,10 +171,10 @@ def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[s
     resumed, whole, many = (featcache.open(folder / name) for name in ("resumed", "whole", "many"))
     model, extractor = codec.load(weights), config.build(torch.device("cpu"))
     assert isinstance(extractor, CodecExtractor)
-    counts = dict.fromkeys(("codes", "ties", "errors", "many_ties", "many_errors", "changed_bits", "refused"), 0)
+    counts: Counter[str] = Counter(clips=len(manifest))
     seen: set[int] = set()
-    for id_, waveform in _waveforms(manifest, config):
-        counts["changed_bits"] += whole[id_].tobytes() != resumed[id_].tobytes()
+    for id_, waveform in waveforms_of(manifest, config):
+        counts["changed bits"] += whole[id_].tobytes() != resumed[id_].tobytes()
         try:
             with torch.inference_mode():
                 alone = codec.encode(model, waveform[None])[0].numpy()
@@ -183,27 +183,16 @@ def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[s
             continue
         counts["codes"] += alone.size
         seen.update(np.unique(alone[:, 0]).tolist())
-        for prefix, cache in (("", whole), ("many_", many)):
-            ties, errors = _tell(cache[id_], alone, extractor, waveform)
-            counts[f"{prefix}ties"] += ties
-            counts[f"{prefix}errors"] += errors
-    return {**counts, "distinct": len(seen), "clips": len(manifest), "naive": _naive(codec, model, manifest, config)}
-
-
-def _tell(found: np.ndarray, alone: np.ndarray, extractor: CodecExtractor, waveform: torch.Tensor) -> tuple[int, int]:
-    """How many codes are tied, and how many are wrong."""
-    if found.shape != alone.shape:
-        return 0, alone.size
-    differ = found != alone
-    if not differ.any():
-        return 0, 0
-    tied = latent_distances(extractor, waveform) <= ROUNDING
-    return int(differ[tied].sum()), int(differ[~tied].sum())
+        for rows_of, cache in (("", whole), (" of 256 rows", many)):
+            found = differences(cache[id_], alone, extractor, waveform)
+            counts[f"ties{rows_of}"] += found["ties"]
+            counts[f"errors{rows_of}"] += found["different"] - found["ties"]
+    return {**counts, "distinct": len(seen), "naive": _naive(codec, model, manifest, config)}
 
 
 def _naive(codec: Codec, model: Any, manifest: Manifest, config: Config, count: int = 16) -> float:
     """The share of codes in which zero-padded batches of some clips differ from each alone."""
-    clips = [waveform for _, waveform in _waveforms(manifest, config)]
+    clips = [waveform for _, waveform in waveforms_of(manifest, config)]
     random.Random(0).shuffle(clips)
     differ = total = 0
     with torch.inference_mode():
@@ -218,15 +207,6 @@ def _naive(codec: Codec, model: Any, manifest: Manifest, config: Config, count: 
             except RuntimeError:
                 continue
     return differ / total if total else float("nan")
-
-
-def _waveforms(manifest: Manifest, config: Config) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each utterance's id and waveform, as the extractor gets it."""
-    for decoded in decode_all([manifest[row] for row in range(len(manifest))], manifest.root):
-        assert decoded.samples is not None
-        assert decoded.source is not None
-        waveform = to_waveform(decoded.samples, decoded.source.sample_rate, config.audio, decoded.utterance.channel)
-        yield decoded.utterance.id, torch.from_numpy(waveform)
 
 
 def _manifest(corpus: Path, folder: Path, limit: int | None) -> Path:
@@ -253,27 +233,20 @@ def _killed_and_resumed(path: Path, config: Config, folder: Path) -> None:
     subprocess.run(list(map(str, command)), check=True, capture_output=True)
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """The results for people."""
-    head = ["codec, corpus", "clips", "refused", "codes", "distinct", "ties", "errors", "ties of 256 rows", "errors"]
-    kinds = ("clips", "refused", "codes", "distinct", "ties", "errors", "many_ties", "many_errors", "changed_bits")
-    rows = [
-        (name, *(f"{counts[kind]:,}" for kind in kinds), f"{counts['naive']:.1%}") for name, counts in results.items()
-    ]
-    return columns([*head, "changed bits", "naive"], *rows, markdown=True)
-
-
 def main() -> None:
     asked = options(__doc__, only=[*CODECS], corpora=[*CORPORA], limit=(int, "clips of a corpus"))
     Device("cpu", 2).configure_torch()  # one thread in each kernel, as in a run
-    results = {}
+    table = Table("codec, corpus", {**dict.fromkeys(COUNTS, "{:,}"), "naive": "{:.1%}"})
+    wrong = 0
     for name in asked.only:
         for corpus in asked.corpora:
             with tempfile.TemporaryDirectory() as folder:
-                results[f"{name}, {corpus}"] = check(CODECS[name], CORPORA[corpus], Path(folder), asked.limit)
-            print(f"{name}, {corpus}: {results[f'{name}, {corpus}']}", file=sys.stderr)
-    present(results, table, asked)
-    sys.exit(any(counts["errors"] or counts["many_errors"] or counts["changed_bits"] for counts in results.values()))
+                found = check(CODECS[name], CORPORA[corpus], Path(folder), asked.limit)
+            print(f"{name}, {corpus}: {found}", file=sys.stderr)
+            table.add(f"{name}, {corpus}", *(found.get(figure, 0) for figure in table.formats))
+            wrong += sum(found.get(figure, 0) for figure in WRONG)
+    present(asked, table)
+    sys.exit(wrong > 0)
 
 
 if __name__ == "__main__":

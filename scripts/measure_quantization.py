@@ -8,13 +8,7 @@ on disk, for uint8 with their scales and offsets. Differences are in the feature
 mean square of them over the standard deviation of the values. Time is of reading all utterances in padded batches of
 64 from the page cache, best of twenty: as values, and as levels, whose values a GPU would compute.
 
-Seen on 2 shared cores, Python 3.11, torch 2.11, fbank80 (natural log; 1 is 4.3 dB), times for an utterance:
-
-                                         bytes  largest    mean    noise    values   levels
-    32 sentences of LJSpeech   float16    50 %    0.008   0.003   0.08 %      6 µs     6 µs
-    of 6.9 s                   uint8      25 %    0.046   0.017   0.47 %     39 µs     4 µs
-    3,000 digits of FSDD       float16    50 %    0.008   0.002   0.03 %    2.3 µs   2.3 µs
-    of 0.42 s                  uint8      30 %    0.063   0.009   0.12 %    8.3 µs   1.7 µs
+docs/configs.md has figures.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.append(str(Path(__file__).parent / "bench"))
-from harness import columns, options, quick_turns
+from harness import Table, options, present, quick_turns
 
 import featcache
 from featcache.config import load_config
@@ -74,15 +68,14 @@ def main() -> None:
             f"{dtype}, {raw}": partial(read_all, cache, raw) for dtype, cache in caches.items() for raw in (False, True)
         }
         turns = quick_turns(runs, PASSES, 1)
-        rows = []
-        for dtype, cache in caches.items():
-            largest, mean, noise = differences(cache, reference)
-            times = (f"{1e6 * turns.best(f'{dtype}, {raw}') / len(cache):.1f} µs" for raw in (False, True))
-            share = bytes_of(cache) / bytes_of(reference)
-            rows.append((dtype, f"{share:.1%}", f"{largest:.4f}", f"{mean:.5f}", f"{noise:.3%}", *times))
         seconds = reference.lengths.sum() / reference.spec.frame_rate / len(reference)
-        about = f"{len(reference):,} utterances of {seconds:.2f} s"
-        print(columns([about, "bytes", "largest", "mean", "noise", "values", "levels"], *rows))
+        formats = {"bytes": "{:.1%}", "largest": "{:.4f}", "mean": "{:.5f}", "noise": "{:.3%}"}
+        formats |= {"values": "{:.1f} µs", "levels": "{:.1f} µs"}
+        table = Table(f"{len(reference):,} utterances of {seconds:.2f} s", formats)
+        for dtype, cache in caches.items():
+            times = (1e6 * turns.best(f"{dtype}, {raw}") / len(cache) for raw in (False, True))
+            table.add(dtype, bytes_of(cache) / bytes_of(reference), *differences(cache, reference), *times)
+        present(asked, table)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,7 @@ cache. Every line is the best of the rounds, in which all take turns, with one t
 * Hugging Face: shuffled rows, formatted as torch tensors: a column of ids that is read from the cache, and a copy as
   Array2D.
 
-Seen on 2 shared and busy cores, Python 3.11, torch 2.11, lhotse 1.33, speechbrain 1.1, datasets 5.2, in one run.
-Lhotse: whole cuts 12,700/s, which is 8.3 × its LilcomChunkyReader and 1.5 × its NumpyFilesReader; parts 16,900/s, 5.3 ×
-and 2.1 ×; K2's batches 2,980/s, 3.4 × and 1.4 ×, most of which is Lhotse's own padding. SpeechBrain: 25,300/s through
-Collate, 5.1 × item by item, and 10.9 × CachedDynamicItem. Hugging Face: 6,110/s, 2.3 × an Array2D copy.
+docs/adapters.md has figures.
 """
 
 from __future__ import annotations
@@ -26,11 +23,10 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import torch
-from harness import Timed, available, columns, options, present, take_turns
+from harness import Table, available, best_speeds, options, present
 from made_up import make_features, make_version
 
 import featcache
@@ -45,35 +41,20 @@ def main() -> None:
     asked = options(__doc__, utterances=1000, rounds=4)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    tables = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_version(folder / "features", make_features(asked.utterances))
         dataset = featcache.FeatureDataset(featcache.open(folder / "features"))
         order = np.random.default_rng(0).permutation(len(dataset)).tolist()
         kinds = (lhotse_cuts, lhotse_parts, lhotse_batches, speechbrain_batches, huggingface_rows)
-        reads = available({make.__name__.replace("_", " "): make for make in kinds}, folder, dataset, order)
-        present({title: speeds(each, asked.rounds) for title, each in reads.items()}, show, asked)
-
-
-def speeds(reads: Reads, rounds: int) -> dict[str, float]:
-    """Utterances per second of each, the best of some rounds."""
-
-    def seconds_of_one(read: Callable[[], Iterable[int]]) -> Timed:
-        start = perf_counter()
-        count = sum(read())
-        return Timed((perf_counter() - start) / count)
-
-    turns = take_turns({what: lambda read=read: seconds_of_one(read) for what, read in reads.items()}, rounds)
-    return {what: 1 / turns.best(what) for what in reads}
-
-
-def show(tables: dict[str, dict[str, float]]) -> str:
-    parts = []
-    for title, found in tables.items():
-        first = next(iter(found.values()))
-        rows = [(f"  {what}", f"{speed:,.0f}", f"{first / speed:.1f} ×") for what, speed in found.items()]
-        parts.append(columns([title, "utterances/s", "featcache"], *rows))
-    return "\n".join(parts)
+        makers = {make.__name__.replace("_", " "): make for make in kinds}
+        for title, reads in available(makers, folder, dataset, order).items():
+            tables.append(Table(title, {"utterances/s": "{:,.0f}", "featcache": "{:.1f} ×"}))
+            speeds = best_speeds(reads, asked.rounds)
+            for what, speed in speeds.items():
+                tables[-1].add(what, speed, speeds[next(iter(speeds))] / speed)
+    present(asked, *tables)
 
 
 # Lhotse

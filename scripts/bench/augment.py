@@ -13,10 +13,7 @@ and scales for each.
 In each round all take turns, the best of three calls counts, and times and ratios are medians of the rounds. On a GPU
 each call is waited for. `operations` are those that torch is asked for, views aside: on a GPU, about as many kernels.
 
-Seen on one of 2 shared cores without a GPU, Python 3.11, torch 2.11, in one run, 64 rows of 750 to 1,500 frames and 80
-dimensions: SpecAugment 9.8 ms and 42 operations; the loop 0.63 × as long and 257 operations, with torchaudio 5.6 ×
-and 4,417, lhotse 1.3 × and 1,793, SpeechBrain 1.4 × and 36. Noise 32 ms and 28 operations; the loop 0.85 × and 641. A
-loop writes only what it masks, and draws no noise for padding: on a CPU, that counts. On a GPU, operations do.
+docs/augment.md has figures.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from harness import available, columns, options, present, quick_turns, remark
+from harness import Table, available, options, present, quick_turns, remark
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -138,38 +135,24 @@ def main() -> None:
     )
     torch.set_num_threads(asked.threads)
     keep_freed_memory()
-    present({kind: measure(given, asked) for kind, given in KINDS.items()}, partial(show, asked), asked)
+    about = f"{asked.device}, torch {torch.__version__}, {asked.threads} threads"
+    parts = [part for kind, makers in KINDS.items() for part in measure(kind, makers, asked)]
+    present(asked, f"{about}, [{asked.rows}, {asked.frames}, {asked.dims}]", *parts)
 
 
-def measure(given: dict[str, Callable[[], Augment]], asked: argparse.Namespace) -> dict:
-    """Median seconds of each, and how many times as long as `featcache` it took in the same round."""
+def measure(kind: str, makers: dict[str, Callable[[], Augment]], asked: argparse.Namespace) -> tuple[Table, str]:
+    """Median times, how many times as long as `featcache` each took in the same round, and a remark."""
     device, generator = torch.device(asked.device), torch.Generator().manual_seed(0)
     lengths = torch.randint(asked.frames // 2, asked.frames + 1, (asked.rows,), generator=generator)
     features = torch.randn(asked.rows, asked.frames, asked.dims, generator=generator).to(device)
     batch = features, lengths.to(device), lengths.tolist()
-    runs = {name: partial(call, augment, batch) for name, augment in available(given).items()}
+    runs = {name: partial(call, augment, batch) for name, augment in available(makers).items()}
     quick_turns(runs, 1, 3)  # the first calls take memory, and compile
     turns = quick_turns(runs, asked.rounds, 3)
-    return {
-        "seconds": {name: turns.median(name) for name in runs},
-        "ratio": {name: turns.ratio(name, OURS) for name in runs},
-        "operations": {name: operations(run) for name, run in runs.items()},
-        "others": turns.others,
-    }
-
-
-def show(asked: argparse.Namespace, results: dict) -> str:
-    parts = [
-        f"{asked.device}, torch {torch.__version__}, {asked.threads} threads, "
-        f"[{asked.rows}, {asked.frames}, {asked.dims}]"
-    ]
-    for kind, result in results.items():
-        rows = [
-            (name, f"{1e3 * seconds:.2f}", f"{result['ratio'][name]:.2f}", f"{result['operations'][name]:,}")
-            for name, seconds in result["seconds"].items()
-        ]
-        parts += [columns([kind, "ms", "× featcache", "operations"], *rows), remark(result["others"])]
-    return "\n".join(parts)
+    table = Table(kind, {"ms": "{:.2f}", "× featcache": "{:.2f}", "operations": "{:,}"})
+    for name, run in runs.items():
+        table.add(name, 1e3 * turns.median(name), turns.ratio(name, OURS), operations(run))
+    return table, remark(turns.others)
 
 
 def call(augment: Augment, batch: tuple[Tensor, Tensor, list[int]]) -> None:

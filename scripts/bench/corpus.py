@@ -7,15 +7,13 @@
 8 kHz WAV files with lengths like those of the Free Spoken Digit Dataset: 0.43 s on average, from 0.15 to 2.3 s.
 
 They are cut out of the sentences of LJSpeech in ../shared/data, laid end to end, each file at another place and
-with another gain. Where these are not found, out of a buzz with the spectrum and the pauses of speech.
+with another gain. Where these are not found, out of syllables with the formants and the pauses of speech.
 Prints the path of the manifest, a CSV with id, path and duration.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-import math
 import os
 import sys
 import tarfile
@@ -27,7 +25,9 @@ from pathlib import Path
 import numpy as np
 import soundfile
 import soxr
+from harness import options
 from numpy.typing import NDArray
+from small_models import speech_like
 
 SPEECH = Path(__file__).resolve().parents[3] / "shared" / "data" / "ljspeech" / "wav"
 
@@ -56,7 +56,7 @@ class Kind:
 KINDS = {"long": Kind(16000, "flac", 12.3, 1.5, 35.0), "short": Kind(8000, "wav", 0.43, 0.15, 2.3)}
 
 
-def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 3000, speech: Path = SPEECH) -> Path:
+def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 3000) -> Path:
     """Make a corpus in a folder of its own under `folder`, unless it is there; returns its manifest.
 
     Args:
@@ -64,10 +64,9 @@ def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 300
         kind: One of `KINDS`.
         hours: The hours of a `long` corpus.
         count: The number of files of a `short` corpus.
-        speech: A folder of WAV files to cut from.
     """
     size = f"{hours:g}h" if kind == "long" else str(count)
-    source = "speech" if is_speech(speech) else "buzz"
+    source = "speech" if is_speech() else "made-up"
     home = folder / f"{kind}-{size}-{source}"
     manifest = home / "manifest.csv"
     if manifest.exists():
@@ -75,7 +74,7 @@ def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 300
     (home / "audio").mkdir(parents=True, exist_ok=True)
     form = KINDS[kind]
     random = np.random.default_rng(0)
-    pool = speech_at(speech, form.sample_rate) if source == "speech" else buzz(random, form.sample_rate)
+    pool = speech_at(form.sample_rate)
     rows, total = [], 0.0
     for number, seconds in enumerate(form.lengths(random)):
         if total >= hours * 3600 if kind == "long" else number == count:
@@ -174,14 +173,17 @@ def make_digits(folder: Path, count: int = 3000) -> Path:
     return folder / "manifest.csv"
 
 
-def is_speech(speech: Path = SPEECH) -> bool:
+def is_speech() -> bool:
     """Whether there is real speech to cut from."""
-    return speech.is_dir() and any(speech.glob("*.wav"))
+    return any(SPEECH.glob("*.wav"))
 
 
-def speech_at(speech: Path, sample_rate: int) -> NDArray[np.float32]:
+def speech_at(sample_rate: int) -> NDArray[np.float32]:
+    """All sentences of the real speech, or a minute that is like speech."""
+    if not is_speech():
+        return speech_like(60, sample_rate).numpy()
     sentences = []
-    for path in sorted(speech.glob("*.wav")):
+    for path in sorted(SPEECH.glob("*.wav")):
         samples, rate = soundfile.read(path, dtype="float32")
         sentences.append(soxr.resample(samples, rate, sample_rate))
     return np.concatenate(sentences)
@@ -193,27 +195,16 @@ def _cut(pool: NDArray[np.float32], random: np.random.Generator, num_samples: in
     return pool[np.arange(start, start + num_samples) % len(pool)] * np.float32(random.uniform(0.5, 1.0))
 
 
-def buzz(random: np.random.Generator, sample_rate: int, seconds: float = 240.0) -> NDArray[np.float32]:
-    """Harmonics of a wandering pitch that fall off as a voice's do, in syllables with pauses, over some noise."""
-    time = np.arange(int(seconds * sample_rate)) / sample_rate
-    phase = 2 * math.pi * np.cumsum(130 + 30 * np.sin(2 * math.pi * 0.4 * time)) / sample_rate
-    voice = np.zeros_like(time)
-    for harmonic in range(1, 20):
-        voice += np.sin(harmonic * phase + random.uniform(0, 6)) / harmonic**1.3
-    syllables = np.clip(np.sin(2 * math.pi * 2.1 * time) + 0.6 * np.sin(2 * math.pi * 0.3 * time), 0, None)
-    samples = 0.15 * voice * syllables + 0.002 * random.standard_normal(len(time))
-    return (samples / np.abs(samples).max() * 0.8).astype(np.float32)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where corpora are kept")
-    parser.add_argument("--kind", choices=sorted(KINDS), default="long")
-    parser.add_argument("--hours", type=float, default=1.4, help="of a long corpus")
-    parser.add_argument("--count", type=int, default=3000, help="files of a short corpus")
-    asked = parser.parse_args()
+    asked = options(
+        __doc__,
+        "folder",
+        kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"),
+        hours=(1.4, "of a long corpus"),
+        count=(3000, "files of a short corpus"),
+    )
     if not is_speech():
-        print(f"no speech in {SPEECH}: a buzz stands for it", file=sys.stderr)
+        print(f"no speech in {SPEECH}: what is like it stands for it", file=sys.stderr)
     print(make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count))
 
 

@@ -19,19 +19,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from corpus import FORMS, KINDS, make_corpus, packed
-from harness import KEPT, Timed, columns, median, options, present, remark, timed, undisturbed
+from harness import KEPT, Table, Timed, Turns, options, present, remark, timed, undisturbed
 
 from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
@@ -48,6 +46,7 @@ from featcache.manifest import Manifest, Utterance, read_manifest
 from featcache.quantize import stored_spec
 from featcache.storage.base import open_store
 
+OURS, IDEAL = "featcache, library", "the ideal"
 PEER = Path(__file__).with_name("peer_lhotse.py")
 
 
@@ -111,22 +110,35 @@ class Stages:
         open_store(self._folder).publish(files, f"shards/{name}")
 
 
-def measure(path: Path, asked: argparse.Namespace) -> dict:
-    """All rounds over the corpus whose manifest is `path`."""
+def measure(path: Path, asked: argparse.Namespace) -> tuple[Table, str]:
+    """The figures of all rounds over the corpus whose manifest is `path`."""
     manifest, config = read_manifest(path), load_config("fbank80")
+    taken: dict[str, list[Timed]] = {}
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
         stages = Stages(manifest, config, folder / "stages")
         runs: dict[str, Callable[[], Timed]] = {
-            "featcache, library": lambda: _library(manifest, config, folder / "library", asked.threads),
+            OURS: lambda: _library(manifest, config, folder / "library", asked.threads),
             "featcache, command": lambda: _command(path, folder / "command", asked.threads),
         }
         runs |= _lhotse_runs(path, asked)
-        rounds = []
         for number in range(asked.rounds):
             print(f"round {number + 1} of {asked.rounds}", file=sys.stderr)
-            rounds.append((stages.run(), {name: undisturbed(run) for name, run in runs.items()}))
-    return _result(manifest, rounds, asked)
+            alone = stages.run()
+            ideal = {IDEAL: Timed(sum(stage.seconds for stage in alone.values()) / asked.threads)}
+            for name, one in (alone | ideal | {name: undisturbed(run) for name, run in runs.items()}).items():
+                taken.setdefault(name, []).append(one)
+    audio, turns = float(manifest.duration.sum()), Turns(taken)
+    figures = {"seconds": "{:.3f}", "best": "{:.3f}", "CPU s/h": "{:.2f}", "× real time": "{:,.0f}"}
+    table = Table(
+        f"{audio / 3600:.2f} h in {len(manifest):,} files; {asked.threads} threads; 80 mel bins, float16",
+        {**figures, "of ideal": "{:.2f}", "library is": "{:.2f} ×"},
+    )
+    for name in taken:
+        compared = (turns.ratio(IDEAL, name), turns.ratio(name, OURS)) if name in runs else (None, None)
+        seconds, cpu_seconds = turns.median(name), turns.best(name, "cpu_seconds")
+        table.add(name, seconds, turns.best(name), cpu_seconds * 3600 / audio or None, audio / seconds, *compared)
+    return table, remark(turns.others)
 
 
 def _library(manifest: Manifest, config: Config, cache: Path, threads: int) -> Timed:
@@ -145,8 +157,8 @@ def _command(path: Path, cache: Path, threads: int) -> Timed:
 
 
 def _lhotse_runs(path: Path, asked: argparse.Namespace) -> dict[str, Callable[[], Timed]]:
-    """Lhotse with the fastest of its storages: none where it is not installed, or not wanted."""
-    if asked.no_peers:
+    """Lhotse with the fastest of its storages: none where it is not installed, not wanted, or would have to resample."""
+    if asked.no_peers or asked.kind == "short":
         return {}
     storages = _lhotse(path)
     if storages is None:
@@ -159,7 +171,7 @@ def _lhotse_runs(path: Path, asked: argparse.Namespace) -> dict[str, Callable[[]
     def run(*options: str) -> Timed:
         inside: list[float] = []
         taken = timed(lambda: inside.append(_lhotse(path, "--storage", best, *options)["seconds"]))
-        return replace(taken, seconds=inside[0], cpu_seconds=math.nan)  # without what it takes to import it
+        return Timed(inside[0], others=taken.others)  # without what it takes to import it
 
     jobs = f"{asked.threads} jobs"
     return {
@@ -176,64 +188,6 @@ def _lhotse(path: Path, *options: str) -> dict | list[str] | None:
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
-def _result(manifest: Manifest, rounds: list[tuple[dict[str, Timed], dict[str, Timed]]], asked: object) -> dict:
-    audio = float(manifest.duration.sum())
-    ideals = [sum(stage.seconds for stage in stages.values()) / asked.threads for stages, _ in rounds]
-
-    def line(taken: list[Timed]) -> dict[str, float]:
-        seconds = median([run.seconds for run in taken])
-        return {
-            "seconds": seconds,
-            "best_seconds": min(run.seconds for run in taken),
-            "cpu_seconds_an_hour": min(run.cpu_seconds for run in taken) * 3600 / audio,
-            "times_real_time": audio / seconds,
-        }
-
-    runs = {}
-    for name in rounds[0][1]:
-        taken = [its[name] for _, its in rounds]
-        ours = [its["featcache, library"].seconds for _, its in rounds]
-        runs[name] = line(taken) | {
-            "of_ideal": median([ideal / run.seconds for ideal, run in zip(ideals, taken, strict=True)]),
-            "library_is_times": median([run.seconds / own for own, run in zip(ours, taken, strict=True)]),
-        }
-    return {
-        "audio_seconds": audio,
-        "files": len(manifest),
-        "threads": asked.threads,
-        "rounds": len(rounds),
-        "others": max(taken.others for both in rounds for part in both for taken in part.values()),
-        "stages": {name: line([stages[name] for stages, _ in rounds]) for name in rounds[0][0]},
-        "ideal": {"seconds": median(ideals), "times_real_time": audio / median(ideals)},
-        "runs": runs,
-    }
-
-
-def show(result: dict) -> str:
-    def row(name: str, line: dict[str, float]) -> list[str]:
-        cpu = line.get("cpu_seconds_an_hour", math.nan)
-        cells = [f"{line['seconds']:.3f}", f"{line.get('best_seconds', math.nan):.3f}", f"{cpu:.2f}"]
-        cells.append(f"{line['times_real_time']:,.0f}")
-        return [name, *("" if cell == "nan" else cell for cell in cells)]
-
-    head = ["seconds", "best", "CPU s/h", "× real time"]
-    stages = [row(name, line) for name, line in result["stages"].items()]
-    runs = [
-        [*row(name, line), f"{line['of_ideal']:.2f}", f"{line['library_is_times']:.2f} ×"]
-        for name, line in result["runs"].items()
-    ]
-    ideal = f"the ideal, {result['threads']} cores"
-    return "\n".join(
-        [
-            f"{result['audio_seconds'] / 3600:.2f} h in {result['files']:,} files; 80 mel bins, float16; median of "
-            f"{result['rounds']} rounds",
-            columns(["one core, one stage", *head], *stages, row(ideal, result["ideal"])),
-            columns(["end to end", *head, "of ideal", "library is"], *runs),
-            remark(result["others"]),
-        ]
-    )
-
-
 def main() -> None:
     asked = options(
         __doc__,
@@ -248,7 +202,7 @@ def main() -> None:
     )
     asked.folder.mkdir(parents=True, exist_ok=True)
     path = make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count)
-    present(measure(packed(path, asked.form) if asked.form else path, asked), show, asked)
+    present(asked, *measure(packed(path, asked.form) if asked.form else path, asked))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ frames, or of 128 if it has few. The difference is that of the largest value, to
 
 import torch
 import torchaudio
-from harness import available, columns, options, quick_turns
+from harness import Table, available, options, present, quick_turns
 
 from featcache.config import load_config
 from featcache.extractors import Clip
@@ -25,7 +25,7 @@ def main() -> None:
     torch.set_num_threads(1)
     extractor = load_config("fbank80").build(torch.device("cpu"))
     others = available(PEERS)
-    print(f"torch {torch.__version__}, torchaudio {torchaudio.__version__}, 1 thread, best of {asked.rounds}")
+    tables = []
     for length, (count, seconds) in SETS.items():
         clips = [Clip(str(i), torch.randn(int(seconds * RATE)) * 0.1) for i in range(count)]
         runs = {
@@ -36,12 +36,14 @@ def main() -> None:
             runs[name] = lambda clips=clips, function=function: [function(clip.waveform) for clip in clips]
         turns = quick_turns(runs, asked.rounds, 1)
         ours, reference = torch.cat(extractor.extract(clips)), turns.best("torchaudio")
-        rows = [
-            (name, f"{count * seconds / turns.best(name):.0f}", f"{reference / turns.best(name):.2f}",
-             f"{(torch.cat(runs[name]()) - ours).abs().max():.1e}")
-            for name in runs
-        ]  # fmt: skip
-        print(columns([f"{count} × {length}", "× real time", "torchaudio =", "max difference"], *rows))
+        table = Table(
+            f"{count} × {length}", {"× real time": "{:.0f}", "torchaudio =": "{:.2f}", "max difference": "{:.1e}"}
+        )
+        for name, run in runs.items():
+            apart = (torch.cat(run()) - ours).abs().max()
+            table.add(name, count * seconds / turns.best(name), reference / turns.best(name), apart)
+        tables.append(table)
+    present(asked, f"torch {torch.__version__}, torchaudio {torchaudio.__version__}, 1 thread", *tables)
     if asked.profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             extractor.extract(clips)

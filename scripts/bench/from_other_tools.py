@@ -22,10 +22,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 from corpus import make_corpus
-from harness import KEPT, columns, median, options, present, remark, timed
+from harness import KEPT, Table, median, options, present, remark, timed
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-other-tools.md"
 STEPS = ("extract", "train")
@@ -51,7 +52,7 @@ def run_blocks(tool: str, rows: list[dict[str, str]], folder: Path) -> dict:
     for step, block in zip(STEPS, blocks_by_tool()[tool], strict=True):
         code = compile(block, f"{tool}, {step}", "exec")
         taken = timed(lambda code=code: exec(code, {"__name__": "page"}), patience=2.0)
-        spent[step] = {"seconds": taken.seconds, "cpu_seconds": taken.cpu_seconds, "others": taken.others}
+        spent[step] = asdict(taken)
     spent["bytes"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return spent
 
@@ -81,31 +82,6 @@ def measure(manifest: Path, rounds: int) -> dict[str, list[dict]]:
     return spent
 
 
-def show(result: dict) -> str:
-    spent, utterances = result["spent"], result["utterances"]
-    ours = spent["featcache"]
-    rows = []
-    for tool, rounds in spent.items():
-        extract, train = (min(found[step]["cpu_seconds"] for found in rounds) for step in STEPS)
-        times = [
-            median(
-                [found[step]["cpu_seconds"] / own[step]["cpu_seconds"] for found, own in zip(rounds, ours, strict=True)]
-            )
-            for step in STEPS
-        ]
-        speeds = f"{result['audio_seconds'] / extract:,.0f}", f"{utterances * EPOCHS / train:,.0f}"
-        clock = (f"{min(found[step]['seconds'] for found in rounds):.2f} s" for step in STEPS)
-        size = f"{rounds[0]['bytes'] / 1e6:,.0f} MB"
-        rows.append((tool, speeds[0], f"{times[0]:.1f} ×", speeds[1], f"{times[1]:.1f} ×", size, *clock))
-    head = ["", "extract, × real time", "featcache is", "train, utterances/s", "featcache is", "on disk"]
-    others = max(found[step]["others"] for rounds in spent.values() for found in rounds for step in STEPS)
-    about = (
-        f"{result['audio_seconds'] / 3600:.2f} h in {utterances:,} files; one core, CPU seconds, best of {len(ours)}"
-    )
-    table = columns([*head, *(f"{step}, by the clock" for step in STEPS)], *rows, markdown=True)
-    return f"{about} rounds\n{table}\n{remark(others)}"
-
-
 def main() -> None:
     if sys.argv[1:2] == ["--tool"]:
         return one_tool(sys.argv[2], Path(sys.argv[4]))
@@ -113,9 +89,24 @@ def main() -> None:
     asked.folder.mkdir(parents=True, exist_ok=True)
     manifest = make_corpus(asked.folder, "long", hours=asked.hours)
     with manifest.open(newline="") as file:
-        seconds = [float(row["duration"]) for row in csv.DictReader(file)]
+        lengths = [float(row["duration"]) for row in csv.DictReader(file)]
     spent = measure(manifest, asked.rounds)
-    present({"audio_seconds": sum(seconds), "utterances": len(seconds), "spent": spent}, show, asked)
+    amounts = {"extract": ("× real time", sum(lengths)), "train": ("utterances/s", len(lengths) * EPOCHS)}
+    formats = {}
+    for step, (unit, _) in amounts.items():
+        formats |= {f"{step}, {unit}": "{:,.0f}", f"{step}: featcache is": "{:.1f} ×", f"{step}, seconds": "{:.2f}"}
+    about = f"{sum(lengths) / 3600:.2f} h in {len(lengths):,} files; one core, CPU seconds, best of {asked.rounds}"
+    table = Table(f"{about} rounds", {**formats, "MB on disk": "{:,.0f}"})
+    for tool, rounds in spent.items():
+        figures = []
+        for step, (_, amount) in amounts.items():
+            pairs = zip(rounds, spent["featcache"], strict=True)
+            times = [theirs[step]["cpu_seconds"] / own[step]["cpu_seconds"] for theirs, own in pairs]
+            best, clock = (min(each[step][what] for each in rounds) for what in ("cpu_seconds", "seconds"))
+            figures += [amount / best, median(times), clock]
+        table.add(tool, *figures, rounds[0]["bytes"] / 1e6)
+    others = [each[step]["others"] for rounds in spent.values() for each in rounds for step in STEPS]
+    present(asked, table, remark(*others))
     return None
 
 

@@ -1,4 +1,7 @@
-"""What the scripts share: options, a clock of the wall and of the CPU, rounds in turns, tables, pictures."""
+"""What the scripts share: options, tables of figures, a clock of the wall and of the CPU, rounds in turns.
+
+Whoever imports it can import what tests have in `tests/helpers` too: small models, made-up speech and features.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -22,6 +26,8 @@ DISTURBED = 0.1
 """Share of the cores from which on what others do is worth a remark."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 
 # Options and results
@@ -53,21 +59,45 @@ def options(doc: str | None, *positional: str, **defaults: Any) -> argparse.Name
     return parser.parse_args()
 
 
-def present(result: Any, show: Callable[[Any], object], asked: argparse.Namespace) -> None:
-    """Print a result: as JSON if that was asked for, else what `show` makes of it."""
-    print(json.dumps(result, indent=2) if asked.json else show(result))
+class Table:
+    """Figures of some runs.
+
+    Args:
+        title: What the rows are.
+        formats: The name of each figure, and how it is written: `{"GB/s": "{:.2f}"}`.
+    """
+
+    def __init__(self, title: str, formats: Mapping[str, str]) -> None:
+        self.title, self.formats = title, formats
+        self.rows: dict[str, Sequence[Any]] = {}
+
+    def add(self, name: str, *figures: Any) -> None:
+        """Add a row, in which None stands for a figure that it has not."""
+        self.rows[name] = figures
+
+    def __str__(self) -> str:
+        """In Markdown, its columns aligned."""
+        rows = [[self.title, *self.formats]]
+        for name, figures in self.rows.items():
+            written = zip(self.formats.values(), figures, strict=True)
+            rows.append([name, *("" if figure is None else text.format(figure) for text, figure in written)])
+        first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        cells = ([row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in rows)
+        head, *lines = (f"| {' | '.join(row)} |" for row in cells)
+        return "\n".join([head, "|---" * len(rows[0]) + "|", *lines])
+
+    def document(self) -> dict[str, dict[str, Any]]:
+        """The figures by row and column, for JSON."""
+        return {name: dict(zip(self.formats, figures, strict=True)) for name, figures in self.rows.items()}
 
 
-def columns(head: Sequence[object], *rows: Sequence[object], markdown: bool = False) -> str:
-    """A table: the first column flush left, the others flush right."""
-    cells = [[str(cell) for cell in row] for row in (head, *rows)]
-    if markdown:
-        lines = [f"| {' | '.join(row)} |" for row in cells]
-        return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells
-    )
+def present(asked: argparse.Namespace, *parts: Table | str) -> None:
+    """Print tables and lines, in order: as a list in JSON if that was asked for."""
+    if asked.json:
+        documents = [{part.title: part.document()} if isinstance(part, Table) else part for part in parts if part]
+        print(json.dumps(documents, indent=2, default=float))
+    else:
+        print(*filter(None, map(str, parts)), sep="\n")
 
 
 def available(makers: Mapping[str, Callable[..., Any]], *arguments: object) -> dict[str, Any]:
@@ -143,7 +173,7 @@ def take_turns(runs: Mapping[str, Callable[[], object]], rounds: int, *, patienc
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
         for name, run in runs.items():
-            taken[name].append(undisturbed(lambda run=run: _timed_itself(run, patience)))
+            taken[name].append(undisturbed(partial(_timed_itself, run, patience)))
     return Turns(taken)
 
 
@@ -163,11 +193,30 @@ def quick_turns(
     return Turns({name: [Timed(one.seconds, others=others) for one in each] for name, each in taken.items()})
 
 
-def remark(others: float) -> str:
-    """A line for a table whose measurements were disturbed; empty where they were not."""
-    if others < DISTURBED:
+def best_speeds(reads: Mapping[str, Callable[[], Iterable[int]]], rounds: int) -> dict[str, float]:
+    """Items per second of each, the best of the rounds in turns, from its second step on: when workers are running.
+
+    Args:
+        reads: What begins to read, and gives how many items each step has read.
+        rounds: How many rounds.
+    """
+
+    def seconds_of_one(read: Callable[[], Iterable[int]]) -> Timed:
+        counts = iter(read())
+        next(counts)
+        start = perf_counter()
+        count = sum(counts)
+        return Timed((perf_counter() - start) / count)
+
+    turns = take_turns({name: partial(seconds_of_one, read) for name, read in reads.items()}, rounds)
+    return {name: 1 / turns.best(name) for name in reads}
+
+
+def remark(*others: float) -> str:
+    """A line below a table whose measurements others disturbed, by these shares of the cores; empty if none did."""
+    if (most := max(others)) < DISTURBED:
         return ""
-    return f"other processes had up to {others:.0%} of the cores: repeat it when they are idle"
+    return f"other processes had up to {most:.0%} of the cores: repeat it when they are idle"
 
 
 def _timed_itself(run: Callable[[], object], patience: float) -> Timed:

@@ -8,17 +8,14 @@ the rounds counts. Seconds are those of the process on a core, so that others on
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import options, take_turns
+import harness
+from foreign_manifests import WRITERS, Clip, Writer, Written
 
 from featcache.manifest import read_manifest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
-from foreign_manifests import WRITERS, Clip, Writer, Written
 
 _COLUMNS = ("id", "path", "duration", "text", "speaker")
 
@@ -59,20 +56,24 @@ _WRITERS = {name: write for name, write in WRITERS.items() if name not in ("fold
 
 
 def main() -> None:
-    asked = options(__doc__, rows=1_000_000, rounds=2, formats=([""], f"some of {', '.join(_WRITERS)}; default: all"))
+    formats = ([""], f"some of {', '.join(_WRITERS)}; default: all")
+    asked = harness.options(__doc__, rows=1_000_000, rounds=2, formats=formats)
     clips = [
         Clip(f"audio/{number % 1000:03d}/{number:07d}.flac", 12_000 + number % 9000, f"what was said {number}", "anna")
         for number in range(asked.rows)
     ]
-    print(f"{asked.rows:,} rows, seconds on a core")
+    title = f"{asked.rows:,} rows, seconds on a core"
+    table = harness.Table(title, dict.fromkeys(("it", "csv", "ratio"), "{:.2f}"))
     with tempfile.TemporaryDirectory() as folder:
         csv = _table("csv", ",")(Path(folder), clips)
         for name in [name for name in asked.formats if name] or _WRITERS:
             with tempfile.TemporaryDirectory(dir=folder) as top:
                 written = _WRITERS[name](Path(top), clips)
-                turns = take_turns({"csv": lambda: _read(csv), "it": lambda it=written: _read(it)}, asked.rounds)
+                reads = {"csv": lambda: _read(csv), "it": lambda it=written: _read(it)}
+                turns = harness.take_turns(reads, asked.rounds)
             ours, theirs = (turns.best(which, "cpu_seconds") for which in ("csv", "it"))
-            print(f"{name:20} {theirs:6.2f}  csv {ours:6.2f}  ratio {theirs / ours:5.2f}", flush=True)
+            table.add(name, theirs, ours, theirs / ours)
+    harness.present(asked, table)
 
 
 def _read(written: Written) -> None:

@@ -14,10 +14,7 @@ timeit: the memory is then near. With --cold it is not: 64 MB of other memory ar
 fast the mask can be written decides. Times and ratios are medians of the rounds. The CPU has one thread, and malloc
 keeps what is freed: else the kernel's page faults, 2 ms for a mask of 2,000 frames, hide what is measured.
 
-Seen on one of 2 shared cores without a GPU, Python 3.11, torch 2.11, in one run, 2,000 frames, 16 to a chunk, 4 chunks
-to the left: featcache 95 µs, 4 µs where it is kept; the loop over steps 90 ×; the loop over chunks 13.5 ×, in one pass
-7.2 ×; all with all 43 ×. With the whole left context, where the loop has only one pass, 8 ×; with chunks of 4 frames
-24 to 50 ×, of 32 frames 4 to 8 ×. With --cold, 0.9 ms for 4 MB, the loop over chunks is at 2.9 ×, in one pass 1.5 ×.
+docs/masks.md has figures.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from harness import columns, options, present, quick_turns, remark
+from harness import Table, Turns, options, present, quick_turns, remark
 from torch import Tensor
 
 from featcache import masks
@@ -117,12 +114,24 @@ def main() -> None:
     left = None if asked.left_chunks < 0 else asked.left_chunks
     grid = [(num_frames, asked.chunk_size, left) for num_frames in FRAMES]
     grid += [(AT, size, left) for size in CHUNK_SIZES for left in (None, asked.left_chunks)]
-    results = [measure(*shape, asked) for shape in dict.fromkeys(grid)]
-    present(results, partial(show, asked), asked)
+    by_shape = {shape: measure(*shape, asked) for shape in dict.fromkeys(grid)}
+    of_frames = {f"{shape[0]:,} frames": by_shape[shape] for shape in grid[: len(FRAMES)]}
+    times = Table(f"µs, {title_of(*grid[0][1:])}", dict.fromkeys(of_frames, "{:,.0f}"))
+    ratios = Table("× featcache", dict.fromkeys(of_frames, "{:.2f}"))
+    for name in RUNS:
+        times.add(name, *(turns.median(name) * 1e6 for turns in of_frames.values()))
+        ratios.add(name, *(turns.ratio(name, MADE) for turns in of_frames.values()))
+    gains = Table(
+        f"{AT:,} frames: times as fast as the loop over chunks", {"two passes": "{:.1f} ×", "one": "{:.1f} ×"}
+    )
+    for shape in grid[len(FRAMES) :]:
+        gains.add(title_of(*shape[1:]), *(by_shape[shape].ratio(name, MADE) for name in (TWO, ONE)))
+    about = f"{asked.device}, torch {torch.__version__}, 1 thread{', cold' * asked.cold}"
+    present(asked, about, times, ratios, gains, remark(*(turns.others for turns in by_shape.values())))
 
 
-def measure(num_frames: int, chunk_size: int, left: int | None, asked: argparse.Namespace) -> dict:
-    """Median seconds of each, and how many times as fast `featcache` is, in one round; all have the same values."""
+def measure(num_frames: int, chunk_size: int, left: int | None, asked: argparse.Namespace) -> Turns:
+    """What each took; all have the same values, which is checked."""
     device = torch.device(asked.device)
     expected = loop_over_steps(num_frames, chunk_size, left, device)
     for name, run in RUNS.items():
@@ -145,39 +154,11 @@ def measure(num_frames: int, chunk_size: int, left: int | None, asked: argparse.
         settle()
         return mask
 
-    turns = quick_turns({name: partial(call, run) for name, run in RUNS.items()}, asked.rounds, 5, prepare)
-    return {
-        "frames": num_frames,
-        "chunk_size": chunk_size,
-        "left_chunks": left,
-        "seconds": {name: turns.median(name) for name in RUNS},
-        "ratio": {name: turns.ratio(name, MADE) for name in RUNS},
-        "others": turns.others,
-    }
+    return quick_turns({name: partial(call, run) for name, run in RUNS.items()}, asked.rounds, 5, prepare)
 
 
-def show(asked: argparse.Namespace, results: list[dict]) -> str:
-    by_frames, by_chunk_size = results[: len(FRAMES)], [result for result in results if result["frames"] == AT]
-    rows = [
-        (name, *(f"{found['seconds'][name] * 1e6:,.0f}  {found['ratio'][name]:.2f} ×" for found in by_frames))
-        for name in RUNS
-    ]
-    by_chunk_size.sort(key=lambda found: (found["chunk_size"], found["left_chunks"] is not None))
-    chunks = [(title_of(found), *(f"{found['ratio'][name]:.1f} ×" for name in (TWO, ONE))) for found in by_chunk_size]
-    return "\n".join(
-        [
-            f"{asked.device}, torch {torch.__version__}, 1 thread{', cold' * asked.cold}",
-            f"{title_of(by_frames[0])}: µs, and × featcache",
-            columns(["frames", *(f"{found['frames']:,}" for found in by_frames)], *rows),
-            columns([f"{AT:,} frames: times as fast as the loop over chunks", "two passes", "one"], *chunks),
-            remark(max(found["others"] for found in results)),
-        ]
-    )
-
-
-def title_of(result: dict) -> str:
-    left = "all" if result["left_chunks"] is None else result["left_chunks"]
-    return f"chunks of {result['chunk_size']}, {left} to the left"
+def title_of(chunk_size: int, left: int | None) -> str:
+    return f"chunks of {chunk_size}, {'all' if left is None else left} to the left"
 
 
 if __name__ == "__main__":

@@ -10,18 +10,17 @@ quarters of its time and at its end.
 
 from __future__ import annotations
 
+import argparse
 import csv
-import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter, sleep
 
 import soundfile
 from corpus import make_corpus
-from harness import KEPT, columns, options, present, status_bytes
+from harness import KEPT, Table, options, present, status_bytes
 
 from featcache.config import load_config
 from featcache.extraction.options import Options
@@ -31,20 +30,8 @@ from featcache.manifest import read_manifest
 FILES, SECONDS, RATE = 64, 0.1, 16000
 
 
-@dataclass(frozen=True)
-class Watched:
-    """What a command took."""
-
-    seconds: float
-    """Seconds from start to end."""
-    peak: int
-    """The peak of its resident memory, in bytes."""
-    quarters: list[int]
-    """Its resident memory after each quarter of its time, in bytes."""
-
-
-def watch(command: list[str]) -> Watched:
-    """Run a command, and read its memory all the while."""
+def watch(command: list[str]) -> list[float]:
+    """Run a command: its seconds, the peak of its resident memory, and that after each quarter of its time, in MB."""
     start = perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     resident, peak = [0], 0
@@ -56,7 +43,7 @@ def watch(command: list[str]) -> Watched:
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
     quarters = [resident[(len(resident) - 1) * quarter // 4] for quarter in (1, 2, 3, 4)]
-    return Watched(perf_counter() - start, peak, quarters)
+    return [perf_counter() - start, *(size / 1e6 for size in (peak, *quarters))]
 
 
 def make_manifest(folder: Path, rows: int) -> Path:
@@ -77,53 +64,33 @@ def make_manifest(folder: Path, rows: int) -> Path:
     return manifest
 
 
-def measure(folder: Path, rows: int, threads: int) -> dict:
+def measure(rows: int, asked: argparse.Namespace) -> dict[str, list[float]]:
     """A manifest of that many rows: read, planned, extracted, and asked for again."""
-    manifest = make_manifest(folder, rows)
-    cache = Path(tempfile.mkdtemp(dir=folder))
-    command = [sys.executable, "-m", "featcache", "extract", str(manifest), "-o", str(cache), "--device", "cpu"]
-    command += ["--threads", str(threads)]
-    try:
+    manifest = make_manifest(asked.folder, rows)
+    with tempfile.TemporaryDirectory(dir=asked.folder) as cache:
+        command = [sys.executable, "-m", "featcache", "extract", str(manifest), "-o", cache, "--device", "cpu"]
+        command += ["--threads", str(asked.threads)]
         start = perf_counter()
         read = read_manifest(manifest, carry=False)
         reading = perf_counter() - start
-        plan_extraction(read, [load_config("fbank80")], cache, Options("cpu", threads))
+        plan_extraction(read, [load_config("fbank80")], Path(cache), Options("cpu", asked.threads))
         planning = perf_counter() - start - reading
         del read
-        first, again = watch(command), watch(command)
-        size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-    finally:
-        shutil.rmtree(cache)
-    return {
-        "rows": rows,
-        "reading_seconds": reading,
-        "planning_seconds": planning,
-        "extract": asdict(first),
-        "again": asdict(again),
-        "cache_bytes": size,
-    }
-
-
-def show(result: dict) -> str:
-    rows = []
-    for found in result["manifests"]:
-        name = f"{found['rows']:,} rows"
-        for what, part in (("extract", found["extract"]), ("nothing to do", found["again"])):
-            sizes = (f"{(size - result['torch_bytes']) / 1e6:,.0f}" for size in (part["peak"], *part["quarters"]))
-            rows.append([f"{name}: {what}", f"{part['seconds']:.1f}", *sizes])
-        for what in ("reading", "planning"):
-            rows.append([f"{name}: {what}", f"{found[f'{what}_seconds']:.2f}", *[""] * 5])
-    head = ["MB beyond torch", "seconds", "peak", "at 1/4", "1/2", "3/4", "the end"]
-    about = f"{SECONDS} s clips, {result['threads']} threads; import torch takes {result['torch_bytes'] / 1e6:,.0f} MB"
-    return f"{about}\n{columns(head, *rows)}"
+        watched = {"extract": watch(command), "nothing to do": watch(command)}
+    return {**watched, "reading": [reading], "planning": [planning]}
 
 
 def main() -> None:
     asked = options(__doc__, folder=KEPT, rows=[100_000, 1_000_000], threads=2)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    torch_alone = max(watch([sys.executable, "-c", "import torch, time; time.sleep(0.5)"]).peak for _ in range(2))
-    found = [measure(asked.folder, rows, asked.threads) for rows in asked.rows]
-    present({"torch_bytes": torch_alone, "threads": asked.threads, "manifests": found}, show, asked)
+    of_torch = max(watch([sys.executable, "-c", "import torch, time; time.sleep(0.5)"])[1] for _ in range(2))
+    sizes = dict.fromkeys(["peak", "at 1/4", "1/2", "3/4", "the end"], "{:,.0f}")
+    table = Table("MB beyond torch", {"seconds": "{:.2f}", **sizes})
+    for rows in asked.rows:
+        for what, (seconds, *megabytes) in measure(rows, asked).items():
+            beyond = [size - of_torch for size in megabytes] or [None] * len(sizes)
+            table.add(f"{rows:,} rows: {what}", seconds, *beyond)
+    present(asked, f"{SECONDS} s clips, {asked.threads} threads; import torch takes {of_torch:,.0f} MB", table)
 
 
 if __name__ == "__main__":

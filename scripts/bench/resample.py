@@ -25,21 +25,12 @@ A resampler is called clean here, if noise and sweep are above 90 dB, what is le
 is at most 0.01 dB. Rounding to 16 bits by itself leaves -98 dB of a loud sine; 0.01 dB move a log mel energy by 0.002,
 which is half of float16's rounding.
 
-Speeds are medians.
-
-Seen on one of 2 cores without a GPU, Python 3.11, torch 2.11, soxr 1.1: HQ is the fastest that is clean, at 13,900 ×
-real time from 8 to 24 kHz, 7,270 × from 22.05 and 6,640 × from 44.1 to 16 kHz (clips of 0.43 s: 6,810, 3,250 and 3,090
-×), with noise and sweep above 130 dB, -135 dB left over, and 0.008 dB of ripple. featcache ships it, and has 1.00 of
-its speed on long clips, 0.97 on short ones. MQ is 5 % faster, and flat to 0.06 dB; VHQ takes 1.4 times as long.
-torchaudio as it comes is flat to 2.4 dB, and leaves -10 dB of tones just outside the band; with kaiser_best 0.02 dB
-and just 90 dB, at a tenth of HQ's speed upwards and half of it downwards, but 1.1 to 1.3 times it on short clips
-downwards.
+Speeds are medians; docs/stories.md has figures.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -47,8 +38,8 @@ from functools import partial
 import numpy as np
 import soxr
 import torch
-from corpus import SPEECH, buzz, is_speech, speech_at
-from harness import columns, options, present, quick_turns, remark
+from corpus import speech_at
+from harness import Table, available, options, present, quick_turns, remark
 from numpy.typing import NDArray
 from resample_quality import Signal, is_clean, quality
 
@@ -59,6 +50,18 @@ PAIRS = ((8000, 24000), (22050, 16000), (44100, 16000))
 SHORT, LONG = 0.43, 10.0  # seconds of a clip: of a spoken digit, of a sentence
 BATCH = 16  # clips that torchaudio gets at once
 SHIPPED = "featcache"
+COLUMNS = (
+    (f"× real time, {LONG:g} s", "{:,.0f}", "long"),
+    (f"{SHORT:g} s", "{:,.0f}", "short"),
+    ("speech", "{:.0f} dB", "speech_db"),
+    ("noise", "{:.0f} dB", "noise_db"),
+    ("sweep", "{:.0f} dB", "sweep_db"),
+    ("ripple", "{:.4f} dB", "ripple_db"),
+    ("flat to", "{:.2f}", "flat_to"),
+    ("left over", "{:.0f} dB", "left_over_db"),
+    ("clean", "{}", "clean"),
+)
+"""The figures of a table: their names, how they are written, and what they are in a result."""
 
 
 @dataclass(frozen=True)
@@ -81,25 +84,28 @@ class Candidate:
 
 def candidates(source: int, target: int, device: torch.device) -> list[Candidate]:
     """Every resampler that there is here."""
-    policy = AudioPolicy(sample_rate=target)
-    found = [
-        Candidate(f"soxr {quality}", _each(lambda clip, quality=quality: soxr.resample(clip, source, target, quality)))
-        for quality in ("LQ", "MQ", "HQ", "VHQ")
-    ]
-    found.append(Candidate(SHIPPED, _each(lambda clip: to_waveform(clip[:, None], source, policy))))
-    return found + _torchaudio(source, target, device) + _scipy(source, target)
+    made = available({"soxr": _soxr, "torchaudio": _torchaudio, "scipy": _scipy}, source, target, device)
+    return [candidate for of_package in made.values() for candidate in of_package]
 
 
 def _each(one: Callable) -> Callable:
     return lambda clips: [one(clip) for clip in clips]
 
 
+def _soxr(source: int, target: int, device: torch.device) -> list[Candidate]:
+    policy = AudioPolicy(sample_rate=target)
+    return [
+        *(
+            Candidate(f"soxr {name}", _each(lambda clip, name=name: soxr.resample(clip, source, target, name)))
+            for name in ("LQ", "MQ", "HQ", "VHQ")
+        ),
+        Candidate(SHIPPED, _each(lambda clip: to_waveform(clip[:, None], source, policy))),
+    ]
+
+
 def _torchaudio(source: int, target: int, device: torch.device) -> list[Candidate]:
-    try:
-        from torchaudio.transforms import Resample
-    except ImportError as error:
-        print(f"left out: {error}", file=sys.stderr)
-        return []
+    from torchaudio.transforms import Resample
+
     best = {
         "lowpass_filter_width": 64,
         "rolloff": 0.9475937167399596,
@@ -124,12 +130,9 @@ def _torchaudio(source: int, target: int, device: torch.device) -> list[Candidat
     return found
 
 
-def _scipy(source: int, target: int) -> list[Candidate]:
-    try:
-        from scipy.signal import resample_poly
-    except ImportError as error:
-        print(f"left out: {error}", file=sys.stderr)
-        return []
+def _scipy(source: int, target: int, device: torch.device) -> list[Candidate]:
+    from scipy.signal import resample_poly
+
     common = math.gcd(source, target)
     return [Candidate("scipy", _each(lambda clip: resample_poly(clip, target // common, source // common)))]
 
@@ -152,7 +155,7 @@ def compare(source: int, target: int, voice: NDArray[np.float32], device: torch.
         for result in results:
             result[key] = BATCH * seconds / turns.median(result["name"])
     for result in results:
-        result |= {"source": source, "target": target, "clean": is_clean(result), "others": others}
+        result |= {"clean": is_clean(result), "others": others}
     return results
 
 
@@ -171,34 +174,22 @@ def mean_speed(results: list[dict], name: str, key: str) -> float:
     return math.exp(sum(map(math.log, speeds)) / len(speeds))
 
 
-def show(results: list[dict]) -> str:
-    head = [f"× real time, {LONG:g} s", f"{SHORT:g} s", *("speech", "noise", "sweep", "ripple", "flat to", "left over")]
-    lines = [f"torch {torch.__version__}, soxr {soxr.__version__}, 1 thread"]
-    for source, target in PAIRS:
-        rows = [
-            (each["name"], *(f"{each[key]:,.0f}" for key in ("long", "short")),
-             *(f"{each[f'{what}_db']:.0f} dB" for what in ("speech", "noise", "sweep")),
-             f"{each['ripple_db']:.4f} dB", f"{each['flat_to']:.2f}", f"{each['left_over_db']:.0f} dB",
-             "clean" * each["clean"])
-            for each in results
-            if (each["source"], each["target"]) == (source, target)
-        ]  # fmt: skip
-        lines.append(columns([f"{source:,} to {target:,} Hz", *head, ""], *rows))
-    for key, seconds in (("long", LONG), ("short", SHORT)):
-        name = fastest_clean(results)[key]
-        ratio = mean_speed(results, SHIPPED, key) / mean_speed(results, name, key)
-        lines.append(f"of {seconds:g} s: the fastest that is clean is {name}; featcache has {ratio:.2f} of its speed")
-    return "\n".join([*lines, remark(max(each["others"] for each in results))])
-
-
 def main() -> None:
     asked = options(__doc__, device=("cpu", "for torchaudio"), rounds=7)
     torch.set_num_threads(1)
-    results = []
+    parts, results = [f"torch {torch.__version__}, soxr {soxr.__version__}, 1 thread"], []
     for source, target in PAIRS:
-        voice = speech_at(SPEECH, source) if is_speech() else buzz(np.random.default_rng(0), source)
-        results += compare(source, target, voice, torch.device(asked.device), asked.rounds)
-    present(results, show, asked)
+        found = compare(source, target, speech_at(source), torch.device(asked.device), asked.rounds)
+        table = Table(f"{source:,} to {target:,} Hz", {head: text for head, text, _ in COLUMNS})
+        for each in found:
+            table.add(each["name"], *(each[key] for _, _, key in COLUMNS))
+        parts.append(table)
+        results += found
+    for key, seconds in (("long", LONG), ("short", SHORT)):
+        name = fastest_clean(results)[key]
+        ratio = mean_speed(results, SHIPPED, key) / mean_speed(results, name, key)
+        parts.append(f"of {seconds:g} s: the fastest that is clean is {name}; featcache has {ratio:.2f} of its speed")
+    present(asked, *parts, remark(*(each["others"] for each in results)))
 
 
 if __name__ == "__main__":

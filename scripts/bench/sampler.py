@@ -7,10 +7,7 @@
 those that an utterance shares a batch with it meets again in the next epoch's. Lengths are at 100 frames a second:
 with two peaks as in LibriSpeech (most just under 15 s, 12 s on average), or log-normal, as in read prompts (5 s).
 
-Seen on 2 shared cores, Python 3.11, numpy 2.4: for 28,000 utterances, two peaks and log-normal, padding is 1.4 % and
-1.5 % (sorted 0.1 % and 0.2 %, at random 34 % and 122 %), again 6 % and 7 %; for 1,000, padding is 2.4 % and 4.5 %
-(sorted 1.6 % and 3.8 %), again 31 % and 67 %. Over 10^7 utterances a sampler is made in 6 ms, has an epoch's first
-batch after 1.6 s, and each further one after 1.5 µs.
+docs/loader.md has figures.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from __future__ import annotations
 from time import perf_counter
 
 import numpy as np
-from harness import columns, options
+from harness import Table, options, present
 
 from featcache import BucketBatchSampler
 
@@ -55,13 +52,12 @@ def compare(name, lengths, rng, max_frames):
     by_length = list(BucketBatchSampler(lengths, max_frames=max_frames, shuffle=False))
     at_random = np.array_split(rng.permutation(len(lengths)), len(ours))
     shares = again, 1, np.mean([len(batch) for batch in at_random]) / len(lengths)
-    rows = [
-        (what, f"{padding(lengths, batches):.1%}", f"{len(batches):,}", f"{share:.1%}")
-        for what, batches, share in zip(
-            ("BucketBatchSampler", "sorted by length", "at random"), (ours, by_length, at_random), shares, strict=True
-        )
-    ]
-    print(columns([f"{name}, {len(lengths):,} utterances", "padding", "batches", "again"], *rows))
+    title = f"{name}, {len(lengths):,} utterances"
+    table = Table(title, {"padding": "{:.1%}", "batches": "{:,}", "again": "{:.1%}"})
+    ways = {"BucketBatchSampler": ours, "sorted by length": by_length, "at random": at_random}
+    for (what, batches), share in zip(ways.items(), shares, strict=True):
+        table.add(what, padding(lengths, batches), len(batches), share)
+    return table
 
 
 def time_one(lengths, max_frames):
@@ -78,19 +74,25 @@ def time_one(lengths, max_frames):
     resume = perf_counter()
     other.load_state_dict(state)
     next(iter(other))
-    print(f"{len(lengths):,} utterances: made in {(made - begin) * 1e3:.0f} ms")
-    print(f"  the first batch of an epoch after {first - made:.1f} s")
-    print(f"  each further one after {(last - first) / count * 1e6:.1f} µs")
-    print(f"  the first with 6 ranks, after half an epoch with 8, after {perf_counter() - resume:.1f} s")
+    return "\n".join(
+        [
+            f"{len(lengths):,} utterances: made in {(made - begin) * 1e3:.0f} ms",
+            f"  the first batch of an epoch after {first - made:.1f} s",
+            f"  each further one after {(last - first) / count * 1e6:.1f} µs",
+            f"  the first with 6 ranks, after half an epoch with 8, after {perf_counter() - resume:.1f} s",
+        ]
+    )
 
 
 def main():
     arguments = options(__doc__, utterances=28_000, large=10_000_000, max_frames=20_000)
     rng = np.random.default_rng(0)
-    for count in (arguments.utterances, 1000):
-        for make in (two_peaks, log_normal):
-            compare(make.__name__.replace("_", " "), make(count, rng), rng, arguments.max_frames)
-    time_one(log_normal(arguments.large, rng), arguments.max_frames)
+    tables = [
+        compare(make.__name__.replace("_", " "), make(count, rng), rng, arguments.max_frames)
+        for count in (arguments.utterances, 1000)
+        for make in (two_peaks, log_normal)
+    ]
+    present(arguments, *tables, time_one(log_normal(arguments.large, rng), arguments.max_frames))
 
 
 if __name__ == "__main__":

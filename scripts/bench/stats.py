@@ -6,14 +6,13 @@
 Reading is a copy of all features, a megabyte at a time, by one thread. What is on the disk is read once before: both
 then come from the page cache. In each round all take turns; rates are medians of the rounds.
 
-Seen on one of 2 shared cores, Python 3.11, numpy 2.4, 302 MB of 80 dimensions: 0.68 GB/s of float16 and 1.44 GB/s of
-float32, 340 and 360 million values a second, where reading has 6.6 and 7.4 GB/s. Arithmetic in float64 decides.
+docs/stats.md has figures.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from harness import columns, options, present, remark, take_turns
+from harness import Table, options, present, remark, take_turns
 
 from featcache.loader.cache import Cache
 from featcache.stats import moments
@@ -40,12 +39,13 @@ def main() -> None:
     turns = take_turns(runs, asked.rounds)
     values = int(cache.lengths.sum()) * int(np.prod(cache.spec.item_shape))
     gigabytes = values * cache.version.dtype.itemsize / 1e9
-    rows = [
-        (name, f"{gigabytes / seconds:.2f}", f"{values / seconds / 1e6:,.0f}")
-        for name, seconds in ((name, turns.median(name)) for name in runs)
-    ]
-    head = [f"{cache.version.path.name}: {gigabytes * 1e3:,.0f} MB", "GB/s", "million values/s"]
-    present([head, *rows], lambda table: f"{columns(*table)}\n{remark(turns.others)}".rstrip(), asked)
+    table = Table(
+        f"{cache.version.path.name}: {gigabytes * 1e3:,.0f} MB", {"GB/s": "{:.2f}", "million values/s": "{:,.0f}"}
+    )
+    for name in runs:
+        seconds = turns.median(name)
+        table.add(name, gigabytes / seconds, values / seconds / 1e6)
+    present(asked, table, remark(turns.others))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from featcache.audio.resample import to_waveform
+from featcache.care.compare import ROUNDING
+from featcache.config import Config
+from featcache.extraction.from_audio import decode_all
 from featcache.extractors.codec import CodecExtractor
+from featcache.manifest import Manifest
+
+
+def waveforms_of(manifest: Manifest, config: Config) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each utterance's id and waveform, as the extractor gets it."""
+    for decoded in decode_all([manifest[row] for row in range(len(manifest))], manifest.root):
+        assert decoded.samples is not None
+        assert decoded.source is not None
+        waveform = to_waveform(decoded.samples, decoded.source.sample_rate, config.audio, decoded.utterance.channel)
+        yield decoded.utterance.id, torch.from_numpy(waveform)
+
+
+def differences(
+    codes: np.ndarray, alone: np.ndarray, extractor: CodecExtractor, waveform: torch.Tensor
+) -> Counter[str]:
+    """How many codes `[F, Q]` a clip has, how many are `different` from the model's alone, and which are `ties`."""
+    if codes.shape != alone.shape:
+        return Counter(codes=alone.size, different=alone.size)
+    differ = codes != alone
+    counts = Counter(codes=differ.size, different=int(differ.sum()))
+    if counts["different"]:
+        counts["ties"] = int(differ[latent_distances(extractor, waveform) <= ROUNDING].sum())
+    return counts
 
 
 def latent_distances(extractor: CodecExtractor, waveform: torch.Tensor) -> np.ndarray:

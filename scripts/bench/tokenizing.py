@@ -4,8 +4,8 @@
     python scripts/bench/tokenizing.py [--hours 0.1] [--threads 2] [--rounds 3] [--device cpu] [--json]
     python scripts/bench/tokenizing.py --kind short          clips of 0.43 s at 8 kHz, the worst case for padding
 
-The model is EnCodec for 24 kHz at its full size, with random weights and codebooks that are filled with what its
-encoder gives, at 6 kbps in fp32. In each round three things take turns:
+The model is EnCodec for 24 kHz at its full size, with random weights (`random_encodec.py`), at 6 kbps in fp32. In each
+round three things take turns:
 
 model   `EncodecModel.encode` on tensors that lie on the device, without padding, in the fastest of several shapes, on
         a CPU by as many threads as the others have: the limit
@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,39 +30,24 @@ import numpy as np
 import soundfile
 import torch
 from corpus import KINDS, make_corpus
-from harness import CORES, KEPT, Timed, columns, options, present, remark, take_turns, timed
-from ties import latent_distances
+from harness import CORES, KEPT, Table, Timed, options, present, remark, take_turns, timed
+from random_encodec import make_weights
+from ties import differences, waveforms_of
 
 import featcache
-from featcache.audio.resample import to_waveform
-from featcache.care.compare import ROUNDING
 from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import run_extraction
-from featcache.extraction.from_audio import decode_all
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.extractors.codec import CodecExtractor
 from featcache.manifest import Manifest, read_manifest
 
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
-from small_models import save_encodec
-
+LIMIT, OURS = "the model alone", "featcache, from files to shards"
 RATE = 24000
 BANDWIDTH = 6.0
 SHAPES = {"cpu": [(1, 1.0), (4, 1.0), (1, 4.0), (2, 4.0), (1, 10.0)], "cuda": [(8, 10.0), (24, 10.0), (64, 10.0)]}
 """Rows and seconds of the batches among which the fastest is the limit."""
-
-
-def make_weights(folder: Path) -> Path:
-    """EnCodec at its full size, made once."""
-    from transformers import EncodecConfig
-
-    home = folder / "encodec-24khz-random"
-    if not (home / "config.json").exists():
-        save_encodec(EncodecConfig(), home)
-    return home
 
 
 class Model:
@@ -134,33 +119,25 @@ def loop(manifest: Manifest, rows: Sequence[int], model: Model, device: Device, 
     torch.set_num_threads(1)
 
 
-def compare(manifest: Manifest, config: Config, cache: Path, model: Model, device: Device) -> dict[str, int]:
+def compare(manifest: Manifest, config: Config, cache: Path, model: Model, device: Device) -> str:
     """Hold every code in the cache against the model alone on the same waveforms; ties apart."""
     stored = featcache.open(cache)
-    extractor = config.build(device.torch_device)
-    assert isinstance(extractor, CodecExtractor)
-    counts = {"codes": 0, "distinct": 0, "different": 0, "ties": 0}
-    seen: set[int] = set()
-    for decoded in decode_all([manifest[row] for row in range(len(manifest))], manifest.root):
-        assert decoded.samples is not None
-        assert decoded.source is not None
-        waveform = torch.from_numpy(to_waveform(decoded.samples, decoded.source.sample_rate, config.audio))
+    extractor = config.build(device.torch_device).as_codec_extractor()
+    assert extractor is not None
+    counts: Counter[str] = Counter()
+    distinct: set[int] = set()
+    for id_, waveform in waveforms_of(manifest, config):
         waveform = waveform.to(device.torch_device)
         alone = model.encode(waveform[None])[0].T.cpu().numpy()
-        found = stored[decoded.utterance.id]
-        counts["codes"] += found.size
-        seen.update(np.unique(found[:, 0]).tolist())
-        if found.shape != alone.shape:
-            counts["different"] += found.size
-        elif (frames := np.flatnonzero((found != alone).any(1))).size:
-            counts["different"] += int((found != alone).sum())
-            far = latent_distances(extractor, waveform)[frames]
-            counts["ties"] += int((found != alone)[frames[far <= ROUNDING]].sum())
-    counts["distinct"] = len(seen)
-    return counts
+        counts += differences(stored[id_], alone, extractor, waveform)
+        distinct.update(alone[:, 0].tolist())
+    return (
+        f"{counts['codes']:,} codes, {len(distinct)} distinct in the first codebook; {counts['different']} differ from "
+        f"the model alone, {counts['ties']} of them ties"
+    )
 
 
-def measure(asked: argparse.Namespace) -> dict:
+def measure(asked: argparse.Namespace) -> list[Table | str]:
     """All rounds."""
     asked.folder.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count))
@@ -194,45 +171,20 @@ def measure(asked: argparse.Namespace) -> dict:
             taken = timed(lambda: loop(manifest, in_loop, model, device, folder / "loop"))
             return of_audio(taken, float(manifest.duration[in_loop].sum()))
 
-        turns = take_turns({"model": alone, "featcache": extraction, "loop": by_hand}, asked.rounds)
-        counts = compare(manifest, config, folder / "cache", model, device)
-    return {
-        "device": device.label,
-        "threads": device.threads,
-        "hours": seconds / 3600,
-        "files": len(manifest),
-        "shape": shapes[-1],
-        **{name: 1 / turns.median(name) for name in turns.taken},
-        "of_limit": turns.ratio("model", "featcache"),
-        "of_loop": turns.ratio("loop", "featcache"),
-        "others": turns.others,
-        "stages": summaries[-1].stages,
-        "codes": counts,
-    }
+        turns = take_turns({LIMIT: alone, OURS: extraction, "load, resample, encode, np.save": by_hand}, asked.rounds)
+        compared = compare(manifest, config, folder / "cache", model, device)
+    about = f"{len(manifest):,} files, {seconds / 3600:.2f} h, {device.label}, {device.threads} threads"
+    table = Table(about, {"× real time": "{:,.1f}", "of the limit": "{:.2f}", "featcache is": "{:.1f} ×"})
+    for name in turns.taken:
+        table.add(name, 1 / turns.median(name), turns.ratio(LIMIT, name), turns.ratio(name, OURS))
+    stages = ", ".join(f"{name} {share:.1%}" for name, share in summaries[-1].stages.items())
+    said = [f"the limit is in the shape {shapes[-1]}", f"time in stages: {stages}", compared, remark(turns.others)]
+    return [table, *said]
 
 
 def of_audio(taken: Timed, seconds: float) -> Timed:
     """What a second of audio took."""
     return Timed(taken.seconds / seconds, taken.cpu_seconds / seconds, taken.others)
-
-
-def show(result: dict) -> str:
-    codes = result["codes"]
-    rows = [
-        (f"model alone, {result['shape']}", f"{result['model']:,.1f}", "the limit"),
-        ("featcache, from files to shards", f"{result['featcache']:,.1f}", f"{result['of_limit']:.2f} of the limit"),
-        ("load, resample, encode, np.save", f"{result['loop']:,.1f}", f"1 / {result['of_loop']:.1f} of featcache"),
-    ]
-    return "\n".join(
-        [
-            f"{result['files']:,} files, {result['hours']:.2f} h, {result['device']}, {result['threads']} threads",
-            columns(["", "× real time", ""], *rows),
-            "time in stages: " + ", ".join(f"{name} {share:.1%}" for name, share in result["stages"].items()),
-            f"{codes['codes']:,} codes, {codes['distinct']} distinct in the first codebook; {codes['different']} "
-            f"differ from the model alone, {codes['ties']} of them ties",
-            remark(result["others"]),
-        ]
-    )
 
 
 def main() -> None:
@@ -248,7 +200,7 @@ def main() -> None:
         limit_seconds=(60.0, "audio in a measurement of the model alone"),
         loop_minutes=(2.0, "audio that the loop is measured on"),
     )
-    present(measure(asked), show, asked)
+    present(asked, *measure(asked))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ all take turns; the table has the median of the rounds, and ratios are medians o
 
 from __future__ import annotations
 
+import argparse
 import mmap
 import tempfile
 from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
-from harness import columns, options, present, remark, take_turns
+from harness import Table, options, present, remark, take_turns
 from made_up import BINS, make_features, make_version
 
 from featcache.care.verify import verify
@@ -40,9 +41,11 @@ def read_and_sum(version: Version, block: np.ndarray) -> None:
                 crc = crc32c(block[:got], crc)
 
 
-def measure(megabytes: float, mean_seconds: float | None, folder: Path, threads: int, rounds: int) -> dict:
+def measure(name: str, folder: Path, asked: argparse.Namespace) -> tuple[Table, str]:
+    """The figures of a cache of items of this kind, made in a folder, and a remark."""
+    mean_seconds = CACHES[name]
     frame_bytes = 2 * BINS
-    arrays = make_features(round(megabytes * 1e6 / frame_bytes / 100 / (mean_seconds or 12.3)), mean_seconds)
+    arrays = make_features(round(asked.megabytes * 1e6 / frame_bytes / 100 / (mean_seconds or 12.3)), mean_seconds)
     num_bytes = sum(array.nbytes for array in arrays)
     version = make_version(folder, arrays, round(SHARD_BYTES * len(arrays) / num_bytes))
     block = np.empty(BLOCK_BYTES, np.uint8)
@@ -51,42 +54,21 @@ def measure(megabytes: float, mean_seconds: float | None, folder: Path, threads:
         LIMIT: lambda: read_and_sum(version, block),
         "the same, at a page": lambda: read_and_sum(version, at_page),
         "verify, 1 thread": lambda: verify(version),
-        f"verify, {threads} threads": lambda: verify(version, threads=threads),
+        f"verify, {asked.threads} threads": lambda: verify(version, threads=asked.threads),
         "verify --no-data, 1 thread": lambda: verify(version, data=False),
     }
     if problems := verify(version).problems:  # and everything is in the page cache now
         raise SystemExit(f"a cache that was just made has {problems[0]}")
-    turns = take_turns(runs, rounds)
-    return {
-        "items": len(arrays),
-        "bytes": num_bytes,
-        "shards": len(version.shard_names()),
-        "others": turns.others,
-        "runs": {
-            name: {
-                "seconds": turns.median(name),
-                "best_seconds": turns.best(name),
-                "cpu_seconds": turns.median(name, "cpu_seconds"),
-                "of_limit": turns.ratio(LIMIT, name),
-            }
-            for name in runs
-        },
-    }
-
-
-def show(results: dict[str, dict]) -> str:
-    parts = []
-    for name, result in results.items():
-        size, each = result["bytes"], result["bytes"] / result["items"] / 1e3
-        about = f"{result['items']:,} {name} items of {each:,.0f} kB, {size / 1e6:,.0f} MB in {result['shards']} shards"
-        rows = [
-            (run, *(f"{took[key]:.3f}" for key in ("seconds", "best_seconds", "cpu_seconds")),
-             f"{size / took['seconds'] / 1e9:.2f}", f"{took['of_limit']:.2f}")
-            for run, took in result["runs"].items()
-        ]  # fmt: skip
-        parts += [about, columns(["", "seconds", "best", "CPU s", "GB/s", "of reading"], *rows)]
-        parts.append(remark(result["others"]))
-    return "\n".join(parts)
+    turns = take_turns(runs, asked.rounds)
+    about = f"{len(arrays):,} {name} items of {num_bytes / len(arrays) / 1e3:,.0f} kB, {num_bytes / 1e6:,.0f} MB in"
+    table = Table(
+        f"{about} {len(version.shard_names())} shards",
+        {**dict.fromkeys(("seconds", "best", "CPU s"), "{:.3f}"), "GB/s": "{:.2f}", "of reading": "{:.2f}"},
+    )
+    for run in runs:
+        seconds, ratio = turns.median(run), turns.ratio(LIMIT, run)
+        table.add(run, seconds, turns.best(run), turns.median(run, "cpu_seconds"), num_bytes / seconds / 1e9, ratio)
+    return table, remark(turns.others)
 
 
 def main() -> None:
@@ -97,11 +79,11 @@ def main() -> None:
         threads=2,
         rounds=5,
     )
-    results = {}
-    for name, mean_seconds in CACHES.items():
+    parts = []
+    for name in CACHES:
         with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-            results[name] = measure(asked.megabytes, mean_seconds, Path(folder), asked.threads, asked.rounds)
-    present(results, show, asked)
+            parts += measure(name, Path(folder), asked)
+    present(asked, *parts)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
 from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
@@ -34,6 +33,7 @@ import soundfile
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
+from training import GpuUse
 
 from featcache import device as device_module
 from featcache.config import Config
@@ -229,16 +229,16 @@ def end_to_end(
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         plan = plan_extraction(manifest, [config], Path(folder), options)
-        with busy_share(step) as shares:
+        gpu = GpuUse(step.device.torch_device)
+        with gpu.watched():
             start = perf_counter()
             summary = run_extraction(plan, run_locally)
             seconds = perf_counter() - start
-    busy = sum(shares) / len(shares) if shares else None
     failed = sum(summary.failed_by_reason.values())
     figures = {
         "threads": threads,
         "failed": failed,
-        "busy": busy,
+        "busy": gpu.share,
         **{f"% {stage}": 100 * it for stage, it in summary.stages.items()},
     }
     if step.device.is_cuda:
@@ -246,28 +246,6 @@ def end_to_end(
         figures["GiB at most"] = torch.cuda.max_memory_reserved() / 2**30
         figures["MiB left"] = (torch.cuda.memory_allocated() - before) / 2**20
     return summary.audio_seconds / seconds, figures
-
-
-@contextmanager
-def busy_share(step: Step):
-    """The shares of time in which the GPU had work, as its driver counts; none where nobody tells."""
-    shares: list[float] = []
-    is_done = threading.Event()
-
-    def watch() -> None:
-        with suppress(Exception):  # without pynvml, or without its permission
-            while not is_done.wait(0.2):
-                shares.append(torch.cuda.utilization(step.device.torch_device) / 100)
-
-    watcher = threading.Thread(target=watch)
-    if step.device.is_cuda:
-        watcher.start()
-    try:
-        yield shares
-    finally:
-        is_done.set()
-        if step.device.is_cuda:
-            watcher.join()
 
 
 def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:

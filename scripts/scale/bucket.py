@@ -16,19 +16,18 @@ from io import StringIO
 from pathlib import Path
 from time import perf_counter, process_time
 
-HERE = Path(__file__).parent
-sys.path += [str(HERE.parent / "bench"), str(HERE.parents[1] / "tests" / "helpers")]
+import numpy as np
 
-import numpy as np  # noqa: E402
-from harness import columns, options, present  # noqa: E402
-from made_up import add_shard, make_version  # noqa: E402
-from object_stores import BUCKET, s3_server  # noqa: E402
+import featcache
+from featcache.cli import main as featcache_command
+from featcache.storage.base import in_parallel
+from featcache.storage.location import parse_location
+from featcache.version.index import keep_index
 
-import featcache  # noqa: E402
-from featcache.cli import main as featcache_command  # noqa: E402
-from featcache.storage.base import in_parallel  # noqa: E402
-from featcache.storage.location import parse_location  # noqa: E402
-from featcache.version.index import keep_index  # noqa: E402
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from harness import Table, options, present
+from made_up import add_shard, make_version
+from object_stores import BUCKET, s3_server
 
 ITEMS = 4
 FEATURES = [np.zeros((2, 8), np.uint16)] * ITEMS
@@ -39,24 +38,23 @@ def main() -> None:
     with s3_server() as proxy:
         os.environ |= proxy.environment
         proxy.empty()
-        present(measure(proxy, asked.shards, asked.latency), lambda rows: columns(*rows), asked)
+        present(asked, measure(proxy, asked.shards, asked.latency))
 
 
-def measure(proxy, shards: int, latencies: list[float]) -> list[list[str]]:
+def measure(proxy, shards: int, latencies: list[float]) -> Table:
     url = f"s3://{BUCKET}/cache"
     version = make_version(parse_location("cache", url), FEATURES)
-    rows = [["", "ms", "seconds", "CPU s", "requests"]]
+    table = Table("what, at a latency", {"seconds": "{:.1f}", "CPU s": "{:.1f}", "requests": "{}"})
 
     def step(what: str, function, latency: float = 0.0, each: int = 1) -> None:
         proxy.requests.clear()
         proxy.seconds = latency / 1000
         start, cpu = perf_counter(), process_time()
         function()
-        taken = [f"{perf_counter() - start:.1f}", f"{process_time() - cpu:.1f}"]
+        taken = perf_counter() - start, process_time() - cpu
         proxy.seconds = 0.0
         counts = ", ".join(f"{count / each:g} {method}" for method, count in sorted(Counter(proxy.requests).items()))
-        rows.append([what, f"{latency:g}", *taken, counts])
-        print("  ".join(rows[-1]), file=sys.stderr)
+        table.add(f"{what}, {latency:g} ms", *taken, counts)
 
     def upload(numbers: range) -> None:
         in_parallel(lambda number: add_shard(version, FEATURES, number * ITEMS), numbers, 16)
@@ -74,7 +72,7 @@ def measure(proxy, shards: int, latencies: list[float]) -> list[list[str]]:
         step("open", lambda: featcache.open(url), latency)
         with redirect_stdout(StringIO()):
             step("info", lambda: featcache_command(["info", url], standalone_mode=False), latency)
-    return rows
+    return table
 
 
 if __name__ == "__main__":

@@ -20,19 +20,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import in_child, options
-
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.extraction.version_plan import BuiltConfig, version_info
-from featcache.format.shard import Item
-from featcache.format.writing import ShardBuilder
 from featcache.version.corpus import Part, PartVersion, put_part
 from featcache.version.index import open_index
 from featcache.version.selection import select_version
 from featcache.version.version import Version
-from featcache.version.wanted import name_of
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from harness import in_child, options
+from make_cache import add_shard, want_nothing
 
 ITEMS = 100_000
 """The utterances of a shard."""
@@ -79,19 +77,12 @@ def make_part(cache: Path, manifest: Path, rows: int) -> None:
     built = BuiltConfig.build(load_config("mfcc13"), Device("cpu", 1).torch_device)
     info = version_info(built.config, built.extractor.spec)
     version = Version.create(cache / info.folder_name, info)
+    want_nothing(version)
+    frame = np.zeros((1, *info.spec.item_shape), version.dtype)
     for first in range(0, rows, ITEMS):
         numbers = range(first, min(first + ITEMS, rows))
-        items = [
-            Item(id=ids[row], path=path, start=float(starts[row]), duration=0.1, num_samples=1600, size=1, mtime_ns=1,
-                 sample_rate=16000)
-            for row in numbers
-        ]  # fmt: skip
-        builder = ShardBuilder(info.spec)
-        builder.append(items, np.zeros((len(items), *info.spec.item_shape), version.dtype), [1] * len(items))
-        name, files = builder.files(
-            fingerprint=info.fingerprint, row=first, manifest=name_of("made up"), made_by={}, where=cache
-        )
-        version.store.publish(files, f"shards/{name}")
+        of_manifest = {ids[row]: {"path": path, "start": float(starts[row]), "duration": 0.1} for row in numbers}
+        add_shard(version, dict.fromkeys(of_manifest, frame), row=first, rows=of_manifest)
     open_index(version)
 
 

@@ -14,9 +14,7 @@ Both train on the same batches from the same seed, and take turns. A step goes f
 own end, its batch included; on a GPU it is measured by events in the stream, which hold nothing up, and so is the noise
 in it: the time for which the stream stood at it. The first epoch of each is not counted.
 
-Seen on 2 shared cores without a GPU, Python 3.11, torch 2.11: a step 32.2 ms (median; p90 40.3 ms) with noise from the
-CPU, 32.8 ms (41.2 ms) with noise drawn in place; the noise 6.9 % and 7.0 % of the steps. On a CPU it is the same work.
-Accuracy 100 % of 300 both times, waiting for data (loader.waited) 0.3 %.
+docs/stories.md has figures.
 """
 
 from __future__ import annotations
@@ -36,9 +34,10 @@ from training import OPTIONS, SPLITS, GpuUse, Pass, Trainer, Watch, extract, spl
 from xvector import Noise, XVector
 
 import featcache
+from featcache.device import Device
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import CORES, columns, median, options, present, remark, timed
+from harness import CORES, Table, median, options, present, remark, timed
 
 STD = 1e-5
 CONFIG = {
@@ -49,6 +48,8 @@ CONFIG = {
     "store": {"dtype": "float16"},
 }
 COPIED, IN_PLACE = "on the CPU", "on the device"
+ON_THE_CPU = """The device is the CPU: both draw as many numbers on the same cores, and nothing is copied, so there is
+little between them. What costs is drawing for a GPU on the CPU, and the copy: see --device cuda."""
 TURN = 5
 """Epochs in a row: long enough for NVML to tell how busy a GPU is."""
 
@@ -102,25 +103,33 @@ class Way:
         with self.gpu.watched():
             self.passes += [self.trainer.epoch(self.loader, number) for number in numbers]
 
-    def summary(self, test: featcache.DataLoader) -> dict[str, Any]:
-        """Figures, without the first epoch."""
+    def figures(self, test: featcache.DataLoader) -> list[Any]:
+        """Those of `FIGURES`, without the first epoch."""
         counted = self.passes[1:]
         steps = np.array([seconds for epoch in counted for seconds in epoch.steps])
         noise = np.array(self.noise.seconds()[-len(steps) :])
-        return {
-            "step_seconds": float(np.median(steps)),
-            "p90_seconds": float(np.quantile(steps, 0.9)),
-            "noise_seconds": float(np.median(noise)),
-            "noise_share": float(noise.sum() / steps.sum()),
-            "cpu": sum(epoch.cpu_seconds for epoch in counted) / sum(epoch.seconds for epoch in counted),
-            "gpu": self.gpu.text(counted),
-            "fetching": median([epoch.fetched / epoch.seconds for epoch in counted]),
-            "waited": median([epoch.waited / epoch.seconds for epoch in counted]),
-            "accuracy": self.trainer.accuracy(test),
-        }
+        return [
+            *(1e3 * seconds for seconds in (np.median(steps), np.quantile(steps, 0.9), np.median(noise))),
+            noise.sum() / steps.sum(),
+            sum(epoch.cpu_seconds for epoch in counted) / sum(epoch.seconds for epoch in counted),
+            self.gpu.text(counted),
+            median([epoch.fetched / epoch.seconds for epoch in counted]),
+            median([epoch.waited / epoch.seconds for epoch in counted]),
+            self.trainer.accuracy(test),
+        ]
 
 
-def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
+FIGURES = {
+    **dict.fromkeys(("a step, median", "p90", "noise"), "{:.2f} ms"),
+    "of all steps": "{:.1%}",
+    f"CPU, of {CORES} cores": "{:.2f}",
+    "GPU busy": "{}",
+    **dict.fromkeys(("fetching batches", "loader.waited"), "{:.2%}"),
+    "accuracy": "{:.1%}",
+}
+
+
+def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
     """All of it."""
     manifests = split(asked.data, folder, asked.limit)
     config = folder / "fbank24.yaml"
@@ -151,46 +160,19 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 way.train(range(first, min(first + TURN, asked.epochs)))
 
     taken = timed(take_turns, patience=0)
-    is_cuda = asked.device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(asked.device) if is_cuda else "cpu",
-        "threads": asked.threads,
-        "train": len(datasets["train"]),
-        "test": len(datasets["test"]),
-        "speakers": len(speakers),
-        "epochs": asked.epochs,
-        "batch_size": asked.batch_size,
-        "channels": asked.channels,
-        "extraction_seconds": extraction.seconds,
-        "ways": {name: way.summary(loader("test")) for name, way in ways.items()},
-        "others": max(extraction.others, taken.others),
-    }
-
-
-def table(result: dict[str, Any]) -> str:
-    """The result for people."""
-    head = ["noise drawn", "a step, median", "p90", "noise", "of all steps", f"CPU, of {CORES} cores", "GPU busy"]
-    head += ["fetching batches", "loader.waited", f"accuracy after {result['epochs']} epochs"]
-    rows = [
-        (name, *(f"{1e3 * each[f'{what}_seconds']:.2f} ms" for what in ("step", "p90", "noise")),
-         f"{each['noise_share']:.1%}", f"{each['cpu']:.2f}", each["gpu"],
-         *(f"{each[what]:.2%}" for what in ("fetching", "waited")), f"{each['accuracy']:.1%}")
-        for name, each in result["ways"].items()
-    ]  # fmt: skip
-    lines = [
-        f"{result['train']:,} utterances of {result['speakers']} speakers to train on, {result['test']:,} to test with",
-        f"fbank of 24 bins, extracted in {result['extraction_seconds']:.1f} s; {result['channels']} channels, batches "
-        f"of {result['batch_size']}; {result['device']}, {result['threads']} threads",
-        "",
-        columns(head, *rows, markdown=True),
-        "",
+    table = Table("noise drawn", FIGURES)
+    for name, way in ways.items():
+        table.add(name, *way.figures(loader("test")))
+    num_train, num_test = (len(dataset) for dataset in datasets.values())
+    return [
+        f"{num_train:,} utterances of {len(speakers)} speakers to train on, {num_test:,} to test with; {asked.epochs} "
+        f"epochs; {Device(str(asked.device)).label}, {asked.threads} threads",
+        f"fbank of 24 bins, extracted in {extraction.seconds:.1f} s; {asked.channels} channels, batches of "
+        f"{asked.batch_size}",
+        table,
+        "" if asked.device.type == "cuda" else ON_THE_CPU,
+        remark(extraction.others, taken.others),
     ]
-    if result["device"] == "cpu":
-        lines += [
-            "The device is the CPU: both draw as many numbers on the same cores, and nothing is copied, so there is",
-            "little between them. What costs is drawing for a GPU on the CPU, and the copy: see --device cuda.",
-        ]
-    return "\n".join([*lines, remark(result["others"])]).rstrip()
 
 
 def main() -> None:
@@ -198,7 +180,7 @@ def main() -> None:
     if asked.epochs < 2:
         sys.exit("--epochs: the first one is not counted: give at least 2")
     with tempfile.TemporaryDirectory() as name:
-        present(measure(asked, Path(name)), table, asked)
+        present(asked, *measure(asked, Path(name)))
 
 
 if __name__ == "__main__":

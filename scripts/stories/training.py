@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -129,38 +129,34 @@ class GpuUse:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Look ten times a second, while a block runs: NVML tells how it was since about the last look."""
-        if self._now() is None:
-            yield
-            return
         over = threading.Event()
-
-        def look() -> None:
-            while not over.wait(0.1):
-                self._samples.append(self._now() or 0)
-
-        looking = threading.Thread(target=look)
-        looking.start()
+        looking = threading.Thread(target=self._look, args=[over])
+        if self._device.type == "cuda":
+            looking.start()
         try:
             yield
         finally:
             over.set()
-            looking.join()
+            if self._device.type == "cuda":
+                looking.join()
+
+    @property
+    def share(self) -> float | None:
+        """The share of the time; None where nobody tells."""
+        return sum(self._samples) / len(self._samples) / 100 if self._samples else None
 
     def text(self, passes: Sequence[Pass]) -> str:
         """The share, for people; without NVML what the steps of these passes took, with gaps between kernels."""
         if self._device.type != "cuda":
             return "–"
-        if self._samples:
-            return f"{sum(self._samples) / len(self._samples):.0f}%"
+        if self.share is not None:
+            return f"{self.share:.0%}"
         return f"at most {sum(epoch.busy for epoch in passes) / sum(epoch.seconds for epoch in passes):.0%}"
 
-    def _now(self) -> int | None:
-        if self._device.type != "cuda":
-            return None
-        try:
-            return torch.cuda.utilization(self._device)
-        except ModuleNotFoundError:  # pynvml, of nvidia-ml-py
-            return None
+    def _look(self, over: threading.Event) -> None:
+        with suppress(Exception):  # without pynvml, of nvidia-ml-py, or without its permission
+            while not over.wait(0.1):
+                self._samples.append(torch.cuda.utilization(self._device))
 
 
 # Training

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import socket
-import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from loopback import Request, serving
 from processes import MOST_SECONDS
 
 LARGE = {".safetensors", ".bin", ".pt"}
@@ -38,10 +34,10 @@ audio: {{sample_rate: 24000}}
 class Hub:
     """One repository with one commit, and others like it."""
 
-    address: str
-    """The address, for `HF_ENDPOINT`."""
     files: dict[str, bytes]
     """The repository's files by name."""
+    address: str = ""
+    """The address, for `HF_ENDPOINT`."""
     name: str = "org/name"
     """The repository's name."""
     commit: str = "c1dbe2ae3f1de713481a3b3e7c47f357092ee040"
@@ -67,93 +63,62 @@ class Hub:
         """The requests that match."""
         return [request for request in self.requests if re.search(what, request)]
 
+    def answer(self, request: Request) -> None:
+        asked = f"{request.command} {request.path}"
+        self.requests.append(asked)
+        for pattern, (status, headers) in self.answers.items():
+            if re.search(pattern, asked):
+                return request.send(status, headers)
+        repository, _, rest = request.path.partition("/revision/" if "/api/" in request.path else "/resolve/")
+        if request.path.startswith("/large/"):
+            every = [self.files, *(files for _, files in self.others.values())]
+            held = {_sha256(content): content for files in every for content in files.values()}
+            return self._send_large(request, held[request.path.rpartition("/")[2]])
+        name = repository.removeprefix("/api/models").removeprefix("/")
+        if name != self.name and name not in self.others:
+            return request.send(401, {"X-Error-Message": "Invalid username or password."})
+        commit, files = self.others.get(name, (self.commit, self.files))
+        revision, _, file = rest.partition("?")[0].partition("/")
+        if revision != commit:
+            return request.send(404, {"X-Error-Code": "RevisionNotFound"})
+        if not file:
+            siblings = [_described(path, content) for path, content in files.items()]
+            document = {"id": name, "modelId": name, "sha": commit, "siblings": siblings}
+            return request.send(200, {"Content-Type": "application/json"}, json.dumps(document).encode())
+        headers = {"X-Repo-Commit": commit}
+        if file not in files:
+            return request.send(404, headers | {"X-Error-Code": "EntryNotFound"})
+        content = files[file]
+        if Path(file).suffix not in LARGE:
+            return request.send(200, headers | {"ETag": f'"{_blob_id(content)}"'}, content)
+        headers |= {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{_sha256(content)}"'}
+        # By another name of this machine: huggingface_hub takes what stays on the hub's own host for the file itself.
+        elsewhere = f"{self.address.replace('127.0.0.1', 'localhost')}/large/{_sha256(content)}"
+        return request.send(302, headers | {"Location": elsewhere})
+
+    def _send_large(self, request: Request, content: bytes) -> None:
+        if self.corrupt:
+            content = bytes([content[0] ^ 1]) + content[1:]
+        start = int(re.search(r"\d+", request.headers.get("Range", "0"))[0])
+        headers = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+        whole, rest = len(content) - start, content[start:]
+        if self.drops:
+            self.drops -= 1
+            rest = rest[: len(rest) // 2]
+            request.close_connection = True
+        request.send(206 if start else 200, headers, rest, whole)
+        if len(rest) < whole and self.drop == "hold":
+            request.rfile.read(1)  # until the other side goes
+        if len(rest) < whole and self.drop == "reset":
+            request.reset()
+
 
 @contextmanager
 def serve(folder: Path) -> Iterator[Hub]:
     """Serve the files of a folder as a hub's repository."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        server.hub = hub = Hub(f"http://127.0.0.1:{server.server_port}", _files(folder))
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def _answer(self) -> None:
-        hub: Hub = self.server.hub
-        request = f"{self.command} {self.path}"
-        hub.requests.append(request)
-        for pattern, (status, headers) in hub.answers.items():
-            if re.search(pattern, request):
-                return self._send(status, headers)
-        repository, _, rest = self.path.partition("/revision/" if "/api/" in self.path else "/resolve/")
-        if self.path.startswith("/large/"):
-            every = [hub.files, *(files for _, files in hub.others.values())]
-            held = {_sha256(content): content for files in every for content in files.values()}
-            return self._send_large(held[self.path.rpartition("/")[2]])
-        name = repository.removeprefix("/api/models").removeprefix("/")
-        if name != hub.name and name not in hub.others:
-            return self._send(401, {"X-Error-Message": "Invalid username or password."})
-        commit, files = hub.others.get(name, (hub.commit, hub.files))
-        revision, _, file = rest.partition("?")[0].partition("/")
-        if revision != commit:
-            return self._send(404, {"X-Error-Code": "RevisionNotFound"})
-        if not file:
-            siblings = [_described(path, content) for path, content in files.items()]
-            document = {"id": name, "modelId": name, "sha": commit, "siblings": siblings}
-            return self._send(200, {"Content-Type": "application/json"}, json.dumps(document).encode())
-        headers = {"X-Repo-Commit": commit}
-        if file not in files:
-            return self._send(404, headers | {"X-Error-Code": "EntryNotFound"})
-        content = files[file]
-        if Path(file).suffix not in LARGE:
-            return self._send(200, headers | {"ETag": f'"{_blob_id(content)}"'}, content)
-        headers |= {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{_sha256(content)}"'}
-        # By another name of this machine: huggingface_hub takes what stays on the hub's own host for the file itself.
-        elsewhere = f"http://localhost:{self.server.server_port}/large/{_sha256(content)}"
-        return self._send(302, headers | {"Location": elsewhere})
-
-    def _send_large(self, content: bytes) -> None:
-        hub: Hub = self.server.hub
-        if hub.corrupt:
-            content = bytes([content[0] ^ 1]) + content[1:]
-        start = int(re.search(r"\d+", self.headers.get("Range", "0"))[0])
-        headers = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
-        whole, rest = len(content) - start, content[start:]
-        if hub.drops:
-            hub.drops -= 1
-            rest = rest[: len(rest) // 2]
-            self.close_connection = True
-        self._send(206 if start else 200, headers, rest, whole)
-        if len(rest) < whole and hub.drop == "hold":
-            self.rfile.read(1)  # until the other side goes
-        if len(rest) < whole and hub.drop == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            os.close(self.connection.detach())  # at once, before the server ends the connection in peace
-
-    def _send(self, status: int, headers: dict[str, str], content: bytes = b"", length: int | None = None) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content) if length is None else length))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
+    hub = Hub(_files(folder))
+    with serving(hub.answer) as hub.address:
+        yield hub
 
 
 def _files(folder: Path) -> dict[str, bytes]:

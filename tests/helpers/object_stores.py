@@ -11,10 +11,10 @@ from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from loopback import serving
 
 from featcache.storage import clients
 from featcache.storage.base import open_store
@@ -42,7 +42,9 @@ def s3_server():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen([sys.executable, "-c", _SERVER], **pipes) as server:
         try:
-            with Proxy(next(int(line.split()[1]) for line in server.stdout if line.startswith("port "))) as proxy:
+            proxy = Proxy(next(int(line.split()[1]) for line in server.stdout if line.startswith("port ")))
+            with serving(proxy.pass_on) as address:
+                proxy.environment = {**_ENVIRONMENT, "AWS_ENDPOINT_URL": address}
                 yield proxy
         finally:
             server.stdin.close()
@@ -66,29 +68,8 @@ class Proxy:
     def __init__(self, port):
         self.port = port
         self.conditional = threading.Lock()
+        self.environment = _ENVIRONMENT
         self.reset()
-        proxy = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # else each answer waits 40 ms for what says that its headers have come
-
-            def log_message(self, *args):
-                pass
-
-            def handle_one(self):
-                proxy.pass_on(self)
-
-            do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_one
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request, client_address):
-                pass
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.environment = {**_ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.server_address[1]}"}
 
     def empty(self):
         """Forget all that the server holds, and make an empty bucket."""
@@ -106,14 +87,6 @@ class Proxy:
         """The bytes that were sent of files whose names have this ending."""
         return sum(count for path, count in self.sent_by_path.items() if path.endswith(ending))
 
-    def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, args=[0.05], daemon=True).start()
-        return self
-
-    def __exit__(self, *exception):
-        self.server.shutdown()
-        self.server.server_close()
-
     def pass_on(self, request):
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.requests[request.command] += 1
@@ -124,7 +97,7 @@ class Proxy:
             request.close_connection = True
             return
         if fault == "409":
-            return self.refuse(request, 409)
+            return request.send(409, {})
         if fault == "unconditional":
             del request.headers["If-None-Match"]
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -139,25 +112,16 @@ class Proxy:
             request.close_connection = True
             return
         if fault == "503":
-            return self.refuse(request, 503)
-        request.send_response(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
-                request.send_header(name, value)
+            return request.send(503, {})
+        dropped = ("content-length", "transfer-encoding", "connection", "date", "server")
+        headers = {name: value for name, value in answer.getheaders() if name.lower() not in dropped}
         length = answer.getheader("Content-Length") if request.command == "HEAD" else len(data)
-        request.send_header("Content-Length", str(length))
-        request.end_headers()
         if fault == "cut":
             data = data[: len(data) // 2]
             request.close_connection = True
         self.sent += len(data)
         self.sent_by_path[request.path] += len(data)
-        request.wfile.write(data)
-
-    def refuse(self, request, status):
-        request.send_response(status)
-        request.send_header("Content-Length", "0")
-        request.end_headers()
+        request.send(answer.status, headers, data, length)
 
 
 @pytest.fixture(scope="session")

@@ -10,14 +10,11 @@ It computes as much as the real one does; what its codes tell is not what the re
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
 from small_models import speech_like
+from torch import Tensor, nn
 
 SECONDS = 100
 """Of speech-like sound that the codebooks are made for: eight frames to a codeword."""
