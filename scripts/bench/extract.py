@@ -157,7 +157,7 @@ def _command(path: Path, cache: Path, threads: int) -> Timed:
 
 
 def _lhotse_runs(path: Path, asked: argparse.Namespace) -> dict[str, Callable[[], Timed]]:
-    """Lhotse with the fastest of its storages: none where it is not installed, not wanted, or would have to resample."""
+    """Lhotse with the fastest of its storages; none if it is not installed or not wanted, or would have to resample."""
     if asked.no_peers or asked.kind == "short":
         return {}
     storages = _lhotse(path)
