@@ -23,7 +23,6 @@ from featcache.errors import DamagedError, FeatcacheError, StoreError
 from featcache.format.documents import Count, Hash, decoder_of
 from featcache.format.group import NAME_DIGITS, Group, GroupInfo, Table, rise
 from featcache.format.shard import Shard
-from featcache.format.writing import group_files
 from featcache.storage.base import in_parallel
 from featcache.strings import Strings, hash_of
 from featcache.version.version import Version
@@ -332,6 +331,7 @@ def _refuse_collisions(ids: Strings, order: NDArray[np.int64], numbers: NDArray[
 def write_index(index: Index, version: Version) -> None:
     """Keep an index, in place of a damaged one, and forget those that are older than the last few. Raises StoreError if
     it cannot be written; MissingDependencyError if zarr-python is not installed."""
+    from featcache.format.writing import group_files  # here, since most readers find an index that is there
     from featcache.version.wanted import read_all_wanted
 
     store, name = version.store, index_name(version, index.shards)
