@@ -231,7 +231,6 @@ def test_a_label_that_training_did_not_have_is_an_error_that_names_it(cache):
         ({"classes": {"speaker": ["a", "a"]}}, ArgumentError, "'speaker' has the same label twice: 'a', 'a'"),
         ({"classes": 5}, ArgumentError, "classes is 5: give the name of a column, or labels by column"),
         ({"where": lambda row: False}, ManifestError, "<list>: where= is true for none of 20 rows"),
-        ({"manifest": 5}, ArgumentError, "manifest is a int: give a file or a folder, a data frame"),
     ],
 )
 def test_what_does_not_fit_is_one_line(cache, options, error, what):

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from damage import flip
 from forking import forked
 from make_cache import make_features, make_version
 from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, SequentialSampler, Subset, TensorDataset
@@ -272,9 +273,7 @@ class TestEnds:
     def test_an_error_reaches_the_loop_at_its_batch(self, tmp_path, features):
         version = make_version(tmp_path / "features", features)
         (chunk,) = version.path.glob("shards/*/features/c/0/0")
-        data = bytearray(chunk.read_bytes())
-        data[0] ^= 1
-        chunk.write_bytes(data)
+        flip(chunk, 0)
         dataset = FeatureDataset(featcache.open(tmp_path / "features", check=True))
         batches = iter(DataLoader(dataset, [[1], [2], [0], [3]]))
         assert [next(batches)["ids"] for _ in range(2)] == [["utt-1"], ["utt-2"]]

@@ -6,7 +6,6 @@ import gc
 import os
 import pickle
 import re
-import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +13,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from forking import fork, join, wait_for_word, wait_until
+from forking import wait_until
 from local_copies import (
     SHARDS,
     chunk,
     copies_in,
     copying_threads,
     disk_of,
+    in_another_process,
     mapped,
     parts_in,
     paused,
@@ -277,25 +277,19 @@ class TestLimit:
         new = make_version(tmp_path / "new", *shards(9, 1), params={"n": 2})
         settle(featcache.open(old.path, copy_to=disk))
         before = copies_in(disk)
-        read_end, write_end = os.pipe()
 
-        def use():
+        def use(is_open):
             cache = featcache.open(old.path, copy_to=disk)
             cache[0]
             wait_until_idle()
-            os.write(write_end, b".")
-            signal.pause()
+            os.write(is_open, b".")
+            return cache
 
-        user = fork(use)
-        wait_for_word(read_end)
-        settle(featcache.open(new.path, copy_to=disk, copy_limit=self.held(disk)))
-        assert copies_in(disk) == before
-        os.kill(user, signal.SIGKILL)
-        assert join(user) == -signal.SIGKILL
+        with in_another_process(use):
+            settle(featcache.open(new.path, copy_to=disk, copy_limit=self.held(disk)))
+            assert copies_in(disk) == before
         settle(featcache.open(new.path, copy_to=disk, copy_limit=self.held(disk)))
         assert new.shard_names()[0] in {*copies_in(disk)}
-        os.close(read_end)
-        os.close(write_end)
 
     def test_other_files_in_the_folder_are_left_alone_and_do_not_count(self, tmp_path, slow_folder, version, disk):
         others = [disk / "mine", disk / "featcache" / "mine", disk / "featcache" / version.path.name / "mine"]

@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from damage import flip
 from hypothesis import given
 from make_cache import make_features, make_version
 
@@ -91,9 +92,7 @@ class TestSeconds:
     def test_are_checked_with_the_whole_utterance(self, tmp_path):
         version = make_version(tmp_path / "features", timed(100.0, SECONDS))
         (chunk,) = version.path.glob("shards/*/features/c/0/0")
-        data = bytearray(chunk.read_bytes())
-        data[4 * 299] ^= 1  # the last frame of the first utterance
-        chunk.write_bytes(data)
+        flip(chunk, 4 * 299)  # in the last frame of the first utterance
         cache = featcache.open(tmp_path / "features")
         assert len(cache.batch([0], duration=0.1)[0][0]) == 10
         with pytest.raises(DamagedError, match="utt-0: damaged"):
