@@ -1,5 +1,7 @@
 """Versions on a slow disk, copies of them on a local one, and what this process has mapped of both."""
 
+import os
+import signal
 import threading
 import warnings
 from contextlib import contextmanager
@@ -7,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from forking import wait_until
+from forking import fork, join, wait_for_word, wait_until
 from make_cache import make_features
 from processes import MOST_SECONDS
 
@@ -78,6 +80,28 @@ def paused(monkeypatch):
 
     monkeypatch.setattr(Shard, "feature_blocks", waiting)
     return begun, go
+
+
+@contextmanager
+def in_another_process(use, word=b"."):
+    """A process that keeps what `use` returns, once this has written the word into the pipe that it is given, and that
+    is killed at the end of the block."""
+    read_end, write_end = os.pipe()
+
+    def child():
+        kept = use(write_end)
+        signal.pause()
+        del kept
+
+    pid = fork(child)
+    try:
+        wait_for_word(read_end, word)
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        assert join(pid) == -signal.SIGKILL
+        os.close(read_end)
+        os.close(write_end)
 
 
 @contextmanager

@@ -9,10 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forking import fork, forked, join, wait_for_word, wait_until
-from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, paused, read_all, settle, shards, wait_until_idle
+from forking import fork, forked, join, wait_until
+from local_copies import (
+    SHARDS,
+    chunk,
+    copies_in,
+    in_another_process,
+    mapped,
+    parts_in,
+    paused,
+    read_all,
+    settle,
+    shards,
+    wait_until_idle,
+)
 from make_cache import make_version
-from processes import MOST_SECONDS, run_script
+from processes import MOST_SECONDS
 
 import featcache
 from featcache.format.shard import Shard
@@ -67,21 +79,17 @@ class TestProcesses:
         self, slow_folder, version, disk, instant, monkeypatch
     ):
         monkeypatch.setattr(directory, "_BLOCK_BYTES", 1000)
-        read_end, write_end = os.pipe()
+        whole = instant == "after rename"
 
-        def train():
-            stop_at(instant, write_end)
+        def train(reached):
+            stop_at(instant, reached)
             cache = featcache.open(slow_folder, copy_to=disk)
             for row in range(len(cache)):
                 cache[row]
-            signal.pause()
+            return cache
 
-        pid = fork(train)
-        wait_for_word(read_end)
-        whole = instant == "after rename"
-        assert len(parts_in(disk)) == (not whole)
-        os.kill(pid, signal.SIGKILL)
-        assert join(pid) == -signal.SIGKILL
+        with in_another_process(train):
+            assert len(parts_in(disk)) == (not whole)
         assert len(parts_in(disk)) == (not whole)
         assert len(copies_in(disk)) == 1 + whole
         for name, path in copies_in(disk).items():
@@ -91,8 +99,6 @@ class TestProcesses:
         assert parts_in(disk) == []
         assert len(copies_in(disk)) == SHARDS
         assert read_all(cache, featcache.open(slow_folder).values())
-        os.close(read_end)
-        os.close(write_end)
 
     def test_killed_at_random_moments_again_and_again(self, slow_folder, version, disk, monkeypatch):
         monkeypatch.setattr(directory, "_BLOCK_BYTES", 1000)
@@ -180,23 +186,19 @@ class TestProcesses:
     def test_a_child_does_not_keep_its_dead_parents_copy_from_being_made_again(
         self, slow_folder, version, disk, tmp_path
     ):
-        read_end, write_end = os.pipe()
-
-        def parent():
-            stop_at("after write", write_end)
+        def parent(reached):
+            stop_at("after write", reached)
             cache = featcache.open(slow_folder, copy_to=disk)
             for row in range(len(cache)):
                 cache[row]
             wait_until(lambda: parts_in(disk) and len(copies_in(disk)) == 1)
             child = fork(signal.pause)
             (tmp_path / "child").write_text(str(child))
-            os.write(write_end, b"!")
-            signal.pause()
+            os.write(reached, b"!")
+            return cache
 
-        pid = fork(parent)
-        wait_for_word(read_end, b"!")
-        os.kill(pid, signal.SIGKILL)
-        join(pid)
+        with in_another_process(parent, b"!"):
+            pass
         child = int((tmp_path / "child").read_text())
         try:
             assert len(parts_in(disk)) == 1
@@ -205,31 +207,3 @@ class TestProcesses:
             assert len(copies_in(disk)) == SHARDS
         finally:
             os.kill(child, signal.SIGKILL)
-        os.close(read_end)
-        os.close(write_end)
-
-    def test_forked_and_spawned_workers(self, cli, slow_folder, version, disk):
-        run_script(
-            cli,
-            """
-            import sys
-            import torch
-            import featcache
-            from torch.utils.data import DataLoader
-
-            if __name__ == "__main__":
-                cache = featcache.open(sys.argv[1], ram="20kB", copy_to=sys.argv[2])
-                dataset, plain = featcache.FeatureDataset(cache), featcache.open(sys.argv[1])
-                for method, workers in (("fork", 2), ("fork", 2), ("spawn", 1)):
-                    loader = DataLoader(
-                        dataset, 3, collate_fn=dataset.collate, num_workers=workers, multiprocessing_context=method
-                    )
-                    for first, batch in enumerate(loader):
-                        assert torch.equal(batch["features"], plain.batch(range(3 * first, 3 * first + 3))[0])
-            """,
-            slow_folder,
-            disk,
-        )
-        settle(featcache.open(slow_folder, copy_to=disk))
-        assert parts_in(disk) == []
-        assert len(copies_in(disk)) == SHARDS

@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from damage import flip
 from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, settle_two, shards, told
 from make_cache import make_version
 
@@ -40,9 +41,7 @@ class TestTrouble:
     def test_an_original_that_is_damaged_is_not_copied(self, slow_folder, version, disk):
         spoilt = version.shard_names()[1:3]
         for name in spoilt:
-            data = bytearray(chunk(version, name).read_bytes())
-            data[100] ^= 8
-            chunk(version, name).write_bytes(data)
+            flip(chunk(version, name), 100)
         self.read_with_one_warning(slow_folder, disk, "damaged: its checksum does not match; it is not copied")
         assert not {*copies_in(disk)} & set(spoilt)
         assert len(copies_in(disk)) == SHARDS - 2
@@ -135,9 +134,7 @@ class TestTrouble:
     def test_a_copy_that_went_bad_is_found_by_checking(self, slow_folder, version, disk):
         settle(featcache.open(slow_folder, copy_to=disk))
         path = copies_in(disk)[next(name for name in copies_in(disk))]
-        data = bytearray(path.read_bytes())
-        data[0] ^= 1
-        path.write_bytes(data)
+        flip(path, 0)
         cache = featcache.open(slow_folder, copy_to=disk)
         settle(cache)
         with pytest.raises(DamagedError, match=f"features in {path} are not what was written; remove this copy"):

@@ -3,13 +3,12 @@
 import gc
 import os
 import pickle
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from forking import fork, forked, join, wait_for_word
-from local_copies import copies_in, disk_of, mapped, parts_in, read_all, settle, shards, told
+from forking import forked
+from local_copies import copies_in, disk_of, in_another_process, mapped, parts_in, read_all, settle, shards, told
 from make_cache import make_version
 
 import featcache
@@ -184,25 +183,18 @@ class TestCache:
         assert list(shared.glob("featcache/*-*")) == []
 
     def test_what_a_killed_process_has_left_is_given_back_by_the_next_one(self, tmp_path, slow_folder, version, shared):
-        read_end, write_end = os.pipe()
-
-        def train():
+        def train(has_copied):
             settle(cache := featcache.open(slow_folder, ram="1GB"))
-            os.write(write_end, b".")
-            signal.pause()
-            del cache
+            os.write(has_copied, b".")
+            return cache
 
-        pid = fork(train)
-        wait_for_word(read_end)
-        os.kill(pid, signal.SIGKILL)
-        assert join(pid) == -signal.SIGKILL
+        with in_another_process(train):
+            pass
         assert len(copies_in(shared)) == 4
         other = make_version(tmp_path / "other", *shards(9, 1), params={"n": 2})
         settle(cache := featcache.open(other.path, ram="1GB"))
         assert {*copies_in(shared)} == set(other.shard_names())
         del cache
-        os.close(read_end)
-        os.close(write_end)
 
     def test_memory_comes_before_the_disk_and_that_before_the_cache(
         self, slow_folder, version, shared, disk, monkeypatch

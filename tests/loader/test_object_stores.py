@@ -2,11 +2,13 @@
 
 import multiprocessing
 import os
+import shutil
 import time
 
 import numpy as np
 import pytest
 import torch
+from damage import flip
 from make_cache import make_features, make_version
 from object_stores import upload, upload_for_module
 from torch.utils.data import DataLoader
@@ -83,16 +85,12 @@ class TestSameAsAFolder:
         assert s3.sent_of("/features/c/0/0") <= 1.01 * data_bytes(local)
 
     def test_without_an_index(self, s3, folder, tmp_path):
-        import shutil
-
         shutil.copytree(folder, tmp_path / "c", ignore=shutil.ignore_patterns("index"))
         upload(tmp_path / "c", "s3://speech/no-index")
         s3.reset()
         same(featcache.open("s3://speech/no-index/fbank80"), featcache.open(folder))
 
     def test_a_shard_is_there_once_its_metadata_is(self, s3, folder, tmp_path):
-        import shutil
-
         shutil.copytree(folder, tmp_path / "c")
         upload(tmp_path / "c", "s3://speech/half")
         (version,) = (tmp_path / "c").iterdir()
@@ -236,13 +234,9 @@ class TestCopies:
             same(cache, local)
 
     def test_a_damaged_shard_is_no_copy(self, s3, folder, tmp_path):
-        import shutil
-
         shutil.copytree(folder, tmp_path / "c")
         chunk = next((tmp_path / "c").glob("*/shards/*/features/c/0/0"))
-        data = bytearray(chunk.read_bytes())
-        data[100] ^= 1
-        chunk.write_bytes(data)
+        flip(chunk, 100)
         upload(tmp_path / "c", "s3://speech/damaged")
         for options in ({"copy_to": tmp_path / "copies"}, {"check": True}):
             cache = featcache.open("s3://speech/damaged", **options)
@@ -259,8 +253,6 @@ class TestFaults:
             featcache.open("s3://no-such-bucket/features")
 
     def test_objects_of_another_size_are_damage(self, s3, folder, tmp_path):
-        import shutil
-
         shutil.copytree(folder, tmp_path / "c")
         chunk = next((tmp_path / "c").glob("*/shards/*/features/c/0/0"))
         chunk.write_bytes(chunk.read_bytes()[:-10])
