@@ -103,7 +103,7 @@ def copy_version(
     copied.interrupted = stop.is_set()
     if not copied.interrupted:
         copied.records += _copy_files(version, store, ["wanted", "failures", "runs", "probes"])
-        copied.problems += _copy_tags(version, store, copied)
+        _copy_tags(version, store, copied)
         copied.records += _copy_index(version, store)
         if is_new and not copied.problems:
             store.put(MARK, version.store.read(MARK, AT_MOST_BYTES))
@@ -182,25 +182,23 @@ def _is_same(store: Store, key: str, data: bytes) -> bool:
         return False
 
 
-def _copy_tags(version: Version, store: Store, copied: Copied) -> list[Problem]:
+def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
     """Copy the tags whose shards are all there. One of the copy's that has the same name, and is another, stays."""
-    problems, shards = [], {*store.names("shards")}
+    shards = {*store.names("shards")}
     for name in tag_names(version):
+        key = f"tags/{name}"
         try:
             tag = read_tag(version, name)
         except StoreError as error:
-            problems.append(Problem("tag", str(error)))
+            copied.problems.append(Problem("tag", str(error)))
             continue
-        key = f"tags/{name}"
-        data = version.store.read(key, AT_MOST_BYTES)
-        if store.exists(key):
-            if not _is_same(store, key, data):
-                what = f"{store.location / key}: is another tag than that of {version.path}, and stays"
-                problems.append(Problem("tag", what))
-        elif shards.issuperset(tag.shards):
+        data, is_there = version.store.read(key, AT_MOST_BYTES), store.exists(key)
+        if is_there and not _is_same(store, key, data):
+            what = f"{store.location / key}: is another tag than that of {version.path}, and stays"
+            copied.problems.append(Problem("tag", what))
+        elif not is_there and shards.issuperset(tag.shards):
             store.put(key, data)
             copied.records += 1
-    return problems
 
 
 def _copy_index(version: Version, store: Store) -> int:

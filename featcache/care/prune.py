@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -103,53 +103,17 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
     return hashes
 
 
-@dataclass(frozen=True)
-class _Contents:
-    """What is in a version, and what of it is needed."""
-
-    index: Index
-    is_needed: NDArray[np.bool_]
-    """Which items of the index stay, bool `[items]`."""
-    goes: Sequence[int]
-    """The shards that go, by their places in the index, those of older generations first."""
-    bound: int
-    tags: Sequence[str]
-
-    def needed(self, shard: int) -> list[int]:
-        """The numbers of a shard's items that stay, rising."""
-        inside = slice(*self.index.span(shard))
-        numbers: list[int] = self.index.item[inside][self.is_needed[inside]].tolist()
-        return numbers
-
-
 def plan_prune(version: Version, wanted_ids: NDArray[np.uint64] | None = None) -> PrunePlan:
     """What of a version no reader needs. With the hashes of ids, readers need no others than these. Raises DamagedError
     if a shard's table, or a tag, is damaged."""
-    return _plan(version, _look(version, wanted_ids))
+    return _plan(version, wanted_ids)[0]
 
 
-def _plan(version: Version, contents: _Contents) -> PrunePlan:
-    index, goes, per_frame = contents.index, contents.goes, version.info.spec.bytes_per_frame
-    inside = np.isin(index.shard, goes)
-    stays = inside & contents.is_needed
-    rewritten = {index.shards[number] for number in np.unique(index.shard[stays]).tolist()}
-    copied_frames = int(index.num_frames[stays].sum())
-    return PrunePlan(
-        path=str(version.path),
-        removed=tuple(sorted({index.shards[number] for number in goes} - rewritten)),
-        rewritten=tuple(sorted(rewritten)),
-        older=sum(index.summaries[number].items for number in goes) - int(inside.sum()),
-        unwanted=int((inside & ~contents.is_needed).sum()),
-        bound=contents.bound,
-        tags=tuple(contents.tags),
-        num_bytes=(sum(index.summaries[number].frames for number in goes) - copied_frames) * per_frame,
-        copied_bytes=copied_frames * per_frame,
-        leftovers=tuple(version.store.sweep(remove=False)),
-    )
-
-
-def _look(version: Version, wanted_ids: NDArray[np.uint64] | None, staying: Sequence[str] = ()) -> _Contents:
-    """What is in a version; `staying` are shards that stay as they are, as tagged ones do."""
+def _plan(
+    version: Version, wanted_ids: NDArray[np.uint64] | None, staying: Sequence[str] = ()
+) -> tuple[PrunePlan, dict[str, list[int]]]:
+    """What is to be taken away; and of each shard that goes, those of older generations first, the numbers of its items
+    that stay, rising. Shards that are `staying` stay as they are, as tagged ones do."""
     index = open_index(version, keep=False)
     tags = [read_tag(version, name) for name in tag_names(version)]  # of a damaged one, all must stay
     tagged = {name for tag in tags for name in tag.shards} | {*staying}
@@ -164,11 +128,31 @@ def _look(version: Version, wanted_ids: NDArray[np.uint64] | None, staying: Sequ
             is_needed[at[at >= 0]] = True
     generation = np.zeros(len(index.shards), np.uint64)
     np.maximum.at(generation, index.shard, index.generation)
-    num_needed = np.bincount(index.shard[is_needed], minlength=len(index.shards))
-    surplus = np.array([shard.items for shard in index.summaries], np.int64) - num_needed
+    surplus = np.array([shard.items for shard in index.summaries], np.int64)
+    surplus -= np.bincount(index.shard[is_needed], minlength=len(surplus))
     is_tagged = np.array([name in tagged for name in index.shards], bool)
-    goes = [n for n in np.argsort(generation, kind="stable").tolist() if surplus[n] and not is_tagged[n]]
-    return _Contents(index, is_needed, goes, int(surplus[is_tagged].sum()), [tag.name for tag in tags])
+    by_generation = np.argsort(generation, kind="stable")
+    goes = by_generation[((surplus > 0) & ~is_tagged)[by_generation]].tolist()
+    inside = np.isin(index.shard, goes)
+    stays = inside & is_needed
+    needed = {}
+    for number in goes:
+        span = slice(*index.span(number))
+        needed[index.shards[number]] = index.item[span][is_needed[span]].tolist()
+    copied_frames, per_frame = int(index.num_frames[stays].sum()), version.info.spec.bytes_per_frame
+    plan = PrunePlan(
+        path=str(version.path),
+        removed=tuple(sorted(name for name, numbers in needed.items() if not numbers)),
+        rewritten=tuple(sorted(name for name, numbers in needed.items() if numbers)),
+        older=sum(index.summaries[number].items for number in goes) - int(inside.sum()),
+        unwanted=int((inside & ~is_needed).sum()),
+        bound=int(surplus[is_tagged].sum()),
+        tags=tuple(tag.name for tag in tags),
+        num_bytes=(sum(index.summaries[number].frames for number in goes) - copied_frames) * per_frame,
+        copied_bytes=copied_frames * per_frame,
+        leftovers=tuple(version.store.sweep(remove=False)),
+    )
+    return plan, needed
 
 
 def prune(
@@ -191,16 +175,16 @@ def prune(
         StoreError: The version has changed since the plan, or cannot be written. Whatever is wanted is still there.
     """
     with version.at_work("prune"):
-        contents = _look(version, wanted_ids)
-        if replace(_plan(version, contents), leftovers=plan.leftovers) != plan:
+        now, needed = _plan(version, wanted_ids)
+        if replace(now, leftovers=plan.leftovers) != plan:
             raise StoreError(f"{version.path}: has changed meanwhile; nothing has been removed: run this again")
         version.store.sweep()
-        if not contents.goes and wanted_ids is None:
+        if not needed and wanted_ids is None:
             return Pruned(plan.path)
         run = Run(version, {"config": version.info.config})
         if wanted_ids is not None:
             forget_rows(version, wanted_ids)
-        pruned = _take_away(version, contents, wanted_ids, report, stop or threading.Event())
+        pruned = _take_away(version, needed, wanted_ids, report, stop or threading.Event())
         _forget_failures(version, open_index(version), run.id)
         run.finish({"extracted": 0, "failed": 0, "interrupted": pruned.interrupted})
         return pruned
@@ -208,13 +192,12 @@ def prune(
 
 def _take_away(
     version: Version,
-    contents: _Contents,
+    needed: Mapping[str, list[int]],
     wanted_ids: NDArray[np.uint64] | None,
     report: Callable[[], object],
     stop: threading.Event,
 ) -> Pruned:
     """Write again what stays of shards that go; and then remove these, the older generations first."""
-    needed = {contents.index.shards[number]: contents.needed(number) for number in contents.goes}
     goes, made, damaged = [*needed], set[str](), list[str]()
     for name in goes:
         if needed[name] and not stop.is_set():
@@ -223,8 +206,7 @@ def _take_away(
             except DamagedError:
                 damaged.append(name)
     if damaged:  # what has replaced items of them stays, too
-        again = _look(version, wanted_ids, damaged)
-        goes = [name for number in again.goes if (name := again.index.shards[number]) in needed]
+        goes = [name for name in _plan(version, wanted_ids, damaged)[1] if name in needed]
     removed = rewritten = 0
     for name in goes:
         if name in made:  # an earlier prune, which was cut off, has left it: it now holds what stays of another

@@ -336,7 +336,7 @@ class _Dispatch:
         self._dead.update(dead)
         for job, run in zip(self._group.jobs, dead, strict=True):
             if not counts:
-                remove_marks(job.version, run)
+                remove_marks(job.version.store.desk / run)
             failures = standing_failures(job.version, open_index(job.version, keep=False))
             self._suspects |= find_suspects(job.version, failures, living, self._dead)
 

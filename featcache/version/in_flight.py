@@ -85,7 +85,7 @@ class InFlight:
     def _forget(self) -> None:
         if not self._is_kept:
             for folder in self._folders:
-                _remove_marks(folder)
+                remove_marks(folder)
 
     def keep(self, reason: str) -> None:
         """Keep the marks when the block ends: what was in flight has made the process unfit to go on."""
@@ -143,12 +143,7 @@ def forget_suspects(version: Version, missing: NDArray[np.uint64]) -> None:
     for run in _dead_runs(version):
         ids = Strings.of({id_ for ids, _ in _marks(run) for id_ in ids})
         if not np.isin(ids.hashes(), missing).any():
-            _remove_marks(run)
-
-
-def remove_marks(version: Version, run: str) -> None:
-    """Remove the marks of a run, by its name, whose end says nothing about what was in flight."""
-    _remove_marks(version.store.desk / run)
+            remove_marks(run)
 
 
 def _dead_runs(version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()) -> list[Path]:
@@ -203,7 +198,8 @@ def _was_fatal(run: Path) -> bool:
         return False
 
 
-def _remove_marks(run: Path) -> None:
+def remove_marks(run: Path) -> None:
+    """Remove the marks of a run, by its folder at the desk, whose end says nothing about what was in flight."""
     with suppress(OSError):  # on a disk that is read-only by now, they stay
         for path in (*run.glob(f"{_MARK}*"), run / _CRASH):
             path.unlink(missing_ok=True)

@@ -149,11 +149,14 @@ def find_other_files(
         return np.empty(0, np.int64), 0
     looked_at = rows_at_even_steps(len(rows), _FILES_CHECKED)
     sources = sources_of(version, index, positions[looked_at])
+    paths = [*manifest.paths.take(rows[looked_at])]
+    files = [manifest.resolve(path) for path in paths]
+    sizes: dict[AudioSource, int | None] = {}
+    if sizes_of is not None:
+        elsewhere = [file for file in files if not isinstance(file, Path)]
+        sizes = dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
     other, compared = [], 0
-    sizes = {} if sizes_of is None else _sizes_elsewhere(manifest, rows[looked_at], sizes_of)
-    for number, (size, mtime_ns, _) in zip(looked_at.tolist(), sources.tolist(), strict=True):
-        path = manifest.paths[int(rows[number])]
-        here = manifest.resolve(path)
+    for number, path, here, (size, mtime_ns, _) in zip(looked_at.tolist(), paths, files, sources.tolist(), strict=True):
         if not isinstance(here, Path):
             if sizes.get(here, size) not in (size, None):
                 other.append(number)
@@ -202,7 +205,9 @@ def refuse_paths(
     utterances = len(index) // copies
     if are_few(len(np.unique(rows // copies)), utterances):
         return
-    differ = _have_other_paths(manifest, rows, positions, index, version)
+    differ = np.zeros(len(rows), bool)
+    for inside, shard, items in by_shard(version, index, positions):
+        differ[inside] = shard.table.paths.take(items).hashes() != manifest.paths.take(rows[inside]).hashes()
     rows, positions = rows[differ], positions[differ]
     count = len(np.unique(rows // copies))
     if are_few(count, utterances):
@@ -213,16 +218,6 @@ def refuse_paths(
         f"example {row.id}: path {item.path} → {row.path}. If this is another corpus with the same ids, such as dev "
         f"beside train, {remedy}"
     )
-
-
-def _have_other_paths(
-    manifest: Manifest, rows: NDArray[np.int64], positions: NDArray[np.int64], index: Index, version: Version
-) -> NDArray[np.bool_]:
-    """Which rows have another path than the items at these positions; bool `[rows]`."""
-    differ = np.zeros(len(rows), bool)
-    for inside, shard, items in by_shard(version, index, positions):
-        differ[inside] = shard.table.paths.take(items).hashes() != manifest.paths.take(rows[inside]).hashes()
-    return differ
 
 
 def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -247,15 +242,6 @@ def by_shard(
         if items.max() >= len(shard.table):  # an index that is sealed, and wrong all the same
             raise DamagedError(f"{version.path / 'index'}: damaged: there is no item {items.max()}: remove this folder")
         yield inside, shard, items
-
-
-def _sizes_elsewhere(
-    manifest: Manifest, rows: NDArray[np.int64], sizes_of: Callable[[Sequence[AudioSource]], Sequence[int | None]]
-) -> dict[AudioSource, int | None]:
-    """The sizes of the rows' files that are at URLs or inside containers."""
-    locations = map(manifest.resolve, manifest.paths.take(rows))
-    elsewhere = [location for location in locations if not isinstance(location, Path)]
-    return dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
 
 
 def _differs(old: Path, new: Path) -> bool:

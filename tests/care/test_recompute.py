@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cache_contents import only_version
+from corpora import Corpus
 from extractions import write_config
 from odd_extractors import Halves, Slow
 from row_extractors import HOP, Moments, Small
@@ -21,13 +22,24 @@ pytestmark = pytest.mark.usefixtures("trusted")
 
 
 @pytest.fixture
-def halves(cli, quarters, scratch):
-    """A version of `Halves`, whose codes are all 1, and recomputing it."""
-    config = write_config(scratch, "Halves")
-    assert cli("extract", quarters.manifest(), "-c", config, "-o", scratch / "c").code == 0
-    version = only_version(scratch / "c")
-    index = open_index(version)
-    return lambda: recompute(version, index, range(len(index)), None, Device("cpu", 1))
+def made(cli, plain, scratch):
+    """Extracts clips, by default twelve, by an extractor of that name; gives what recomputes them in this process."""
+
+    def make(extractor: str, module: str = "row_extractors", corpus: Corpus = plain, **params):
+        config = write_config(scratch, extractor, module=module, **params)
+        done = cli("extract", corpus.manifest(), "-c", config, "-o", scratch / "cache")
+        assert done.code == 0, done.err
+        version = only_version(scratch / "cache")
+        index = open_index(version)
+        return lambda: recompute(version, index, range(len(index)), None, Device("cpu", 1))
+
+    return make
+
+
+@pytest.fixture
+def halves(made, quarters):
+    """What recomputes a version of `Halves`, whose codes are all 1."""
+    return made("Halves", "odd_extractors", quarters)
 
 
 def test_codes_extracted_again_are_the_same(halves):
@@ -52,13 +64,10 @@ def test_codes_that_rounding_changes_are_no_problem(halves, monkeypatch, latent,
         assert "codes differ by more than rounding; it was written on cpu, and this is another" in problem.message
 
 
-def test_what_is_beside_features_is_extracted_again_too(cli, speech, scratch, monkeypatch):
+def test_what_is_beside_features_is_extracted_again_too(made, speech, monkeypatch):
     """Side arrays are compared as features are."""
-    config = write_config(scratch, "Moments", module="row_extractors", piece=20)
-    assert cli("extract", speech.manifest(), "-c", config, "-o", scratch / "c").code == 0
-    version = only_version(scratch / "c")
-    index = open_index(version)
-    assert recompute(version, index, range(len(index)), None, Device("cpu", 1)).identical == len(index)
+    again = made("Moments", corpus=speech, piece=20)
+    assert again().identical == len(speech.rows)
     encode = Moments.encode
 
     def one_more(*call):
@@ -66,27 +75,12 @@ def test_what_is_beside_features_is_extracted_again_too(cli, speech, scratch, mo
         return Rows(rows.features, {"counts": rows.side["counts"] + 1})
 
     monkeypatch.setattr(Moments, "encode", one_more)
-    again = recompute(version, index, [0], None, Device("cpu", 1))
-    (problem,) = again.problems
-    assert problem.message.endswith("its counts differ")
+    problems = again().problems
+    assert len(problems) == len(speech.rows)
+    assert all(problem.message.endswith("its counts differ") for problem in problems)
 
 
 # A device whose memory is small, which is a CPU that says it is full
-
-
-@pytest.fixture
-def made(cli, plain, scratch):
-    """Extracts twelve clips by an extractor of that name; gives what recomputes them in this process."""
-
-    def make(extractor: str, module: str = "row_extractors", **params):
-        config = write_config(scratch, extractor, module=module, **params)
-        done = cli("extract", plain.manifest(), "-c", config, "-o", scratch / "cache")
-        assert done.code == 0, done.err
-        version = only_version(scratch / "cache")
-        index = open_index(version)
-        return lambda: recompute(version, index, range(len(index)), None, Device("cpu", 1))
-
-    return make
 
 
 def fails(monkeypatch, owner, method, fits, error=None):

@@ -25,35 +25,22 @@ from featcache.format.writing import seal_group
 from featcache.manifest import read_manifest
 
 
-def assert_refused(finished, cache: Path, *words: str) -> None:
-    """Repair said no in one line, and removed nothing."""
-    assert finished.code in (1, 2)
-    (line,) = finished.err.splitlines()
-    assert all(word in line for word in words), line
-    assert len(list(cache.glob("*/shards/*/"))) == 3
-
-
-def test_repair_needs_every_damaged_utterance(cli, plain, cache):
-    """What the manifest lacks could not be extracted again: nothing is removed, and the utterances are named."""
-    shard = victim(cache)
+def test_repair_looks_for_all_that_it_needs_before_it_removes_anything(cli, plain, cache, scratch):
+    """A row, a disk that is not mounted or a wrong --root, a device: it says so in one line, instead of failures."""
+    shard, manifest = victim(cache), plain.manifest()
     flip(shard.folder / CHUNKS["features"], 100)
-    rows = [row for row in plain.rows if row["id"] != shard.table.ids[0]]
-    refused = cli("repair", cache, "--manifest", plain.manifest(rows, "less.csv"))
-    assert_refused(refused, cache, shard.table.ids[0], "Nothing has been removed")
-
-
-def test_repair_needs_the_audio_of_damaged_utterances(cli, plain, cache, scratch):
-    """A disk that is not mounted, a wrong --root: it says so, instead of calling them failures."""
-    flip(victim(cache).folder / CHUNKS["features"], 100)
-    refused = cli("repair", cache, "--manifest", plain.manifest(), "--root", scratch)
-    assert_refused(refused, cache, "Nothing has been removed", "--root")
-
-
-def test_repair_needs_its_device(cli, plain, cache):
-    """It looks for it before it removes anything."""
-    flip(victim(cache).folder / CHUNKS["features"], 100)
-    refused = cli("repair", cache, "--manifest", plain.manifest(), "--device", "cuda:99")
-    assert_refused(refused, cache, "cuda:99")
+    lost = shard.table.ids[0]
+    less = plain.manifest([row for row in plain.rows if row["id"] != lost], "less.csv")
+    for options, words in (
+        (("--manifest", less), (lost, "Nothing has been removed")),
+        (("--manifest", manifest, "--root", scratch), ("Nothing has been removed", "--root")),
+        (("--manifest", manifest, "--device", "cuda:99"), ("cuda:99",)),
+    ):
+        refused = cli("repair", cache, *options)
+        assert refused.code in (1, 2)
+        (line,) = refused.err.splitlines()
+        assert all(word in line for word in words), line
+        assert len(list(cache.glob("*/shards/*/"))) == 3
 
 
 @pytest.mark.parametrize("way", ["inside", "link"])

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 from promises import assert_finishes, assert_is_after, assert_old_or_new
-from shim import STEP, Faults, Strike, read_calls, spread_kills
+from shim import CHANGES, STEP, Faults, Strike, read_calls, spread_kills
 
 SAMPLE = 4
 """Kills of a scenario in CI."""
@@ -42,19 +42,14 @@ def test_killed_at_some_calls(faulty, scenario, trials):
 
 
 @pytest.mark.slow
-def test_killed_at_every_call(faulty, scenario, trials, tell):
-    total = count_calls(faulty, scenario, trials).total()
-    killed = sum(kill(faulty, scenario, trials, Strike(at, "kill")) for at in range(0, total, STEP))
-    tell(f"{scenario.name}: killed {killed} times, at {total} calls, every {STEP}.")
+@pytest.mark.parametrize("action", ["kill", "torn"])
+def test_killed_at_every_call(faulty, scenario, trials, tell, action):
+    """Before each call; or in the middle of every write."""
+    calls = count_calls(faulty, scenario, trials)
+    kinds, total = (["write"], calls["write"]) if action == "torn" else (CHANGES, calls.total())
+    killed = sum(kill(faulty, scenario, trials, Strike(at, action, kinds)) for at in range(0, total, STEP))
+    tell(f"{scenario.name}: {action}: killed {killed} times, at {total} calls, every {STEP}.")
     assert killed > total // STEP * 0.9  # the last calls are those of the index, or of threads that are ending
-
-
-@pytest.mark.slow
-def test_killed_in_the_middle_of_every_write(faulty, scenario, trials, tell):
-    total = count_calls(faulty, scenario, trials)["write"]
-    killed = sum(kill(faulty, scenario, trials, Strike(at, "torn", ["write"])) for at in range(0, total, STEP))
-    tell(f"{scenario.name}: killed {killed} times, at {total} calls, every {STEP}.")
-    assert killed > total // STEP * 0.9
 
 
 def kill_from_outside(cli, scenario, trials, chance) -> bool:
