@@ -230,7 +230,7 @@ class Group(Generic[_I]):
         num_bytes, checksum = self.info.files[path]
         passed = _Passed(num_bytes - CHECKSUM_BYTES * _is_chunk(path))
         with self._missing_is_damage(path):
-            for block in (store or self.store).open(key or f"{self.key}/{path}", num_bytes).blocks():
+            for block in (store or self.store).blocks(key or f"{self.key}/{path}", num_bytes):
                 passed.take(block)
                 yield block
         if passed.checksum != checksum or passed.rest not in (b"", checksum.to_bytes(CHECKSUM_BYTES, "little")):
