@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -29,8 +30,6 @@ NAME_DIGITS = 16
 
 CHECKSUM_BYTES = 4
 """Behind the bytes of each chunk."""
-
-_envelopes: dict[Any, Any] = {}
 
 FilePath = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,80}/(zarr\.json|c(/0){1,17})\Z")]
 ColumnName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,90}\Z")]
@@ -230,7 +229,7 @@ class Group(Generic[_I]):
         num_bytes, checksum = self.info.files[path]
         passed = _Passed(num_bytes - CHECKSUM_BYTES * _is_chunk(path))
         with self._missing_is_damage(path):
-            for block in (store or self.store).open(key or f"{self.key}/{path}", num_bytes).blocks():
+            for block in (store or self.store).blocks(key or f"{self.key}/{path}", num_bytes):
                 passed.take(block)
                 yield block
         if passed.checksum != checksum or passed.rest not in (b"", checksum.to_bytes(CHECKSUM_BYTES, "little")):
@@ -268,9 +267,8 @@ def read_attributes(data: bytes, kind: type[Any], where: object, version: object
     return parse(data, _envelope(kind), str(where), version).attributes.featcache
 
 
+@cache
 def _envelope(kind: Any) -> Any:
-    """A Struct for groups whose attribute `featcache` is of this kind; made once."""
-    if kind not in _envelopes:
-        attributes = msgspec.defstruct("Attributes", [("featcache", kind)])
-        _envelopes[kind] = msgspec.defstruct("Group", [("attributes", attributes)])
-    return _envelopes[kind]
+    """A Struct for groups whose attribute `featcache` is of this kind."""
+    attributes = msgspec.defstruct("Attributes", [("featcache", kind)])
+    return msgspec.defstruct("Group", [("attributes", attributes)])

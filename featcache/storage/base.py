@@ -51,9 +51,6 @@ class Opened(Protocol):
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         """Some ranges of the file's bytes, read side by side."""
 
-    def blocks(self) -> Iterator[memoryview]:
-        """All of its bytes, in blocks that are valid until the next one."""
-
 
 class Store(Protocol):
     """Files by their keys, which are paths below `location`. Safe to use from several threads and in forked processes;
@@ -76,6 +73,9 @@ class Store(Protocol):
 
     def open(self, key: str, num_bytes: int | None) -> Opened:
         """A file of exactly this size, or with None of any, to be read piece by piece."""
+
+    def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
+        """The bytes of a file of exactly this size, in blocks that are valid until the next one."""
 
     def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
         """A file of exactly this size, mapped and read-only, uint8 `[num_bytes]`. What is remote is fetched first. All

@@ -40,8 +40,7 @@ _PARTS = 4
 _MAPPED_BYTES = 8 << 20
 """A larger file is mapped; a smaller one is in memory when it has been fetched."""
 
-_LONG_BYTES = 1 << 20
-"""To send more may take long."""
+_STREAMED_BYTES = 1 << 20
 
 _ATTEMPTS = 8
 """How often a folder is completed of which somebody removes some: who removes it once does so in fewer steps."""
@@ -56,17 +55,15 @@ _SLICES = 256
 _SPREAD_EVENLY = re.compile(r"[0-9a-f]{12,}")
 _NOTE = re.compile(r"work/(.+)/[0-9a-f]{16}")
 
-_FETCHED_BYTES = 4 << 20
-"""All of a file is fetched in blocks of that size."""
-
-_MAPPED_AT_ONCE = 16
-"""So many blocks are fetched side by side of a file that is mapped, which is waited for."""
+_FETCHED_BYTES = 8 << 20
+_FETCHED_AT_ONCE = 8
+"""All of a file is fetched in blocks of that size, so many of them at once."""
 
 _GAP_BYTES = 64 << 10
 """To read on over a gap of this size takes less time than another request."""
 
 _END_BYTES = 64
-"""What is read of a file when it is opened: its end, where a chunk has its checksum; or all of one without a gap."""
+"""What is read of a file when it is opened: its end, where a chunk has its checksum."""
 
 _T = TypeVar("_T")
 
@@ -89,6 +86,30 @@ class Bucket:
     def open(self, key: str, num_bytes: int | None) -> _ObjectFile:
         return _ObjectFile(self._place(key), num_bytes)
 
+    def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
+        """The bytes of a file of exactly this size, in blocks, as one answer brings them."""
+        answer: Iterator[Any] | None = None
+        done = 0
+
+        def following(connection: Any, path: str) -> memoryview:
+            nonlocal answer
+            try:
+                if answer is None:
+                    response = connection.get(path, options={"range": {"offset": done}} if done else None)
+                    require_size(response.meta["size"], num_bytes, self._place(key))
+                    answer = iter(response.stream(min_chunk_size=_STREAMED_BYTES))
+                return memoryview(next(answer, b""))
+            except Exception:
+                answer = None  # another one begins where this one has ended
+                raise
+
+        while block := self._asked(key, following, is_long=True):
+            done += len(block)
+            yield block
+            if done >= num_bytes:
+                return
+        require_size(done, num_bytes, self._place(key))
+
     def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
         """See `Store`. A large file is fetched to one on this machine that has no name."""
         if num_bytes <= _MAPPED_BYTES:
@@ -99,7 +120,7 @@ class Bucket:
             return np.frombuffer(data, np.uint8)
         opened = self.open(key, num_bytes)
         with _of_this_machine(tempfile.gettempdir()), tempfile.TemporaryFile() as file:
-            for block in opened.blocks(_MAPPED_AT_ONCE):
+            for block in opened.fetched():
                 if passed is not None:
                     passed(block)
                 file.write(block)
@@ -145,7 +166,7 @@ class Bucket:
             in_parts = len(data) > _PART_BYTES
             connection.put(path, data, use_multipart=in_parts, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
 
-        self._asked(checked_key(key), send, is_long=len(data) > _LONG_BYTES)
+        self._asked(checked_key(key), send, is_long=len(data) > _STREAMED_BYTES)
 
     def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
         if not (lacking := self._lacking(files, folder)):
@@ -310,8 +331,7 @@ class _ObjectFile:
         def fetch(connection: Any, path: str) -> tuple[int, memoryview]:
             if not num_bytes:
                 return int(connection.head(path)["size"]), memoryview(b"")
-            first = num_bytes - _END_BYTES if num_bytes > _GAP_BYTES else 0
-            response = connection.get(path, options={"range": (first, num_bytes)})
+            response = connection.get(path, options={"range": (max(0, num_bytes - _END_BYTES), num_bytes)})
             return int(response.meta["size"]), memoryview(response.bytes())
 
         self.num_bytes, self._end = asked(place, fetch)
@@ -320,15 +340,15 @@ class _ObjectFile:
     def read_into(self, out: memoryview, start: int) -> None:
         out[:] = self.read_ranges([start], [len(out)])[0]
 
-    def blocks(self, at_once: int = 2) -> Iterator[memoryview]:
-        """All of its bytes, in blocks, so many of which are fetched side by side."""
+    def fetched(self) -> Iterator[memoryview]:
+        """All of its bytes, in blocks, some of which are fetched side by side."""
         firsts = range(0, self.num_bytes, _FETCHED_BYTES)
 
         def fetch(first: int) -> memoryview:
             return self.read_ranges([first], [min(_FETCHED_BYTES, self.num_bytes - first)])[0]
 
-        for number in range(0, len(firsts), at_once):
-            yield from in_parallel(fetch, firsts[number : number + at_once])
+        for number in range(0, len(firsts), _FETCHED_AT_ONCE):
+            yield from in_parallel(fetch, firsts[number : number + _FETCHED_AT_ONCE])
 
     def read_ranges(self, starts: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
         """Some ranges of the file's bytes, neighbours in one request, and all side by side."""

@@ -73,6 +73,9 @@ class Directory:
     def open(self, key: str, num_bytes: int | None) -> _File:
         return _File(self._path(key), num_bytes)
 
+    def blocks(self, key: str, num_bytes: int) -> Iterator[memoryview]:
+        return _File(self._path(key), num_bytes).blocks()
+
     def map(self, key: str, num_bytes: int, passed: Callable[[memoryview], object] | None = None) -> NDArray[np.uint8]:
         file = _File(self._path(key), num_bytes)
         if passed is not None:
@@ -275,6 +278,7 @@ class _File:
         return ranges
 
     def blocks(self) -> Iterator[memoryview]:
+        """All of its bytes, in blocks that are valid until the next one."""
         buffer = np.empty(min(self.num_bytes, _BLOCK_BYTES), np.uint8).data
         for start in range(0, self.num_bytes, _BLOCK_BYTES):
             block = buffer[: self.num_bytes - start]

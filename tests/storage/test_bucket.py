@@ -46,15 +46,13 @@ def test_a_shard_takes_few_requests(s3, store):
     store.publish(FILES, "shards/ab")
     assert s3.requests == {"GET": 1}
     s3.reset()
-    assert [bytes(block) for block in store.open("shards/ab/a/c/0", 1000).blocks()] == [b"a" * 1000]
+    assert [bytes(block) for block in store.blocks("shards/ab/a/c/0", 1000)] == [b"a" * 1000]
     assert s3.requests == {"GET": 1}
-    store.put("large", bytes(99_996) + b"aaaa")
-    s3.reset()
-    opened = store.open("large", 100_000)
-    assert bytes(opened.read_ranges([99_996], [4])[0]) == b"aaaa"
-    assert s3.requests == {"GET": 1}
-    opened.read_ranges([0, 300, 100], [100, 10, 100])
+    opened = store.open("shards/ab/a/c/0", 1000)
+    assert bytes(opened.read_ranges([996], [4])[0]) == b"aaaa"
     assert s3.requests == {"GET": 2}
+    opened.read_ranges([0, 300, 100], [100, 10, 100])
+    assert s3.requests == {"GET": 3}
     s3.reset()
     store.sweep()
     assert s3.requests == {"GET": 1}
@@ -77,7 +75,7 @@ def test_a_request_that_fails_once_is_made_again(s3, store, monkeypatch, fault):
     for step in (
         lambda: store.put("tags/a", data),
         lambda: store.read("tags/a", len(data)) == data,
-        lambda: b"".join(map(bytes, store.open("tags/a", len(data)).blocks())) == data,
+        lambda: b"".join(map(bytes, store.blocks("tags/a", len(data)))) == data,
         lambda: store.map("tags/a", len(data)).tobytes() == data,
         lambda: store.open("tags/a", None).read_ranges([10], [50_000]) == [data[10:50_010]],
         lambda: store.publish(FILES, "shards/ab"),
@@ -286,8 +284,8 @@ def test_a_removal_beside_a_writer_leaves_all_or_nothing(s3, store):
 
 def test_a_truncated_file_is_damage_and_not_the_end_of_the_process(remembered):
     """obstore's own joining of ranges ends it."""
-    remembered.put("a", bytes(100_000))
-    opened = remembered.open("a", 100_000)
+    remembered.put("a", bytes(100))
+    opened = remembered.open("a", 100)
     remembered.put("a", bytes(10))
     for starts, sizes in (([2, 8, 20], [2, 10, 5]), ([8], [10]), ([20], [1])):
         with pytest.raises(DamagedError, match="/a: damaged: it ends before"):

@@ -69,7 +69,7 @@ class TestReading:
         for num_bytes in (0, 1, 1_000_001, 9_000_001):  # what is large is fetched in parts
             data = random.Random(2).randbytes(num_bytes)
             store.put("a", data)
-            assert b"".join(bytes(block) for block in store.open("a", num_bytes).blocks()) == data
+            assert b"".join(bytes(block) for block in store.blocks("a", num_bytes)) == data
             passed = bytearray()
             mapped = store.map("a", num_bytes, passed.extend)
             assert mapped.tobytes() == store.map("a", num_bytes).tobytes() == bytes(passed) == data
@@ -83,6 +83,7 @@ class TestReading:
             store.put("a", bytes(size))
             for read in (
                 lambda: store.open("a", 100),
+                lambda: list(store.blocks("a", 100)),
                 lambda: store.map("a", 100),
                 lambda: store.map("a", 9_000_000),
                 lambda size=size: store.open("a", None).read_ranges([0, size - 1], [1, 2]),
@@ -112,7 +113,8 @@ class TestReading:
                 lambda key=key: store.open(key, 1),
                 lambda key=key: store.open(key, None),
                 lambda key=key: store.map(key, 1),
-                lambda key=key: store.open(key, 0),
+                lambda key=key: list(store.blocks(key, 1)),
+                lambda key=key: list(store.blocks(key, 0)),
             ):
                 with pytest.raises(FileNotFoundError) as caught:
                     read()
@@ -192,6 +194,7 @@ class TestWriting:
         reads = (
             lambda key: store.read(key, 1),
             lambda key: store.open(key, 1),
+            lambda key: list(store.blocks(key, 1)),
             lambda key: store.map(key, 1),
             store.exists,
             store.names,
