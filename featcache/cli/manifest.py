@@ -76,11 +76,13 @@ def manifest(
         data, failures = WRITTEN[kind](read), {}
         _note_root(output, read)
     else:
-        from featcache.extraction.audio_files import missing_file_notes
+        from featcache.extraction.audio_files import missing_file_notes, read_headers
 
         require_names(read, kind)
         missing_file_notes(read, np.ones(len(read), bool))  # raises if none is there
-        found = _look(read, threads, every=kind == "lhotse")
+        threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
+        with progress_bar(len(read), "rows") as bar:
+            found = read_headers(read, threads, bar.update, every=kind == "lhotse")
         failures = found.failures
         rows = np.array([row for row in range(len(read)) if row not in failures], np.int64)
         seconds = np.where(np.isnan(found.seconds), read.duration, found.seconds)
@@ -99,15 +101,6 @@ def manifest(
         tell = note if is_printed else say
         tell(f"{output}: {counted(len(read) - len(failures), 'row')} as {kind}, read as {read.format}")
     return FAILURES_LEFT if failures else 0
-
-
-def _look(read: Manifest, threads: int | None, every: bool) -> FileHeaders:
-    """What the headers say of the files of rows without durations, or of all files."""
-    from featcache.extraction.audio_files import read_headers
-
-    threads = threads or min(32, _LOOKING_THREADS * len(os.sched_getaffinity(0)))
-    with progress_bar(len(read), "rows") as bar:
-        return read_headers(read, threads, bar.update, every=every)
 
 
 def _note_root(output: Path, read: Manifest) -> None:

@@ -69,16 +69,13 @@ def prune(
         for plan in plans:
             _say(plan, manifest, dry_run)
     done: list[Pruned] = []
-    if not (dry_run or all(plan.is_empty for plan in plans)):
-        if _is_agreed("Remove all this?", yes, as_json):
-            total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
-            with stoppable() as stop, progress_bar(total, "shards") as bar:
-                done = [
-                    take_away(version, plan, ids, report=bar.update, stop=stop)
-                    for version, plan, ids in zip(versions, plans, keeping, strict=True)
-                ]
-        else:
-            note("nothing has been removed")
+    if not (dry_run or all(plan.is_empty for plan in plans)) and _is_agreed("Remove all this?", yes, as_json):
+        total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
+        with stoppable() as stop, progress_bar(total, "shards") as bar:
+            done = [
+                take_away(version, plan, ids, report=bar.update, stop=stop)
+                for version, plan, ids in zip(versions, plans, keeping, strict=True)
+            ]
     damaged = [pruned for pruned in done if pruned.damaged]
     for pruned in damaged:
         shards = counted(len(pruned.damaged), "shard stays", "shards stay")
@@ -120,7 +117,10 @@ def _is_agreed(question: str, yes: bool, as_json: bool) -> bool:
         return True
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ArgumentError("nothing has been removed: nobody can be asked here: add --yes, or --dry-run")
-    return click.confirm(question, err=True)
+    is_agreed = click.confirm(question, err=True)
+    if not is_agreed:
+        note("nothing has been removed")
+    return is_agreed
 
 
 @click.command(short_help="Remove a version, or a tag.")
@@ -148,12 +148,13 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> 
     from featcache.version.version import Version
 
     place, tag = split_tag(path)
-    version = Version.open(_folder(place)) if tag is None else version_of_tag(place, tag)
     if tag is not None:
+        version = version_of_tag(place, tag)
         if tag not in tag_names(version):
-            read_tag(version, tag)
+            read_tag(version, tag)  # which says that there is none
         what, size = f"{version.path}@{tag}: the tag; no features", 0
     else:
+        version = Version.open(_folder(place))
         if not force:
             refuse_with_what_is_kept(version)
         try:
@@ -171,8 +172,6 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> 
         remove_tag(version, tag)
     elif removed:
         remove_version(version, force=force)
-    elif not dry_run:
-        note("nothing has been removed")
     if as_json:
         print_json({"path": str(version.path), "tag": tag, "bytes_on_disk": size, "removed": removed})
 

@@ -220,12 +220,10 @@ class _Dispatch:
         self._suspects = group.suspects
         self._dead: set[str] = set()  # runs of workers
         self._poison: list[tuple[ShardTask, str]] = []  # and how the last process ended
-        self._before = deepcopy(control.progress)
-        self._total = Done(Progress(), [VersionCounts() for _ in group.jobs])
+        self._total = Done(deepcopy(control.progress), [VersionCounts() for _ in group.jobs])
         self._unread: list[tuple[str, Failure]] = []  # by which machine, though not by this one
         self._said: dict[str, int] = {}  # which worker was the first to say it
         self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
-        self._last_end = ""
         self._is_told = False
         self._next_report = 0.0
         self._is_late_at = monotonic() + _PATIENCE_SECONDS
@@ -313,7 +311,6 @@ class _Dispatch:
         """Take back what a dead worker had, and start it again."""
         dead, name = self._workers[number], self._team.names[number]
         again = self._workers[number] = _Worker(deaths=dead.deaths + counts)
-        self._last_end = how
         for one in dead.done:
             self._total.add(one)
         if dead.is_ready:
@@ -328,7 +325,7 @@ class _Dispatch:
         if not again.is_lost:
             self._team.start(number, self._setup)
         elif all(worker.is_lost for worker in self._workers) and not self._is_over():
-            raise self._hopeless()
+            raise self._hopeless(how)
 
     def _learn(self, dead: Sequence[str], counts: bool) -> None:
         """Look at what was in flight in a worker that has died."""
@@ -340,9 +337,9 @@ class _Dispatch:
             failures = standing_failures(job.version, open_index(job.version, keep=False))
             self._suspects |= find_suspects(job.version, failures, living, self._dead)
 
-    def _hopeless(self) -> ExtractorError:
+    def _hopeless(self, how: str) -> ExtractorError:
         return ExtractorError(
-            f"{', '.join(self._team.names)}: processes ended again and again, the last one by {self._last_end}; the "
+            f"{', '.join(self._team.names)}: processes ended again and again, the last one by {how}; the "
             "shards committed so far are good"
         )
 
@@ -401,7 +398,6 @@ class _Dispatch:
         for worker in self._workers:
             if worker.latest is not None:
                 now_done.add(worker.latest)
-        now_done.progress.add(self._before)
         progress = self._control.progress
         for name in ("failures", "audio_seconds", "shards", "stages"):
             setattr(progress, name, getattr(now_done.progress, name))
@@ -415,8 +411,8 @@ class _Dispatch:
         """Record what is poison, and have the workers record the outcome.
 
         This waits for the end since, where everything kills, no utterance is at fault."""
-        if len(self._poison) > 1 and not self._total.progress.shards:
-            raise self._hopeless()
+        if len(self._poison) > 1 and not any(counts.extracted for counts in self._total.counts):
+            raise self._hopeless(self._poison[-1][1])
         for task, how in self._poison:
             self._bury(task, how)
         for number in range(len(self._workers)):
