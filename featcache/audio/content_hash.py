@@ -1,4 +1,4 @@
-"""The hash of an audio file's bytes, which tells whether the file is what it was when it was decoded.
+"""What tells whether an audio file is what it was: its state, as the system knows it, and the hash of its bytes.
 
 XXH3-64 is no protection against an attacker: it tells files apart that were replaced by mistake, at the speed of
 memory. xxhash lets other threads run while it hashes a piece.
@@ -18,6 +18,11 @@ UNKNOWN_HASH = 0  # stands for the hash of a file that was not hashed
 
 _PIECE_BYTES = 256 << 10
 _MOST_FILES = 1024  # files whose hashes are kept: more than a run's threads decode at once
+
+
+def state_of(status: os.stat_result) -> tuple[int, ...]:
+    """What tells whether a file of this machine has changed, while a process runs."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def hash_of_bytes(data: bytes) -> int:
@@ -43,6 +48,4 @@ class ContentHashes:
 
     def of(self, descriptor: int) -> int:
         """The hash of an open file as it is now; an OSError if it cannot be read to its end."""
-        status = os.fstat(descriptor)
-        key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-        return self._hashes.get(key, lambda: hash_of_content(descriptor))
+        return self._hashes.get(state_of(os.fstat(descriptor)), lambda: hash_of_content(descriptor))

@@ -34,6 +34,7 @@ from typing import Any
 import xxhash
 
 from featcache.audio.commands import run_command
+from featcache.audio.content_hash import state_of
 from featcache.audio.kept import Kept
 from featcache.audio.remote import (
     IN_MEMORY,
@@ -196,11 +197,11 @@ def _entry(descriptor: int, offset: int, archive_size: int) -> ByteRange:
 def _pieces(container: io.FileIO, found: ByteRange) -> Iterator[bytes]:
     """The bytes of a member."""
     descriptor, done = container.fileno(), 0
-    before = _state_of(os.fstat(descriptor))
+    before = state_of(os.fstat(descriptor))
     while done < found.size and (piece := os.pread(descriptor, min(_PIECE, found.size - done), found.offset + done)):
         done += len(piece)
         yield piece
-    if done < found.size or _state_of(os.fstat(descriptor)) != before:
+    if done < found.size or state_of(os.fstat(descriptor)) != before:
         raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was read")
 
 
@@ -221,7 +222,7 @@ def _opened(
             else:
                 packed = stack.enter_context(open_file(container, "container")[0])
                 status = os.fstat(packed.fileno())
-                state, mtime_ns = _state_of(status), status.st_mtime_ns
+                state, mtime_ns = state_of(status), status.st_mtime_ns
                 open_packed = partial(stack.enter_context, packed)
             if is_compressed(container):
                 unpack = partial(_unpacked, open_packed, suffix_of(container), wait)
@@ -231,11 +232,6 @@ def _opened(
             yield stack.enter_context(file), state, mtime_ns
     except OSError as error:
         raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
-
-
-def _state_of(status: os.stat_result) -> tuple[int, ...]:
-    """What tells whether a container of this machine has changed."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _asked(container: Url, wait: Callable[[float], object] = time.sleep) -> FileStamp:
@@ -291,7 +287,7 @@ def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Callable[
         limit = max(_ALWAYS_ALLOWED, _MOST_TIMES * status.st_size)
         file = kept_on_disk(_unpacked_pieces(unpacker(packed), limit, wait))
         unpacked = Fetched(FileStamp(os.fstat(file.fileno()).st_size, status.st_mtime_ns), file=file)
-        if _state_of(os.fstat(packed.fileno())) != _state_of(status):
+        if state_of(os.fstat(packed.fileno())) != state_of(status):
             raise AudioError(Reason.FILE_UNREADABLE, "the container changed while it was read")
         return unpacked
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.content_hash import state_of
 from featcache.audio.kept import Kept
 from featcache.audio.resample import Channel, to_mono, to_waveform
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing
@@ -46,8 +47,8 @@ _STEP = np.float32(2**-15)  # of 16-bit samples
 _DECODED: Kept[NDArray[Any]] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
 """Whole noises, mono, by what tells them from those of a file that has changed: int16 if that loses nothing."""
 
-_file_hashes: dict[tuple[object, ...], str] = {}
-"""SHA-256 of files, by path, size, time and inode: a process reads a file again only if it has changed."""
+_file_hashes: dict[tuple[int, ...], str] = {}
+"""SHA-256 of files, by their states: a process reads a file again only if it has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +195,7 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
 
 
 def _file_hash(path: Path) -> str:
-    stat = os.stat(path)
-    key = str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino
+    key = state_of(os.stat(path))
     if key not in _file_hashes:
         with path.open("rb") as file:
             _file_hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()

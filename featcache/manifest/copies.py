@@ -22,8 +22,6 @@ from featcache.errors import ManifestError, listing
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 
-_BLOCK = 1 << 16  # ids that are worked on at once, since this takes several times their bytes
-
 
 class Copy(NamedTuple):
     """How one of an utterance's copies differs from the utterance itself."""
@@ -91,17 +89,7 @@ class Copies(tuple[Copy, ...]):
         """The ids of all copies of some utterances `[n * copies]`, those of an utterance next to each other."""
         if self.are_plain:
             return ids
-        suffixes = Strings.of(self.suffixes)
-        parts = []
-        for first in range(0, len(ids), _BLOCK):
-            block = ids.take(np.arange(first, min(first + _BLOCK, len(ids))))
-            # An id, a suffix, an id, a suffix …: every second boundary ends an id with its suffix.
-            pairs = np.empty((len(block), len(self), 2), np.int64)
-            pairs[:, :, 0] = np.arange(len(block))[:, None]
-            pairs[:, :, 1] = len(block) + np.arange(len(self))
-            both = Strings.concatenate([block, suffixes]).take(pairs.reshape(-1))
-            parts.append(Strings(both.blob, both.offsets[::2]))
-        return Strings.concatenate(parts)
+        return Strings.of(f"{id_}{suffix}" for id_ in ids for suffix in self.suffixes)
 
     def refuse_suffixed(self, ids: Strings, source: str) -> None:
         """Raise a ManifestError, which names some, if ids of utterances would be taken for those of copies."""

@@ -10,7 +10,6 @@ import soundfile
 import xxhash
 from cache_contents import only_version
 from corpora import speech
-from damage import CHUNKS, flip, victim
 from extractions import extract_here
 
 from featcache.audio import content_hash
@@ -106,19 +105,3 @@ def test_a_long_file_is_hashed_once_in_a_run(scratch, counted, monkeypatch):
     )
     assert summary.versions[0].extracted == 299
     assert (len(asked) > 3, len(counted)) == (True, 1)
-
-
-def test_repair_and_units_hand_the_hashes_on(cli, plain, cache):
-    """Of items that are kept; see also the units made --from features, whose items are equal."""
-    version = only_version(cache)
-    before = {item.id: item.content_hash for name in version.shard_names() for item in version.shard(name).items()}
-    assert all(before.values())
-    name = victim(cache).name
-    flip(victim(cache).folder / CHUNKS["features"], 0)
-    repaired = cli("repair", cache, "--manifest", plain.manifest())
-    assert "utterances kept, 1 extracted again" in repaired.out
-    version = only_version(cache)
-    assert name not in version.shard_names()
-    assert before == {
-        item.id: item.content_hash for name in version.shard_names() for item in version.shard(name).items()
-    }

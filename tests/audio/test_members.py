@@ -185,40 +185,26 @@ def test_what_is_kept_is_made_once_and_as_much_of_it_as_fits():
     assert made == ["a", "b", "c", "a again"]
 
 
-def test_what_could_not_be_made_is_kept_only_if_the_audio_is_at_fault():
-    kept: Kept[str] = Kept(10, len)
-    asked = []
-
-    def fail(error):
-        asked.append(error)
-        raise error
-
-    for _ in range(2):
-        with pytest.raises(AudioError, match="bad"):
-            kept.get("audio", lambda: fail(AudioError(Reason.NOT_AUDIO, "bad")))
-        with pytest.raises(OSError, match="disk"):
-            kept.get("disk", lambda: fail(OSError("disk")))
-    assert [type(error) for error in asked] == [AudioError, OSError, OSError]
-
-
-def test_a_fault_is_kept_for_a_minute_and_a_result_as_long_as_is_said(monkeypatch):
+def test_a_fault_of_audio_is_kept_for_a_minute_others_are_not_and_a_result_as_long_as_is_said(monkeypatch):
     clock, made = [0.0], []
     monkeypatch.setattr("featcache.audio.kept.time.monotonic", lambda: clock[0])
-    kept: Kept[int] = Kept(10, seconds=100)
+    kept: Kept[str] = Kept(10, seconds=100)
 
-    def make(is_good):
-        made.append(clock[0])
-        if not is_good:
-            raise TriedInVainError(Reason.FILE_UNREADABLE, "not now")
-        return len(made)
+    def make(result):
+        made.append((result, clock[0]))
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     for clock[0] in (0, 59, 61, 99, 150):
-        with pytest.raises(TriedInVainError, match="not now"):
-            kept.get("bad", lambda: make(False))
-    assert made == [0, 61, 150]
+        for key, fault in (("audio", TriedInVainError(Reason.FILE_UNREADABLE, "not now")), ("disk", OSError("full"))):
+            with pytest.raises(type(fault), match=str(fault)):
+                kept.get(key, lambda fault=fault: make(fault))
+    assert [when for fault, when in made if isinstance(fault, AudioError)] == [0, 61, 150]
+    assert [when for fault, when in made if isinstance(fault, OSError)] == [0, 59, 61, 99, 150]
     for clock[0] in (200, 299, 301):
-        kept.get("good", lambda: make(True))
-    assert made[3:] == [200, 301]
+        kept.get("good", lambda: make("good"))
+    assert made[8:] == [("good", 200), ("good", 301)]
 
 
 def test_a_child_makes_what_its_parent_was_making():

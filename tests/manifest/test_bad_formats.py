@@ -35,7 +35,7 @@ def test_faults_of_a_data_directory(top):
             "segments, line 5: 3 fields, but utterance, recording, start and end are expected",
             "segments, line 6: id 'u1' is already on segments, line 1",
             "segments, line 7: start is negative: -1.0",
-            "segments, line 9: start or end is not finite: 0.0, nan",
+            "segments, line 9: duration is not finite: nan",
         ]
     )
 

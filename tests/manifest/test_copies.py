@@ -112,15 +112,6 @@ def test_a_manifest_gets_a_row_for_each_copy_beside_the_others_of_its_utterance(
     assert expanded.channel.tolist() == [-1] * 4
 
 
-def test_a_manifest_of_many_rows_is_expanded_in_blocks(monkeypatch):
-    monkeypatch.setattr("featcache.manifest.copies._BLOCK", 7)
-    ids = [f"utterance-{number}" for number in range(50)]
-    copies = copies_of(section([0.9, 1.0], [5.0]))
-    expanded = expand(manifest_of(ids), copies)
-    assert list(expanded.ids) == [f"{id_}{suffix}" for id_ in ids for suffix in copies.suffixes]
-    assert list(expanded.paths) == [f"{number}.wav" for number in range(50) for _ in copies]
-
-
 def test_a_manifest_with_ids_of_copies_is_refused_in_one_line():
     with pytest.raises(ManifestError) as caught:
         expand(manifest_of(["a", "b_sp0.9", "c_sp0.9"]), copies_of(section([0.9, 1.0])))

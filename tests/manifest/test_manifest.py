@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from manifests import faults_of, rows_of
 
-import featcache
 from featcache.errors import ManifestError, secret_in
 from featcache.manifest import SPELLINGS, SegmentColumns, Utterance, read_manifest
 from featcache.manifest.utterances import COLUMNS
@@ -176,10 +175,10 @@ def test_other_columns_are_carried_untouched(written):
 
 
 def test_json_values_are_carried_as_text(written):
-    values = ["007", 7, 1.5, True, None, ["a", 1], {"k": "é"}, ""]
+    values = ["007", 7, 1.5, True, None, ["a", 1], {"k": "é"}, "", [None]]
     lines = [json.dumps({"id": f"u{i}", "path": "x.wav", "extra": value}) for i, value in enumerate(values)]
     manifest = read_manifest(written("\n".join(lines), "train.jsonl"))
-    assert list(manifest.columns["extra"]) == ["007", "7", "1.5", "true", "", '["a",1]', '{"k":"é"}', ""]
+    assert list(manifest.columns["extra"]) == ["007", "7", "1.5", "true", "", '["a",1]', '{"k":"é"}', "", "[null]"]
 
 
 def test_keys_may_come_and_go_between_json_lines(written):
@@ -417,20 +416,3 @@ def test_what_has_a_header_is_not_suspected(written):
     assert list(manifest.columns) == ["notes.wav"]
     assert list(read_manifest(written("id\na b;c\n"), audio=False).ids) == ["a b;c"]
     assert len(faults_of(written("some name\nx\n"), audio=False)) == 1
-
-
-def test_null_is_a_value_not_given_in_every_column(written, folder):
-    """As an empty cell is: numbers stay numbers, and NaN where there is none."""
-    ids = list(featcache.open(folder).ids)[:3]
-    lines = [
-        f'{{"id": "{ids[0]}", "digit": 7, "speaker": "jo", "inner": [null]}}',
-        f'{{"id": "{ids[1]}", "digit": null, "speaker": null}}',
-        f'{{"id": "{ids[2]}"}}',
-    ]
-    manifest = read_manifest(written("\n".join(lines), "train.jsonl"), audio=False)
-    columns = {name: list(column) for name, column in manifest.columns.items()}
-    assert columns == {"digit": ["7", "", ""], "speaker": ["jo", "", ""], "inner": ["[null]", "", ""]}
-    dataset = featcache.FeatureDataset(featcache.open(folder), manifest=written("\n".join(lines), "train.jsonl"))
-    digits = dataset.batch([0, 1, 2])["digit"]
-    assert digits.tolist()[0] == 7.0
-    assert digits.isnan().tolist() == [False, True, True]

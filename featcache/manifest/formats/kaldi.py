@@ -138,21 +138,16 @@ def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> d
 def _segment(recordings: dict[str, str], fields: list[str]) -> tuple[str, str, float, float | None, str | None]:
     """The cells of a line of `segments`, or a ValueError. Without an end, a segment goes on to the end of its
     recording."""
-    channel = None
-    try:
-        if len(fields) == 5:
-            channel = fields.pop()
-        id_, name, start_text, end_text = fields
-    except ValueError:
-        raise ValueError(f"{len(fields)} fields, but utterance, recording, start and end are expected") from None
+    if not 4 <= len(fields) <= 5:
+        raise ValueError(f"{len(fields)} fields, but utterance, recording, start and end are expected")
+    id_, name, start_text, end_text, *rest = fields
     if name not in recordings:
         raise ValueError(f"recording {name!r} is not in wav.scp")
     start, end = float(start_text), float(end_text)
+    channel = rest[0] if rest else None
     if end == -1:
         return id_, recordings[name], start, None, channel
-    if not -math.inf < start < end < math.inf:
-        if not (math.isfinite(start) and math.isfinite(end)):
-            raise ValueError(f"start or end is not finite: {start}, {end}")
+    if end <= start:
         raise ValueError(f"ends at {end}, and starts at {start}: only an end of -1 is that of the recording")
     return id_, recordings[name], start, round(end - start, 9), channel  # without the rounding of binary fractions
 
