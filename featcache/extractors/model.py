@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import ClassVar, Literal, TypeVar
 
 import torch
@@ -145,25 +145,14 @@ class ModelExtractor(RowExtractor[M]):
 
 @contextmanager
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Compute the block at this precision. If such blocks are nested, the inner one decides."""
-    with torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST):
+    """Compute the block at this precision. If such blocks are nested, the inner one decides.
+
+    TF32 is switched for the whole process, and the switches are read when a kernel is launched, so only one thread
+    launches at a time. An extractor that never rounds does not wait for that lock, and is not run beside one that does.
+    """
+    with torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST), ExitStack() as stack:
         if device.type == "cuda" and (precision == "tf32" or any(get_tf32())):
-            with _tf32(precision == "tf32"):
-                yield
-        else:
-            yield
-
-
-@contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """Let a GPU round the factors of products to ten bits in the block, or forbid it.
-
-    The switches belong to the process, and are read when a kernel is launched, so only one thread launches at a time.
-    An extractor that never rounds does not wait for this lock, and is not run beside one that does."""
-    with _switching_tf32:
-        before = get_tf32()
-        set_tf32(Tf32(allowed, allowed, allowed))
-        try:
-            yield
-        finally:
-            set_tf32(before)
+            stack.enter_context(_switching_tf32)
+            stack.callback(set_tf32, get_tf32())
+            set_tf32(Tf32(*[precision == "tf32"] * 3))
+        yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -146,20 +145,7 @@ class TestWhisper(OfSsl):
     save = partial(small_ssl.save, "whisper")
 
 
-BUNDLE = replace(
-    torchaudio.pipelines.HUBERT_BASE,
-    _params=torchaudio.pipelines.HUBERT_BASE._params
-    | {
-        "extractor_conv_layer_config": [(24, 10, 5), *[(24, 3, 2)] * 4, *[(24, 2, 2)] * 2],
-        "encoder_embed_dim": 32,
-        "encoder_pos_conv_kernel": 16,
-        "encoder_pos_conv_groups": 4,
-        "encoder_num_layers": 3,
-        "encoder_num_heads": 4,
-        "encoder_ff_interm_features": 48,
-    },
-)
-"""HuBERT base with few channels."""
+BUNDLE = small_ssl.torchaudio_bundle("HUBERT_BASE")
 
 
 class TestTorchaudio(OfModel):

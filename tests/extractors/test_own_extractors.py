@@ -54,19 +54,10 @@ def test_the_examples_pitch_is_the_pitch(hz):
 
 def test_the_example_is_extracted(tmp_path):
     """The command extracts with it, from the manifest beside it."""
-    arguments = [
-        "extract",
-        "examples/manifest.csv",
-        "-c",
-        "examples/my_extractor.yaml",
-        "--device",
-        "cpu",
-        "--threads",
-        "2",
-    ]
+    command = "extract examples/manifest.csv -c examples/my_extractor.yaml --device cpu --threads 2"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        result = CliRunner().invoke(cli, [*arguments, "-o", str(tmp_path / "features")], catch_exceptions=False)
+        result = CliRunner().invoke(cli, f"{command} -o {tmp_path}/features", catch_exceptions=False)
     assert result.exit_code == 0, result.output
     cache = featcache.open(tmp_path / "features", "pitch")
     pitch, voicing, _ = cache["anna-1"].T

@@ -18,15 +18,6 @@ from featcache.extractors.torchaudio_ssl import TorchaudioSSL
 from featcache.testing import ExtractorSuite
 
 CPU = torch.device("cpu")
-SMALL = {
-    "extractor_conv_layer_config": [(32, 10, 5), *[(32, 3, 2)] * 4, *[(32, 2, 2)] * 2],
-    "encoder_embed_dim": small_ssl.SIZE,
-    "encoder_pos_conv_kernel": 16,
-    "encoder_pos_conv_groups": 4,
-    "encoder_num_layers": small_ssl.LAYERS,
-    "encoder_num_heads": 4,
-    "encoder_ff_interm_features": 64,
-}
 BUNDLES = ["HUBERT_BASE", "HUBERT_LARGE", "WAV2VEC2_ASR_BASE_960H", "WAVLM_BASE", "WAVLM_LARGE"]
 
 
@@ -34,15 +25,8 @@ class Model:
     """A small model like a bundle's, with its weights in a file."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        real = getattr(pipelines, name)
-        self.bundle = pipelines.Wav2Vec2Bundle(
-            _path=f"{name}.pth",
-            _params={**real._params, **SMALL},
-            _sample_rate=16000,
-            _normalize_waveform=real._normalize_waveform,
-            _model_type=real._model_type,
-        )
-        build = models.wavlm_model if real._model_type == "WavLM" else models.wav2vec2_model
+        self.bundle = small_ssl.torchaudio_bundle(name)
+        build = models.wavlm_model if self.bundle._model_type == "WavLM" else models.wav2vec2_model
         torch.manual_seed(0)
         self.model = build(**self.bundle._params)
         self.file = small_ssl.save_torchaudio(self.model, folder / f"{name}.pth")

@@ -21,15 +21,15 @@ def being_written(cache: Path) -> list[Path]:
     return [path for path in cache.glob(f"[!.]*/{WORK}/**/*") if path.name != "desk"]
 
 
-def only_version(cache: Path) -> Version:
-    """The one version in a cache."""
-    (folder,) = version_folders(cache)
+def only_version(cache: Path, name: str = "") -> Version:
+    """The one version in a cache, or the one whose folder's name begins like this."""
+    (folder,) = (folder for folder in version_folders(cache) if folder.name.startswith(name))
     return Version.open(folder)
 
 
-def items(cache: Path) -> dict[str, tuple]:
-    """Every item of a cache's one version, as `items_of` gives them."""
-    return items_of(only_version(cache))
+def items(cache: Path, name: str = "") -> dict[str, tuple]:
+    """Every item of a version, as `only_version` finds it, as `items_of` gives them."""
+    return items_of(only_version(cache, name))
 
 
 def items_of(version: Version) -> dict[str, tuple]:

@@ -7,7 +7,9 @@ what could be wrong would not show.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -85,6 +87,23 @@ def _save_whisper(folder: Path) -> Path:
         begin_suppress_tokens=None,
     )
     return _save(transformers.WhisperModel(config), transformers.WhisperFeatureExtractor(chunk_length=2), folder)
+
+
+def torchaudio_bundle(name: str) -> Any:
+    """A bundle of `torchaudio.pipelines`, with few channels."""
+    from torchaudio import pipelines
+
+    real = getattr(pipelines, name)
+    small = {
+        "extractor_conv_layer_config": [(32, 10, 5), *[(32, 3, 2)] * 4, *[(32, 2, 2)] * 2],
+        "encoder_embed_dim": SIZE,
+        "encoder_pos_conv_kernel": 16,
+        "encoder_pos_conv_groups": 4,
+        "encoder_num_layers": LAYERS,
+        "encoder_num_heads": 4,
+        "encoder_ff_interm_features": 64,
+    }
+    return replace(real, _path=f"{name}.pth", _params=real._params | small)
 
 
 def save_torchaudio(model: nn.Module, file: Path) -> Path:
