@@ -44,11 +44,6 @@ class SideSpec:
     units: str
     """What an entry means, for a reader."""
 
-    @property
-    def bytes_per_entry(self) -> int:
-        """The number of bytes of one entry."""
-        return math.prod(self.item_shape) * np.dtype(self.dtype).itemsize
-
 
 @dataclass(frozen=True)
 class FeatureSpec:
@@ -110,7 +105,8 @@ class FeatureSpec:
     @property
     def bytes_per_item(self) -> int:
         """The number of bytes that every item takes besides its frames: its scales and offsets, if it is quantised."""
-        return sum(side.bytes_per_entry for side in self.side if side.name == QUANTIZATION)
+        scales = [side for side in self.side if side.name == QUANTIZATION]
+        return sum(math.prod(side.item_shape) * np.dtype(side.dtype).itemsize for side in scales)
 
 
 def all_finite(array: NDArray[Any]) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -29,8 +30,6 @@ NAME_DIGITS = 16
 
 CHECKSUM_BYTES = 4
 """Behind the bytes of each chunk."""
-
-_envelopes: dict[Any, Any] = {}
 
 FilePath = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,80}/(zarr\.json|c(/0){1,17})\Z")]
 ColumnName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,90}\Z")]
@@ -262,15 +261,14 @@ class _Passed:
         self._left = max(0, self._left - len(block))
 
 
-def read_attributes(data: bytes, kind: type[Any], where: object, version: object) -> Any:
+def read_attributes(data: bytes, kind: Any, where: object, version: object) -> Any:
     """What the sealed `zarr.json` of a group says, which must be what `kind` declares. Raises DamagedError if it is not
     what was written."""
     return parse(data, _envelope(kind), str(where), version).attributes.featcache
 
 
+@cache
 def _envelope(kind: Any) -> Any:
-    """A Struct for groups whose attribute `featcache` is of this kind; made once."""
-    if kind not in _envelopes:
-        attributes = msgspec.defstruct("Attributes", [("featcache", kind)])
-        _envelopes[kind] = msgspec.defstruct("Group", [("attributes", attributes)])
-    return _envelopes[kind]
+    """A Struct for groups whose attribute `featcache` is of this kind."""
+    attributes = msgspec.defstruct("Attributes", [("featcache", kind)])
+    return msgspec.defstruct("Group", [("attributes", attributes)])

@@ -93,11 +93,8 @@ def locate(weights: str, revision: str | None) -> Located:
     if not _HUB_ID.fullmatch(weights) or weights.startswith((".", "~")) or path.suffix in SUFFIXES:
         raise weights_error(weights, "there is no such folder or file")
     if revision is None or not _COMMIT.fullmatch(revision):
-        if revision is None:
-            given = f"there is no folder {weights}, and a hub's id needs one"
-        else:
-            given = f"{revision!r} is none"
-        raise ConfigError(f"params.revision: {given}: the commit of {weights}, in 40 hex digits")
+        why = f"there is no folder {weights}, and a hub's id needs one" if revision is None else f"{revision!r} is none"
+        raise ConfigError(f"params.revision: {why}: the commit of {weights}, in 40 hex digits")
     return Located(_folder_of_hub_model(weights, revision))
 
 
@@ -114,13 +111,13 @@ def _folder_of_hub_model(name: str, revision: str) -> Path:
     except HFValidationError as error:
         raise ConfigError(f"params.weights: {name}: neither a folder nor a model id: {first_line(error)}") from error
     model = HubModel(name, revision, constants.ENDPOINT, Path(constants.HF_HUB_CACHE).expanduser())
-    if complete := model.complete_folder():
-        return complete
-    download(model)
-    downloaded = folder_with_weights(model.snapshot)
-    if downloaded is None:
+    folder = model.complete_folder()
+    if folder is None:
+        download(model)
+        folder = folder_with_weights(model.snapshot)
+    if folder is None:
         raise ConfigError(f"params.weights: {name} at {revision} holds no weights that torch reads")
-    return downloaded
+    return folder
 
 
 @dataclass(frozen=True)
