@@ -261,7 +261,7 @@ class _Passed:
         self._left = max(0, self._left - len(block))
 
 
-def read_attributes(data: bytes, kind: type[Any], where: object, version: object) -> Any:
+def read_attributes(data: bytes, kind: Any, where: object, version: object) -> Any:
     """What the sealed `zarr.json` of a group says, which must be what `kind` declares. Raises DamagedError if it is not
     what was written."""
     return parse(data, _envelope(kind), str(where), version).attributes.featcache
