@@ -66,7 +66,7 @@ class OpenShard:
             shard.failures += failures
             shard.builder.append(items, extracted.features, extracted.num_frames, extracted.side)
             shard.counts.add(shard.job.count(replace(extracted, failures=failures)))
-            progress.count_failures(failures)
+            progress.failures.update(failure.reason for failure in failures)
             seconds |= {item.id: item.num_samples / shard.job.built.sample_rate for item in items}
         self._audio_seconds += sum(seconds.values())
         progress.audio_seconds += sum(seconds.values())
@@ -80,7 +80,7 @@ class OpenShard:
         for shard in self._shards:
             job, version = shard.job, shard.job.version
             job.run.fail(shard.failures)
-            done.count_failures(shard.failures)
+            done.failures.update(failure.reason for failure in shard.failures)
             if len(shard.builder):
                 name, files = shard.builder.files(
                     fingerprint=version.info.fingerprint,

@@ -364,7 +364,7 @@ class _Dispatch:
         progress = Progress()
         for job, failures in zip(self._group.jobs, failed, strict=True):
             job.run.fail(failures)
-            progress.count_failures(failures)
+            progress.failures.update(failure.reason for failure in failures)
         self._total.add(Done(progress, [VersionCounts(failed=len(failures)) for failures in failed]))
 
     def _settle_unread(self, done: DoneTask) -> None:

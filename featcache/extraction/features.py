@@ -78,17 +78,17 @@ class ClipFeatures:
         Args:
             outcomes: For each clip, its number of frames, or why it could not be extracted.
             stored: The features of the others as `spec` says, one after the other, in any number of pieces.
-            side: For each side array, the entries of each of the others. The scale and offset of quantised features
-                show whether these were finite.
+            side: For each side array, the entries of each of the others.
         """
         errors = [outcome if isinstance(outcome, AudioError) else None for outcome in outcomes]
         num_frames = [0 if isinstance(outcome, AudioError) else outcome for outcome in outcomes]
         nothing = np.empty((0, *spec.item_shape), spec.stored_dtype)
         features = stored[0] if len(stored) == 1 else np.concatenate([nothing, *stored])
-        if not all(map(all_finite, side[QUANTIZATION] if spec.is_quantized else [features])):
+        parameters = side.get(QUANTIZATION, ())  # which tell of the levels whether what they stand for was finite
+        if not all(map(all_finite, parameters if spec.is_quantized else [features])):
             clips = np.split(features, np.cumsum(num_frames)[:-1])
             numbers = [number for number, error in enumerate(errors) if error is None]
-            telling = side[QUANTIZATION] if spec.is_quantized else [clips[number] for number in numbers]
+            telling = parameters if spec.is_quantized else [clips[number] for number in numbers]
             is_finite = dict(zip(numbers, map(all_finite, telling), strict=True))
             for number in numbers:
                 if not is_finite[number]:

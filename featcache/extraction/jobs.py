@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -65,7 +66,7 @@ class VersionCounts:
 class Progress:
     """What a run has done so far, over all versions. Not thread-safe."""
 
-    failures: dict[str, int] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
     """Failed utterances by reason."""
     audio_seconds: float = 0.0
     """Seconds of audio extracted. Copies count, and a clip counts once for all versions that are filled together."""
@@ -87,16 +88,11 @@ class Progress:
 
     def add(self, other: Progress) -> None:
         """Add what has been done elsewhere."""
-        for mine, theirs in ((self.failures, other.failures), (self.stages, other.stages)):
-            for key, value in theirs.items():
-                mine[key] = mine.get(key, 0) + value  # type: ignore[assignment]
+        self.failures += other.failures
+        for stage, seconds in other.stages.items():
+            self.stages[stage] += seconds
         self.audio_seconds += other.audio_seconds
         self.shards += other.shards
-
-    def count_failures(self, failures: Iterable[Failure]) -> None:
-        """Count failed utterances."""
-        for failure in failures:
-            self.failures[failure.reason] = self.failures.get(failure.reason, 0) + 1
 
     def add_times(self, times: WorkerTimes) -> None:
         """Count a worker's time."""

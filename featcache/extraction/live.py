@@ -24,7 +24,6 @@ from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.location import parse_location
 from featcache.version.records import read_probes
 from featcache.version.selection import select_version
-from featcache.version.version import Version
 
 if TYPE_CHECKING:
     from featcache.loader.cache import Cache
@@ -160,7 +159,10 @@ def extractor(
         chosen = as_config(config, set)
         probes = []
     else:
-        found = _version(version, name)
+        if isinstance(version, str | Path):
+            found = select_version(parse_location("version", version), name)
+        else:
+            found = version.version
         chosen = recorded_config(found.info.config, str(found.path))
         probes = read_probes(found)
         if chosen.fingerprint() != found.info.fingerprint:
@@ -168,9 +170,3 @@ def extractor(
     built = BuiltConfig.build(chosen, on.torch_device)
     built.extractor.use_batching(choose_batching(built.extractor, probes, on.label).batching)
     return LiveExtractor(built, on)
-
-
-def _version(version: str | Path | Cache, name: str | None) -> Version:
-    if isinstance(version, str | Path):
-        return select_version(parse_location("version", version), name)
-    return version.version

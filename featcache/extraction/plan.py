@@ -66,8 +66,6 @@ class ExtractionPlan:
     device: Device
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
-    num_utterances: int
-    """The number of utterances of the manifest that the run is about: all, or those of its partition."""
     versions: Sequence[VersionPlan]
     notes: Sequence[str]
     """Lines that a user should read before the run begins."""
@@ -79,6 +77,11 @@ class ExtractionPlan:
         built = [version.built for version in self.versions]
         folder = self.versions[0].path.name if len(built) == 1 else None
         return plan_extraction(self.manifest, built, self.cache, self.options, self.only, folder)
+
+    @property
+    def num_utterances(self) -> int:
+        """The number of utterances of the manifest that the run is about: all, or those of its partition."""
+        return len(self.versions[0].manifest) // len(self.versions[0].config.copies)
 
     @property
     def seconds_to_decode(self) -> float:
@@ -137,8 +140,7 @@ def plan_extraction(
         planner = _Planner(built, info, cache / (folder or info.folder_name), rows[built.config.copies], options, only)
         versions.append(planner.plan(label))
     notes = _notes(versions, manifest, cache, source, only)
-    num_utterances = len(versions[0].manifest) // len(built_configs[0].config.copies)
-    return ExtractionPlan(manifest, cache, options, only, device, source, num_utterances, versions, notes, started)
+    return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes, started)
 
 
 @dataclass(frozen=True, eq=False)

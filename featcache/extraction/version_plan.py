@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -204,8 +204,12 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
     """How a version that does not exist yet differs from those of the same name with other fingerprints. Raises
     ArgumentError if there is a version with this fingerprint, whose folder has been renamed, or whose config has
     another name."""
-    notes = []
-    for sibling in _versions_in(cache):
+    notes, siblings = list[str](), list[Version]()
+    with suppress(StoreError):  # there is no cache yet
+        for folder in version_folders(cache):
+            with suppress(DamagedError):  # which `verify` reports
+                siblings.append(Version.open(folder))
+    for sibling in siblings:
         if sibling.path.name == info.folder_name:
             continue  # another run has created the version meanwhile
         if sibling.info.fingerprint == info.fingerprint:
@@ -224,21 +228,10 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
     return notes
 
 
-def _versions_in(cache: Location) -> Iterator[Version]:
-    """The versions in a cache, as far as their metadata is whole; `verify` reports the others."""
-    with suppress(StoreError):  # there is no cache yet
-        for folder in version_folders(cache):
-            with suppress(DamagedError):
-                yield Version.open(folder)
-
-
 def suspect_notes(plan: VersionPlan) -> list[str]:
     """That some of the rows to be extracted may have crashed an earlier run, and what is done about it."""
-    if not plan.suspects.ids:
-        return []
-    missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing))
-    suspects = [id_ for id_ in missing if id_ in plan.suspects.ids]
-    if not suspects:
+    missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing)) if plan.suspects.ids else ()
+    if not (suspects := [id_ for id_ in missing if id_ in plan.suspects.ids]):
         return []
     return [
         f"{plan.path.name}: an earlier run died with {counted(len(suspects), 'utterance')} in flight "

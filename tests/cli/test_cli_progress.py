@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from time import monotonic, sleep
 
 import pytest
@@ -60,7 +61,7 @@ def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, strea
     monkeypatch.setattr(sys, "stderr", written := stream())
     told = []
     with runs.Display(Planned()) as display:
-        so_far = Progress(failures={"empty": 2})
+        so_far = Progress(failures=Counter(empty=2))
         for second in range(70):
             clock[0] = 1000.0 + second
             so_far.audio_seconds = 100.0 * second
@@ -77,7 +78,7 @@ def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
     monkeypatch.setattr(runs, "monotonic", lambda: clock[0])
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
     with runs.Display(Planned(), "json") as display:
-        so_far = Progress(failures={"empty": 2}, shards=3)
+        so_far = Progress(failures=Counter(empty=2), shards=3)
         for second in range(130):
             clock[0] = 1000.0 + second
             so_far.audio_seconds = 10.0 * second

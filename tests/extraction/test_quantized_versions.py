@@ -16,11 +16,13 @@ from featcache.care.recompute import recompute
 from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
+from featcache.extraction.features import BatchPart
 from featcache.extraction.options import Options
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams
 from featcache.format.shard import dequantize_array
-from featcache.manifest import read_manifest
+from featcache.manifest import Utterance, read_manifest
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
 from featcache.stats.kmeans import draw_frames, fit_version
@@ -136,6 +138,11 @@ def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
     config = config_of({"extractor": "odd_extractors:Picky"})
     summary = extract_here(read_manifest(manifest), [config], scratch, Options(device="cpu"))
     assert (summary.versions[0].extracted, summary.failed_by_reason) == (0, {"non_finite_features": len(plain.rows)})
+    part = BatchPart(BuiltConfig.build(config, torch.device("cpu")).spec, plain.folder)
+    part.fail(Utterance(id="a", path="a.wav"), AudioError(Reason.CRASHED, "it ended a process"))
+    extracted = part.extracted()
+    assert ([failure.id for failure in extracted.failures], len(extracted.features)) == (["a"], 0)
+    assert [(len(entries), counts) for entries, counts in extracted.side.values()] == [(0, [])]
 
 
 def test_an_utterance_of_one_frame_is_exact(tmp_path, scratch):
