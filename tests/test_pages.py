@@ -1,12 +1,10 @@
 """Every code block of the documentation runs, page after page, in one folder, as for a reader with a clone."""
 
-import json
 import os
 import shutil
 
 import hub_server
 import pytest
-import torch
 import yaml
 from hub_server import environment
 from pages import ALONE, INSTALLS, PACKAGES, SLOW, SMALL, blocks_of, make_reader, pages_in_order, write_speech
@@ -22,18 +20,14 @@ MODULES += ["transformers.models.hubert.modeling_hubert", "transformers.models.a
 def hub(tmp_path_factory):
     """A hub that has the packaged configs' models, at their commits, but small."""
     pytest.importorskip("transformers")
+    import small_models
     import small_ssl
-    from transformers import EncodecConfig, EncodecModel, MimiConfig, MimiModel
 
-    stereo = {"audio_channels": 2, "sampling_rate": 48000, "chunk_length_s": 1.0, "overlap": 0.01, "normalize": True}
-    stereo |= {"norm_type": "time_group_norm", "use_causal_conv": False, "target_bandwidths": [3.0, 6.0, 12.0, 24.0]}
-    mimi = {"codebook_dim": 16, "vector_quantization_hidden_dimension": 16, "upsample_groups": 32}
-    mimi |= {"num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
     folder = tmp_path_factory.mktemp("models")
     models = {
-        "encodec24k-6kbps": save(EncodecModel, EncodecConfig(num_filters=4, hidden_size=24), folder / "encodec24k"),
-        "encodec48k-6kbps": save(EncodecModel, EncodecConfig(num_filters=4, hidden_size=24, **stereo), folder / "48k"),
-        "mimi": save(MimiModel, MimiConfig(num_filters=4, hidden_size=32, **mimi), folder / "mimi"),
+        "encodec24k-6kbps": small_models.encodec_24khz(folder / "encodec24k"),
+        "encodec48k-6kbps": small_models.encodec_48khz(folder / "encodec48k"),
+        "mimi": small_models.mimi(folder / "mimi"),
         "hubert-base-l6": small_ssl.save("hubert", folder / "hubert", layers=6),
     }
     with hub_server.serve(folder / "mimi") as hub:
@@ -42,18 +36,6 @@ def hub(tmp_path_factory):
             hub.add(params["weights"], params["revision"], model)
         hub.folder = folder
         yield hub
-
-
-def save(model_class, config, folder):
-    """Save a codec's model with weights and codewords drawn at random, and how its waveforms are prepared."""
-    torch.manual_seed(0)
-    model = model_class(config)
-    for name, buffer in model.named_buffers():
-        if "embed" in name:
-            buffer.normal_()
-    model.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": config.sampling_rate}))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,7 @@ def make_digits(folder: Path, count: int = 3000) -> Path:
     """Make what stands for the Free Spoken Digit Dataset where that is not found; returns its manifest.
 
     Files are as long as those of `short`. Each is a tone for its digit over a tone for its speaker, of six, and some
-    noise. Every tenth is in the split `test`.
+    noise. The last tenth is in the split `test`.
     """
     (folder / "audio").mkdir(parents=True, exist_ok=True)
     random, form = np.random.default_rng(0), KINDS["short"]
@@ -168,7 +168,7 @@ def make_digits(folder: Path, count: int = 3000) -> Path:
             samples = 0.2 * tones + 0.01 * random.standard_normal(len(at))
             name = f"{digit}_{speaker}_{number // 60}"
             soundfile.write(folder / "audio" / f"{name}.wav", samples, form.sample_rate, subtype="PCM_16")
-            split = "test" if number // 60 % 10 == 9 else "train"
+            split = "test" if number >= 0.9 * count else "train"
             table.writerow([name, f"audio/{name}.wav", digit, f"speaker-{speaker}", split])
     return folder / "manifest.csv"
 

@@ -14,8 +14,8 @@ scipy        `signal.resample_poly`, clip by clip
 The reference is a sinc under a Kaiser window (beta 16) that reaches 1,024 samples of the lower rate to either side, in
 float64. Up to 0.9 of the lower Nyquist frequency, these are measured:
 
-speech      what it makes of speech, against the reference: dB by which that is stronger than the difference
-noise       the same, but that the reference first gets the resampler's own response: what is no filtering is left
+noise       what it makes of speech, against the reference with the resampler's own response: dB by which that is
+            stronger than the difference, which is what no filtering explains
 sweep       as `noise`, of a sweep
 ripple      the most by which it weakens or strengthens a tone
 left over   of tones above the lower Nyquist frequency, or on the way up of the mirror images of tones below it
@@ -53,7 +53,6 @@ SHIPPED = "featcache"
 COLUMNS = (
     (f"× real time, {LONG:g} s", "{:,.0f}", "long"),
     (f"{SHORT:g} s", "{:,.0f}", "short"),
-    ("speech", "{:.0f} dB", "speech_db"),
     ("noise", "{:.0f} dB", "noise_db"),
     ("sweep", "{:.0f} dB", "sweep_db"),
     ("ripple", "{:.4f} dB", "ripple_db"),

@@ -50,14 +50,12 @@ def response(resample: Resample, source: int, target: int) -> Signal:
     return np.array(gains)
 
 
-def snr(made: Signal, expected: Signal, rate: int, lower: int, gains: Signal | None = None) -> float:
+def snr(made: Signal, expected: Signal, rate: int, lower: int, gains: Signal) -> float:
     """dB by which the expected signal, with these gains, is stronger than what differs from it, in the passband."""
     length = min(len(made), len(expected))
     window = np.hanning(length)
     frequencies = np.fft.rfftfreq(length, 1 / rate) / (lower / 2)
-    wanted = np.fft.rfft(expected[:length] * window)
-    if gains is not None:
-        wanted *= np.interp(frequencies, TONES, gains)
+    wanted = np.fft.rfft(expected[:length] * window) * np.interp(frequencies, TONES, gains)
     error = np.fft.rfft(made[:length] * window) - wanted
     band = frequencies <= PASSBAND
     return decibels(np.sum(np.abs(wanted[band]) ** 2) / np.sum(np.abs(error[band]) ** 2))
@@ -104,7 +102,6 @@ def quality(resample: Resample, source: int, target: int, voice: Signal) -> dict
     swept = sweep(source, 4.0, PASSBAND * lower / 2)
     made, expected = resample(voice), ideal(voice, source, target)
     return {
-        "speech_db": snr(made, expected, target, lower),
         "noise_db": snr(made, expected, target, lower, gains),
         "sweep_db": snr(resample(swept), ideal(swept, source, target), target, lower, gains),
         "ripple_db": float(np.abs(decibels_of(gains[TONES <= PASSBAND + 1e-9])).max()),

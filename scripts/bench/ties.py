@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from featcache.audio.resample import to_waveform
-from featcache.care.compare import ROUNDING
+from featcache.care.compare import ROUNDING, SampledClip, extract_results, frame_differences
 from featcache.config import Config
+from featcache.device import Device
 from featcache.extraction.from_audio import decode_all
 from featcache.extractors.codec import CodecExtractor
 from featcache.manifest import Manifest
@@ -41,19 +41,11 @@ def differences(
 
 def latent_distances(extractor: CodecExtractor, waveform: torch.Tensor) -> np.ndarray:
     """How far each frame's latents in a batch of rows are from those of the clip alone, relative in norm: `[F]`."""
-    latents = []
-    with torch.inference_mode():
+    device, clip, latents = Device(str(waveform.device), 1), SampledClip("", waveform.cpu().numpy()), []
+    with torch.inference_mode(), device.slot():
         for policy in ("padded", "single"):
             extractor.chosen_batching = policy
-            pieces = []
-            for piece in extractor.pieces(len(waveform)):
-                length = extractor.padded_length(piece.num_samples)
-                count = extractor.rows(length, waveform.device)
-                samples = waveform[piece.start : piece.start + piece.num_samples]
-                padded = pad(samples, (0, length - len(samples))).expand(count, -1).contiguous()
-                lengths = torch.full((count,), len(samples), device=waveform.device)
-                pieces.append(extractor.latents(padded, lengths)[0, piece.skip : piece.skip + piece.num_frames])
-            latents.append(torch.cat(pieces).double())
+            (result,) = extract_results(extractor, [clip], device)
+            latents.append(result.latents)
     extractor.chosen_batching = None
-    batched, alone = latents
-    return ((batched - alone).norm(dim=1) / alone.norm(dim=1).clamp(min=1e-30)).cpu().numpy()
+    return frame_differences(*latents)[0].cpu().numpy()

@@ -12,7 +12,7 @@ from step import Step, main
 
 # isort: split
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
@@ -70,35 +70,28 @@ class Graphs:
 
 
 def run(step: Step) -> None:
+    is_cuda = step.device.is_cuda
+    lengths = (0.3,) if step.small else SECONDS
     for name in NAMES:
-        step.attempt("graphs", lambda name=name: graphs(step, name), model=name)
-    for name in NAMES[:2]:
-        step.attempt("compile", lambda name=name: compiled(step, name), model=name)
+        way = Graphs if is_cuda else lambda eager: eager
+        step.attempt("graphs", lambda name=name, way=way: measure(step, "graph", name, way, lengths), model=name)
+    for name in NAMES[:2] if is_cuda else ():
+        step.attempt(
+            "compile", lambda name=name: measure(step, "compile", name, torch.compile, SECONDS[1:2]), model=name
+        )
 
 
-def graphs(step: Step, name: str) -> None:
+def measure(step: Step, what: str, name: str, way: Callable[[Run], Run], lengths: Sequence[float]) -> None:
+    """A model in this way, on batches of clips of these lengths."""
     extractor = step.config(name).build(step.device.torch_device).as_row_extractor()
     assert extractor is not None
 
     def eager(*given: torch.Tensor) -> torch.Tensor:
         return extractor.run(*given).features
 
-    graphed = Graphs(eager) if step.device.is_cuda else eager
-    for seconds in (0.3,) if step.small else SECONDS:
-        compare(step, "graph", name, extractor, seconds, eager, graphed)
-
-
-def compiled(step: Step, name: str) -> None:
-    if not step.device.is_cuda:
-        return
-    extractor = step.config(name).build(step.device.torch_device).as_row_extractor()
-    assert extractor is not None
-
-    def eager(*given: torch.Tensor) -> torch.Tensor:
-        return extractor.run(*given).features
-
-    for seconds in SECONDS[1:2]:
-        compare(step, "compile", name, extractor, seconds, eager, torch.compile(eager))
+    other = way(eager)
+    for seconds in lengths:
+        compare(step, what, name, extractor, seconds, eager, other)
 
 
 def compare(step: Step, what: str, name: str, extractor: RowExtractor, seconds: float, eager: Run, other: Run) -> None:

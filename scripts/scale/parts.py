@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+import featcache
 from featcache.config import load_config
 from featcache.device import Device
 from featcache.extraction.version_plan import BuiltConfig, version_info
@@ -29,43 +29,13 @@ from featcache.version.selection import select_version
 from featcache.version.version import Version
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import in_child, options
+from harness import in_child, options, status_bytes
 from make_cache import add_shard, want_nothing
+from memory import watch
 
+FEATCACHE = [sys.executable, "-m", "featcache"]
 ITEMS = 100_000
 """The utterances of a shard."""
-
-OPEN = """
-import os, resource, sys, time, torch
-import featcache
-featcache.open  # which imports the loader
-def kilobytes():
-    lines = dict(line.split(":") for line in open("/proc/self/status"))
-    return [int(lines[name].split()[0]) for name in ("RssAnon", "RssFile")]
-def counts():
-    return len(os.listdir("/proc/self/fd")), sum(1 for _ in open("/proc/self/maps"))
-before, had, started = kilobytes(), counts(), time.perf_counter()
-corpus = featcache.open(sys.argv[1])
-opened = time.perf_counter()
-own, mapped = (after - earlier for after, earlier in zip(kilobytes(), before))
-descriptors, maps = (after - earlier for after, earlier in zip(counts(), had))
-started_batch = time.perf_counter()
-corpus.batch(range(0, len(corpus), max(1, len(corpus) // 64)))
-ended = time.perf_counter()
-print(f"{len(corpus.parts)} parts, {len(corpus):,} utterances: opened in {opened - started:.3f} s, "
-      f"{own / 1024:.0f} MB of its own, {mapped / 1024:.0f} MB mapped, {maps} maps, {descriptors} descriptors; "
-      f"the first batch, of 64 from all parts, in {ended - started_batch:.3f} s")
-"""
-
-EPOCH = """
-import resource, sys, time, torch
-import featcache
-dataset = featcache.FeatureDataset(featcache.open(sys.argv[1]))
-before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-next(iter(featcache.BucketBatchSampler(dataset.lengths, batch_size=1000)))
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-print(f"first batch of an epoch after {time.perf_counter() - started:.2f} s, {memory / 1024:.0f} MB more memory")
-"""
 
 
 def make_part(cache: Path, manifest: Path, rows: int) -> None:
@@ -86,15 +56,34 @@ def make_part(cache: Path, manifest: Path, rows: int) -> None:
     open_index(version)
 
 
-def measured(*command: object) -> tuple[str, float, float]:
-    """What a command prints, its seconds, and its peak of memory in MB."""
-    started = perf_counter()
-    process = subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
-    out = process.stdout.read().decode()
-    _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0, (command, status)
-    return out, perf_counter() - started, usage.ru_maxrss / 1024
+def open_corpus(path: Path) -> str:
+    """What opening a corpus takes, and its first batch."""
+    started, before = perf_counter(), resources()
+    corpus = featcache.open(path)
+    opened, after = perf_counter(), resources()
+    own, mapped, descriptors, maps = (now - earlier for now, earlier in zip(after, before, strict=True))
+    began = perf_counter()
+    corpus.batch(range(0, len(corpus), max(1, len(corpus) // 64)))
+    return (
+        f"{len(corpus.parts)} parts, {len(corpus):,} utterances: opened in {opened - started:.3f} s, "
+        f"{own / 1e6:.0f} MB of its own, {mapped / 1e6:.0f} MB mapped, {maps} maps, {descriptors} descriptors; "
+        f"the first batch, of 64 from all parts, in {perf_counter() - began:.3f} s"
+    )
+
+
+def begin_epoch(path: Path) -> str:
+    """What the first batch of an epoch takes."""
+    dataset = featcache.FeatureDataset(featcache.open(path))
+    before, started = status_bytes("VmHWM"), perf_counter()
+    next(iter(featcache.BucketBatchSampler(dataset.lengths, batch_size=1000)))
+    memory = (status_bytes("VmHWM") - before) / 1e6
+    return f"first batch of an epoch after {perf_counter() - started:.2f} s, {memory:.0f} MB more memory"
+
+
+def resources() -> tuple[int, ...]:
+    """This process's own memory, what it has mapped of files, its descriptors and its maps."""
+    maps = Path("/proc/self/maps").read_text().count("\n")
+    return status_bytes("RssAnon"), status_bytes("RssFile"), len(os.listdir("/proc/self/fd")), maps
 
 
 def corpus_of(folder: Path, source: Path, manifest: Path, count: int) -> tuple[Path, Path]:
@@ -120,21 +109,21 @@ def main() -> None:
         started = perf_counter()
         in_child(make_part, folder / "part", folder / "part.parquet", given.rows)  # whose memory is not this process's
         print(f"a part of {given.rows:,} rows, made in {perf_counter() - started:.0f} s", flush=True)
-        _, start, base = measured("-m", "featcache", "configs")
+        start, base, *_ = watch([*FEATCACHE, "configs"])
         print(f"a command that does nothing: {start:.1f} s, {base:.0f} MB", flush=True)
         for count in given.parts:
             manifests, corpus = corpus_of(folder, folder / "part", folder / "part.parquet", count)
-            command = ("-m", "featcache", "extract", f"{manifests}/*.parquet", "-c", "mfcc13", "-o", corpus)
+            command = [*FEATCACHE, "extract", f"{manifests}/*.parquet", "-c", "mfcc13", "-o", str(corpus)]
             for what in ("first run, which finds everything there", "the same again"):
-                _, seconds, memory = measured(*command, "--device", "cpu")
+                seconds, memory, *_ = watch([*command, "--device", "cpu"])
                 print(f"{count} parts, {what}: {seconds:.1f} s, {seconds / count:.2f} s a part, {memory:.0f} MB")
         for count in given.open:
             corpus = folder / f"opened-{count}"
             for number in range(count):
                 shutil.copytree(folder / "part", corpus / f"part-{number:04}", copy_function=os.link)
             record(corpus)
-            print(measured("-c", OPEN, corpus)[0], end="", flush=True)
-            print(f"{count} parts: {measured('-c', EPOCH, corpus)[0]}", end="", flush=True)
+            print(in_child(open_corpus, corpus), flush=True)
+            print(f"{count} parts: {in_child(begin_epoch, corpus)}", flush=True)
 
 
 def record(corpus: Path) -> None:

@@ -1,9 +1,10 @@
-"""What a GPU computes is what the CPU does, to rounding; fp32 is fp32 there; and the host does not wait."""
+"""A GPU computes what the CPU does, to rounding, and the same bits in every run; its fp32 is fp32; no host waits."""
 
 from __future__ import annotations
 
+import random
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import small_ssl
 import torch
 from devices import DEVICES
 
+import featcache
 from featcache.care.compare import SampledClip, compare_all, extract_results
 from featcache.config import Config, config_from, load_config
 from featcache.device import Device, Tf32, set_tf32
@@ -62,24 +64,19 @@ def as_in_a_run():
         Device("cuda").configure_torch()
 
 
+def make_config(name: str, folder: Path, **params: str) -> Config:
+    """The config of a model, which is saved in a folder; or a packaged one."""
+    if name in PACKAGED:
+        return load_config(name)
+    extractor, rate, save, own = MODELS[name]
+    params = {"weights": str(save(folder)), **own, **params}
+    return config_from({"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}})
+
+
 @pytest.fixture(scope="module")
 def config_of(tmp_path_factory):
     """The config of a model, which is made once."""
-    made: dict[str, Config] = {}
-
-    def config(name: str) -> Config:
-        if name in PACKAGED:
-            return load_config(name)
-        if name not in made:
-            extractor, rate, save, params = MODELS[name]
-            weights: Path = save(tmp_path_factory.mktemp("weights"))
-            params = {"weights": str(weights), **params}
-            made[name] = config_from(
-                {"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}}
-            )
-        return made[name]
-
-    return config
+    return cache(lambda name: make_config(name, tmp_path_factory.mktemp("weights")))
 
 
 def clips_at(rate: int) -> list[SampledClip]:
@@ -177,3 +174,33 @@ def test_tf32_is_off_unless_the_config_asks_for_it(name, setting):
                 rounded = errors()
             assert min(rounded["product"], rounded["convolution"]) > 5e-5, rounded
         assert max(errors().values()) < 1e-5, errors()
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory):
+    """Frames on the device, and rows at two precisions."""
+    folder = tmp_path_factory.mktemp("configs")
+    weights = small_ssl.save("hubert", folder / "weights")
+    for precision in ("fp32", "bf16"):
+        text = f"name: {precision}\nextractor: ssl\nparams: {{weights: {weights}, layer: 2, precision: {precision}}}\n"
+        (folder / f"{precision}.yaml").write_text(text)
+    return ["fbank80", folder / "fp32.yaml", folder / "bf16.yaml"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_bit_depends_on_anything_but_the_clip(corpus, configs, scratch, device):
+    def extract(rows, name, **options):
+        path = corpus.manifest(rows, f"{name}.csv")
+        summary = featcache.extract(path, configs, scratch / name, featcache.Options(device, **options))
+        assert summary.failed_by_reason == {}
+        caches = [featcache.open(scratch / name, config) for config in ("fbank80", "fp32", "bf16")]
+        return [{id_: cache[id_].tobytes() for id_ in cache.ids} for cache in caches]
+
+    shuffled = random.Random(0).sample(corpus.rows, len(corpus.rows))
+    expected = extract(corpus.rows, "one", threads=1)
+    assert extract(shuffled, "two", threads=4, shard_megabytes=0.05) == expected
+    extract(shuffled[:9], "three", threads=2)
+    assert extract(corpus.rows, "three", threads=3) == expected

@@ -9,15 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import small_models
-import small_ssl
 import torch
 from make_cache import make_features, make_version
 from simulated_gpu import simulated_gpu as as_gpu
 from test_gpu_memory import assert_batch
+from test_gpu_values import make_config
 
 import featcache
-from featcache.config import config_from
 from featcache.device import Device
 from featcache.extractors import rows
 
@@ -92,34 +90,15 @@ def test_a_batch_is_whole_when_training_uses_it_and_until_it_has(gpu, monkeypatc
     assert bool(gpu.faults) == bool(without), gpu.faults[:3]
 
 
-MODELS = {
-    "encodec": ("encodec", 24000, small_models.encodec_24khz, {}),
-    "mimi": ("mimi", 24000, small_models.mimi, {}),
-    "xcodec": ("xcodec", 16000, small_models.xcodec, {}),
-    "hubert": ("ssl", 16000, lambda folder: small_ssl.save("hubert", folder), {"precision": "tf32"}),
-    "w2v-bert": ("ssl", 16000, lambda folder: small_ssl.save("w2v-bert-relative", folder), {}),
-    "whisper": ("ssl", 16000, lambda folder: small_ssl.save("whisper", folder), {}),
-}
-
-
 QUICK = ("fbank80", "hubert")
 """The others are like them, but for what their models do."""
+SLOW = ("whisper-mel80", "encodec-24", "mimi", "xcodec", "w2v-bert-relative", "whisper")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in ("fbank80", "whisper-mel80", *MODELS)
-    ],
-)
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_whole_extraction_is_in_order(corpus, tmp_path, monkeypatch, name):
     """With two threads that compute rows, and two that decode; values are those of the CPU, to rounding."""
-    config = name
-    if name in MODELS:
-        extractor, rate, save, params = MODELS[name]
-        params = {"weights": str(save(tmp_path / "weights")), **params}
-        config = config_from({"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}})
+    config = make_config(name, tmp_path / "weights", **({"precision": "tf32"} if name == "hubert" else {}))
     for constant, value in (("ROW_SECONDS", 2.0), ("MAX_ROWS", 8)):
         monkeypatch.setitem(getattr(rows, constant), "cuda", value)
     manifest = corpus.manifest(corpus.rows[:8])

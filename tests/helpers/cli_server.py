@@ -13,7 +13,9 @@ import gc
 import importlib
 import json
 import os
+import re
 import resource
+import runpy
 import selectors
 import signal
 import socket
@@ -32,32 +34,13 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THR
 # A few threads of native libraries are harmless to a fork that happens before they have any work.
 warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
 
+PRELOADED = ["numpy.ma", "soxr", "tqdm", "zarr", "featcache.cli.runs", "featcache.extractors.kaldi"]
+PRELOADED += ["featcache.care.prune", "featcache.care.recompute", "featcache.care.repair", "featcache.care.verify"]
+PRELOADED += ["featcache.engines.local", "featcache.engines.main_job", "featcache.extraction.extraction"]
+PRELOADED += ["featcache.storage.directory"]
+"""What the first server has imported."""
+
 _CHANGES_FILES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
-
-
-def preload() -> None:
-    import numpy.ma
-    import soxr
-    import tqdm
-    import zarr
-
-    import featcache.care.prune
-    import featcache.care.recompute
-    import featcache.care.repair
-    import featcache.care.verify
-    import featcache.cli
-    import featcache.cli.runs
-    import featcache.engines.local
-    import featcache.engines.main_job
-    import featcache.extraction.extraction
-    import featcache.extractors.kaldi
-    import featcache.storage.directory
-
-    assert featcache.cli
-    assert numpy.ma
-    assert soxr
-    assert tqdm
-    assert zarr
 
 
 def serve(path: str, parent: int) -> None:
@@ -145,6 +128,15 @@ def run(args: list[str], entry: str) -> int:
     return 0
 
 
+def run_script(path: str, ignore: str, *arguments: str) -> None:
+    """Run a script as the interpreter does; `ignore` is a list, as JSON, of how warnings to ignore begin."""
+    for message in json.loads(ignore):
+        warnings.filterwarnings("ignore", re.escape(message))
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, os.path.dirname(path))
+    runpy.run_path(path, run_name="__main__")
+
+
 def leave(code: int) -> NoReturn:
     """End as the interpreter does, but for taking everything imported apart, which takes a second."""
     threading._shutdown()  # waits for the threads that are left
@@ -215,6 +207,5 @@ def saboteur(folder: str, before: int, error: int):
 
 
 if __name__ == "__main__":
-    preload()
-    prepare(sys.argv[3:])
+    prepare([*PRELOADED, *sys.argv[3:]])
     serve(sys.argv[1], int(sys.argv[2]))

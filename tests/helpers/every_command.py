@@ -14,7 +14,12 @@ import signal
 import sys
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import click
+from click.testing import CliRunner
 
 MORE_BYTES = 1 << 30
 """The memory that all of it may take besides what the process has to begin with."""
@@ -25,43 +30,35 @@ SECONDS = 60
 
 def run(cache: str, manifest: str, *only: str) -> None:
     """Run everything, or the commands of the given names."""
-    from click.testing import CliRunner
-
     from featcache.cli import main
     from featcache.errors import FeatcacheError, FeatcacheWarning
 
     warnings.simplefilter("ignore", FeatcacheWarning)
     _limit_memory()
     report = os.fdopen(os.dup(1), "w")  # what a command prints past Python does not get into it
-    for name, arguments in _commands(cache, manifest).items():
+    commands = {
+        name: partial(_command, CliRunner(), main, arguments) for name, arguments in _commands(cache, manifest).items()
+    }
+    for name, use in (commands | _uses(cache, manifest)).items():
         if only and name not in only:
             continue
         signal.alarm(SECONDS)
         sys.stderr.write(f"{name}\n")  # the last of these is the one that hangs
         sys.stderr.flush()
-        found = CliRunner().invoke(main, arguments, prog_name="featcache", catch_exceptions=True)
-        trace = None
-        if found.exception is not None and not isinstance(found.exception, SystemExit):
-            trace = "".join(traceback.format_exception(found.exception))
-        document = {"name": name, "code": found.exit_code, "out": found.stdout, "err": found.stderr, "trace": trace}
-        print(json.dumps(document), file=report, flush=True)
-    for name, use in _uses(cache, manifest).items():
-        if only and name not in only:
-            continue
-        signal.alarm(SECONDS)
-        sys.stderr.write(f"{name}\n")
-        sys.stderr.flush()
-        code, message, trace = 0, "", None
+        found = {"name": name, "code": 0, "out": "", "err": "", "trace": None}
         try:
-            use()
+            found |= use() or {}
         except FeatcacheError as error:
-            code, message = error.exit_code, str(error)
+            found |= {"code": error.exit_code, "err": str(error)}
         except Exception:  # noqa: BLE001
-            code, trace = 1, traceback.format_exc()
-        print(
-            json.dumps({"name": name, "code": code, "out": "", "err": message, "trace": trace}), file=report, flush=True
-        )
+            found |= {"code": 1, "trace": traceback.format_exc()}
+        print(json.dumps(found), file=report, flush=True)
     signal.alarm(0)
+
+
+def _command(runner: CliRunner, main: click.Command, arguments: list[str]) -> dict[str, Any]:
+    ended = runner.invoke(main, arguments, prog_name="featcache", catch_exceptions=False)
+    return {"code": ended.exit_code, "out": ended.stdout, "err": ended.stderr}
 
 
 def _commands(cache: str, manifest: str) -> dict[str, list[str]]:

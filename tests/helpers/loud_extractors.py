@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from odd_extractors import Slow
-from row_extractors import Moments
+from odd_extractors import HOP, Slow, SlowParams
+from row_extractors import Moments, MomentsParams
 
-from featcache.extractors import Params
 from featcache.extractors.frames import FrameExtractor
 from featcache.spec import FeatureSpec
 
-HOP = 160
 LOUD_SAMPLES = 7777
 """The number of samples of loud clips, for methods that see nothing else."""
 
 
-class LoudParams(Params):
+class LoudParams(SlowParams):
     at: str = ""
     """The method that raises, if it is not the one that computes."""
 
@@ -42,10 +39,6 @@ class Clips(Counting, Slow):
             refuse_loud(clip.waveform)
         return super().extract(clips)
 
-    def extract_clip(self, clip):
-        frames = clip.waveform[: len(clip.waveform) // HOP * HOP].clone().reshape(-1, HOP)
-        return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
-
 
 class Frames(Counting, FrameExtractor[LoudParams]):
     Params = LoudParams
@@ -63,9 +56,8 @@ class Frames(Counting, FrameExtractor[LoudParams]):
         return block.square().mean(1)[:, None]
 
 
-class RowsParams(LoudParams):
-    seconds: float = 0.0
-    piece: int = 0
+class RowsParams(LoudParams, MomentsParams):
+    """Those of `Rows`."""
 
 
 class Rows(Counting, Moments):

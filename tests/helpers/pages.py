@@ -7,13 +7,13 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tomllib
 import warnings
 from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,7 @@ class Reader:
         return self.names[page]
 
     def _can_run(self, page: str) -> bool:
-        return all(_is_installed(package) for package in PACKAGES.get(page, ()))
+        return all(map(find_spec, PACKAGES.get(page, ())))
 
     def read_alone(self, page: str) -> None:
         """Run a page by itself, and compare what its blocks print with what it shows."""
@@ -281,26 +281,16 @@ def write_speech(folder: Path) -> None:
     (folder / "wav.scp").write_text("".join(f"rec-{number} audio/{number}.wav\n" for number in range(3)))
     (folder / "segments").write_text("u1 rec-0 0.0 0.3\nu2 rec-1 0.1 0.3\n")
     (folder / "my_package.py").write_text(_ENCODER)
-    if _is_installed("lhotse"):
-        _write_cuts(folder)
+    if find_spec("lhotse"):
+        from lhotse import CutSet, Recording
 
-
-def _write_cuts(folder: Path) -> None:
-    from lhotse import CutSet, Recording
-
-    recordings = [Recording.from_file(folder / "audio" / f"{number}.wav") for number in range(3)]
-    CutSet.from_cuts(recording.to_cut() for recording in recordings).to_file(folder / "cuts.jsonl.gz")
+        recordings = [Recording.from_file(folder / "audio" / f"{number}.wav") for number in range(3)]
+        CutSet.from_cuts(recording.to_cut() for recording in recordings).to_file(folder / "cuts.jsonl.gz")
 
 
 def _write_program(path: Path, text: str) -> None:
     path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
-def _is_installed(package: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(package) is not None
+    path.chmod(0o755)
 
 
 _featcache = """

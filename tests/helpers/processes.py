@@ -239,7 +239,7 @@ def start_script(cli: Cli, code: str, *arguments: object, ignore: Sequence[str] 
     """
     path = Path(tempfile.mkdtemp(dir=cli.folder)) / "script.py"
     path.write_text(textwrap.dedent(code), encoding="utf-8")
-    return cli.start(path, json.dumps(list(ignore)), *arguments, entry="scripts:run", **options)
+    return cli.start(path, json.dumps(list(ignore)), *arguments, entry="cli_server:run_script", **options)
 
 
 def run_python(code: str, *arguments: object, **options) -> str:

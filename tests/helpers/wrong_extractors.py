@@ -4,51 +4,38 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
 
 import torch
+from odd_extractors import HOP, Slow, SlowParams
 from pydantic import field_validator
 
-from featcache.extractors import Extractor, Params
+from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.spec import FeatureSpec, SideSpec
 
-HOP = 160
 
-
-class WeightsParams(Params):
+class WeightsParams(SlowParams):
     locations = frozenset({"weights"})
 
     weights: str = ""
     gain: float = 1.0
 
 
-class Right(Extractor[WeightsParams]):
+class Right(Slow):
     """The mean and the power of every 10 ms."""
 
     Params = WeightsParams
-    revision = 1
-    batching = "single"
-
-    def __init__(self, params, sample_rate, device):
-        self.params = params
-        self.spec = FeatureSpec((2,), "float32", sample_rate / HOP, HOP, sample_rate, "mean and mean of squares")
 
     @classmethod
     def weights_digest(cls, params):
         return sha256(Path(params.weights).read_bytes()).hexdigest() if params.weights else None
 
-    def num_frames(self, num_samples):
-        return num_samples // HOP
-
-    def extract(self, clips):
-        return [self.features(clip.waveform) for clip in clips]
-
     def features(self, waveform):
-        frames = waveform[: len(waveform) // HOP * HOP].clone().reshape(-1, HOP) * self.params.gain
-        return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
+        return super().features(waveform * self._params.gain)
 
 
 # What it says of itself
@@ -59,7 +46,7 @@ class FrameRate(Right):
 
     def __init__(self, params, sample_rate, device):
         super().__init__(params, sample_rate, device)
-        self.spec = FeatureSpec((2,), "float32", 8000 / HOP, HOP, sample_rate, "mean and mean of squares")
+        self.spec = replace(self.spec, frame_rate=8000 / HOP)
 
 
 class SampleRate(Right):
@@ -80,6 +67,7 @@ class SmallDtype(Right):
     """A thousand codewords, and a byte to number them."""
 
     def __init__(self, params, sample_rate, device):
+        super().__init__(params, sample_rate, device)
         self.spec = FeatureSpec((1,), "uint8", sample_rate / HOP, HOP, sample_rate, "code", codebook_sizes=(1000,))
 
     def features(self, waveform):
@@ -90,7 +78,8 @@ class LargeCode(SmallDtype):
     """Four codewords, numbered from 1."""
 
     def __init__(self, params, sample_rate, device):
-        self.spec = FeatureSpec((1,), "uint8", sample_rate / HOP, HOP, sample_rate, "code", codebook_sizes=(4,))
+        super().__init__(params, sample_rate, device)
+        self.spec = replace(self.spec, codebook_sizes=(4,))
 
     def features(self, waveform):
         return super().features(waveform) + 4
