@@ -19,8 +19,6 @@ from featcache.errors import ArgumentError, ConfigError
 from featcache.manifest import read_manifest
 
 TWO = ("--device", "cpu,cpu", "--threads", 2)
-ONE_EACH = "0.0003"
-"""MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
 
 
 def arrays(cache: Path) -> dict[str, bytes]:
