@@ -10,7 +10,7 @@ from collections import Counter
 from time import monotonic, sleep
 
 import pytest
-from extractions import write_config
+from extractions import ONE_EACH, write_config
 from processes import on_terminal
 
 from featcache.cli import runs
@@ -21,7 +21,7 @@ from featcache.extraction.jobs import Progress
 def slow(plain, scratch):
     """A command that takes some time."""
     config = write_config(scratch, "Slow", seconds=0.05)
-    return ("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--threads", 1, "--shard-size", 0.0003)
+    return ("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--threads", 1, "--shard-size", ONE_EACH)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])

@@ -20,8 +20,6 @@ from featcache.extraction.options import parse_devices
 from featcache.manifest import read_manifest
 
 TWO = ("--device", "cpu,cpu", "--threads", 2)
-ONE_EACH = "0.0003"
-"""MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
 
 
 def arrays(cache: Path) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cache_contents import check, items, ledger, only_version
-from extractions import extract_here, write_config
+from extractions import ONE_EACH, extract_here, write_config
 from inline_team import InlineTeam
 
 from featcache import __version__
@@ -23,9 +23,6 @@ from featcache.extraction.extraction import run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
-
-ONE_EACH = 0.0003
-"""MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from cache_contents import check, chunk_files, items, only_version
-from extractions import extract_here
+from extractions import ONE_EACH, extract_here
 from pausing import interrupt
 
 import featcache
@@ -29,7 +29,7 @@ def job(plain, gated_config, gate, scratch):
     """An extraction that stands still at the third utterance, each in a shard of its own."""
     gate.write_text("2")
     command = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c", "--threads", 1)
-    return (*command, "--shard-size", "0.0003")
+    return (*command, "--shard-size", ONE_EACH)
 
 
 @pytest.fixture

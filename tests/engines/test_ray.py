@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from cache_contents import check, items
-from extractions import write_config
+from extractions import ONE_EACH, write_config
 from processes import MOST_SECONDS, TESTS
-from test_devices import ONE_EACH, wait_for_end
+from test_devices import wait_for_end
 from test_suspects import assert_it_cost_itself_alone, crashing
 
 from featcache.engines.ray import actors_on

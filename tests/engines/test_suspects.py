@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cache_contents import check, items, ledger, only_version, shard_folders
 from corpora import Corpus
-from extractions import extract_here, extracted, write_config
+from extractions import ONE_EACH, extract_here, extracted, write_config
 
 from featcache.config import load_config
 from featcache.engines.local import run_locally
@@ -22,9 +22,6 @@ from featcache.manifest import read_manifest
 from featcache.version.in_flight import InFlight, Suspects, find_suspects
 from featcache.version.records import Run, run_names
 from featcache.version.version import Version
-
-ONE_EACH = "0.0003"
-"""MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
 
 
 def crashing(corpus: Corpus, *culprits: str) -> Path:

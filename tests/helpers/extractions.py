@@ -20,6 +20,9 @@ from featcache.manifest import Manifest, read_manifest
 TINY = "0.004"
 """MB: a shard size that spreads the corpus over a dozen shards."""
 
+ONE_EACH = 0.0003
+"""MB: a shard size that gives each of the plain utterances a shard of its own, with `odd_extractors`."""
+
 
 def write_config(
     folder: Path, extractor: str, name: str | None = None, module: str = "odd_extractors", **params: Any
