@@ -125,12 +125,11 @@ class Cmvn(nn.Module):
                 f"{path}: statistics of {stats.version}, but the cache is {cache.version.path.name}: "
                 f"`featcache stats {quote(str(cache.version.path))} -o FILE` computes its own"
             )
-        if stats.by is None:
-            return cls(stats.mean, stats.std, **options)
-        group_std = np.sqrt(stats.group_variance)
-        return cls(
-            stats.mean, stats.std, groups=stats.groups, group_mean=stats.group_mean, group_std=group_std, **options
-        )
+        of_groups: dict[str, Any] = {}
+        if stats.by is not None:
+            group_std = np.sqrt(stats.group_variance)
+            of_groups = {"groups": stats.groups, "group_mean": stats.group_mean, "group_std": group_std}
+        return cls(stats.mean, stats.std, **of_groups, **options)
 
     @property
     def groups(self) -> list[str]:

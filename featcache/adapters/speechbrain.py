@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,10 +15,13 @@ from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.strings import Strings
 
-if TYPE_CHECKING:
+try:
     from speechbrain.dataio.batch import PaddedBatch
     from speechbrain.dataio.dataset import DynamicItemDataset
     from speechbrain.utils.data_pipeline import DynamicItem
+    from speechbrain.utils.data_utils import batch_pad_right
+except ImportError as error:
+    raise missing_toolkit(error, "speechbrain") from error
 
 
 def item(given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None) -> DynamicItem:
@@ -33,13 +36,8 @@ def item(given: Cache | FeatureDataset, *, takes: str = "id", provides: str | No
             dataset with several versions provides the features of each under its name.
 
     Raises:
-        MissingDependencyError: SpeechBrain is not installed.
         ArgumentError: `provides` is given, and there are several versions.
     """
-    try:
-        from speechbrain.utils.data_pipeline import DynamicItem
-    except ImportError as error:
-        raise missing_toolkit(error, "speechbrain") from error
     reader = _Reader(given, provides)
     return DynamicItem(takes=[takes], func=reader.read, provides=reader.keys)
 
@@ -56,13 +54,8 @@ def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | No
         provides: The key of the features, as for `item`.
 
     Raises:
-        MissingDependencyError: SpeechBrain is not installed.
         ArgumentError: A column has the name of something else that the dataset provides; or as `item` raises it.
     """
-    try:
-        from speechbrain.dataio.dataset import DynamicItemDataset
-    except ImportError as error:
-        raise missing_toolkit(error, "speechbrain") from error
     dataset = dataset_of(given)
     features = item(dataset, provides=provides)
     hidden = [repr(name) for name in dataset.columns if name in ("num_frames", *features.provides)]
@@ -91,7 +84,6 @@ class Collate:
         options: Arguments of `PaddedBatch`, for the other keys.
 
     Raises:
-        MissingDependencyError: SpeechBrain is not installed.
         ArgumentError: `provides` is given, and there are several versions; or the examples of a batch have no ids, or
             have features.
         MissingItemError: The utterance of an example does not exist.
@@ -100,10 +92,6 @@ class Collate:
     def __init__(
         self, given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None, **options: Any
     ) -> None:
-        try:
-            from speechbrain.utils.data_utils import batch_pad_right
-        except ImportError as error:
-            raise missing_toolkit(error, "speechbrain") from error
         self._reader = _Reader(given, provides)
         self._takes = takes
         self._pad_others = options.pop("padding_func", batch_pad_right)
@@ -113,8 +101,6 @@ class Collate:
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> PaddedBatch:
         """Collate examples into a batch."""
-        from speechbrain.dataio.batch import PaddedBatch
-
         keys = self._reader.keys
         if self._takes not in examples[0]:
             raise ArgumentError(

@@ -78,11 +78,9 @@ def usage(
     adding = Lock()
 
     def count(part: Cache, pieces: ShardPieces) -> None:
-        codes = pieces.read(part)
-        steps = np.zeros(len(codes) + 1, np.int8)  # 1 where a piece begins, -1 where one ends
-        np.add.at(steps, pieces.starts - pieces.first, 1)
-        np.add.at(steps, pieces.starts - pieces.first + pieces.counts, -1)
-        codes = codes[steps[:-1].cumsum() > 0]
+        frames_before = pieces.counts.cumsum() - pieces.counts
+        rows = np.arange(pieces.counts.sum()) + np.repeat(pieces.starts - pieces.first - frames_before, pieces.counts)
+        codes = pieces.read(part)[rows]
         for number, column in enumerate(codes.T):
             for code in (column.min(initial=0), column.max(initial=0)):
                 if not 0 <= code < len(counts[number]):  # else counting would take memory for all codes up to it
@@ -90,9 +88,9 @@ def usage(
                         f"{path}: holds code {code} of codebook {number}, which has {len(counts[number])}: "
                         "`featcache verify` says where"
                     )
-            found = np.bincount(column, minlength=len(counts[number]))
+            of_column = np.bincount(column, minlength=len(counts[number]))
             with adding:
-                counts[number] += found
+                counts[number] += of_column
 
     frames = utterances = 0
     for part, selection in chosen:
