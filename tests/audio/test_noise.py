@@ -341,7 +341,7 @@ def test_every_noise_that_cannot_be_used_is_named_in_one_line(noises, tmp_path):
     (tmp_path / "noises.csv").write_text(
         "id,path,start,duration,channel\n"
         "good,good.wav,,,\ngone,gone.wav,,,\ntext,text.wav,,,\ncut,cut.wav,,,\n"
-        "late,good.wav,9,1,\nlong,good.wav,4,2,\nleft,good.wav,,,1\n"
+        "late,good.wav,9,1,\nlong,good.wav,4,2,\nleft,good.wav,,,1\nbefore,cut.wav,0.01,0.02,\n"
     )
     with pytest.raises(ConfigError) as caught:
         config_of(section(), tmp_path)
@@ -352,6 +352,7 @@ def test_every_noise_that_cannot_be_used_is_named_in_one_line(noises, tmp_path):
         ("late", "good.wav"), ("long", "good.wav"), ("left", "good.wav"),
     ))  # fmt: skip
     assert "good: good.wav" not in message
+    assert "before: cut.wav" not in message
 
 
 def test_a_manifest_of_noise_with_faults_is_told_in_one_line(tmp_path):
