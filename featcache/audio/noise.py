@@ -98,8 +98,9 @@ class Noise:
 
     def cut(self, num_samples: int, id_: str) -> NDArray[np.float32]:
         """The noise of a copy before it is scaled, float32 `[num_samples]` at the config's rate. If a noise is long
-        enough, the cut lies anywhere within it. A shorter noise begins anywhere, and is repeated. It may share memory
-        with what is kept, so it must not be changed."""
+        enough, the cut lies anywhere within it. A shorter noise begins anywhere, and is repeated.
+
+        It may share memory with what is kept, so it must not be changed."""
         digest = hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
         draw, place = (int.from_bytes(digest[first : first + 8], "little") for first in (0, 8))
         clip = self._clips[draw % len(self._clips)]
