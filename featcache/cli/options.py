@@ -25,6 +25,9 @@ class _LocalPath(click.Path):
     A leading `~/` is the home folder, even where the shell leaves it alone, as in `--root=~/audio`.
     """
 
+    _must_exist = False
+    """Whether a folder has to be there already."""
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         given = os.fspath(value)
         if not given:
@@ -41,7 +44,7 @@ class _LocalPath(click.Path):
         if not self.file_okay and not os.path.isdir(path):
             if os.path.exists(path):
                 return f"{path} is not a folder"
-            if self.exists:
+            if self._must_exist:
                 return f"there is no folder {path}"
             if os.path.islink(path):
                 return f"{path} is a link to {os.readlink(path)}, which is not there"
@@ -92,6 +95,8 @@ class _Location(_LocalPath):
 class _Root(_LocalPath):
     """A folder that exists, a container, or the beginning of URLs."""
 
+    _must_exist = True
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from featcache.manifest.audio_locations import as_root, is_audio_url, names_container
 
@@ -117,7 +122,7 @@ LOCATION = _Location(path_type=Path)
 """A cache or a version, in a folder or an object store, that the command itself checks further."""
 
 _CACHE = _Location(file_okay=False, path_type=Path)
-_ROOT = _Root(exists=True, file_okay=False, path_type=Path)
+_ROOT = _Root(file_okay=False, path_type=Path)
 
 manifest_argument = click.argument("manifest", type=TEXT)
 
