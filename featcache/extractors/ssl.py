@@ -18,7 +18,7 @@ from featcache.extractors.frames import BLOCK_ROWS
 from featcache.extractors.hidden_states import Encoder, HiddenStates, HiddenStatesParams
 from featcache.extractors.log_mel import LogMel, LogMelParams
 from featcache.extractors.ragged import Length, is_inside, normalized
-from featcache.extractors.wav2vec2 import Wav2Vec2, attention_mask, hidden_of
+from featcache.extractors.wav2vec2 import Wav2Vec2, attention_mask, first_of
 
 _EPSILON = 1e-7
 """What `Wav2Vec2FeatureExtractor` adds to a waveform's variance before the root, and `SeamlessM4TFeatureExtractor` to
@@ -112,7 +112,7 @@ class Whisper:
         hidden_RFD = convolved_RDF.transpose(1, 2) + self._positions.weight
         yield hidden_RFD
         for number, layer in enumerate(self.layers, start=1):
-            hidden_RFD = hidden_of(layer(hidden_RFD, None))
+            hidden_RFD = first_of(layer(hidden_RFD, None))
             if number < self._num_layers:
                 yield hidden_RFD
         output_RFD = self._layer_norm(hidden_RFD)
@@ -171,7 +171,7 @@ class W2vBert:
             "conv_attention_mask": inside_RF,
         }
         for layer in self.layers:
-            hidden_RFD = hidden_of(layer(hidden_RFD, **options))
+            hidden_RFD = first_of(layer(hidden_RFD, **options))
             yield hidden_RFD
         yield hidden_RFD + 0.5 * self._last(hidden_RFD) if self._last else hidden_RFD
 

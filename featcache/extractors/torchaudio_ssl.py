@@ -13,7 +13,7 @@ from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError, listing
 from featcache.extractors.base import LocalPath
 from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
-from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention, hidden_of
+from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention, first_of
 
 _EPSILON = 1e-5
 """What `layer_norm`, by which bundles normalise waveforms, adds to the variance before the root."""
@@ -77,7 +77,7 @@ class TorchaudioWav2Vec2(Wav2Vec2):
                 layer.attention = TorchaudioWavLMAttention(layer.attention)
 
     def _convolution(self, layer: Callable[..., Any], steps_RCT: torch.Tensor) -> torch.Tensor:
-        return hidden_of(layer(steps_RCT, None))
+        return first_of(layer(steps_RCT, None))
 
     def _activated(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
         return functional.gelu(steps_RCT)

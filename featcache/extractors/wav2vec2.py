@@ -64,7 +64,7 @@ class Wav2Vec2:
 
         Its output is the last layer's, through a final layer norm if the model has one ("stable layer norm")."""
         steps_RCF, num_frames = self._convolved(waveforms, num_samples)
-        hidden_RFD = hidden_of(self._projection(steps_RCF.transpose(1, 2)))  # beside it may be the normed input
+        hidden_RFD = first_of(self._projection(steps_RCF.transpose(1, 2)))  # beside it may be the normed input
         inside_RF = is_inside(num_frames, hidden_RFD.shape[1])
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
         hidden_RFD = hidden_RFD + self._positioned(hidden_RFD, inside_RF)
@@ -109,16 +109,16 @@ class Wav2Vec2:
         options: dict[str, Any] = {}
         for layer in self.layers:
             outputs = layer(hidden_RFD, attention_mask=mask, **options)
-            hidden_RFD = hidden_of(outputs)
+            hidden_RFD = first_of(outputs)
             if isinstance(outputs, tuple) and len(outputs) > 1:  # WavLM's first layer computes the distances' bias
                 options["position_bias"] = outputs[1]
             yield hidden_RFD
 
 
-def hidden_of(outputs: Any) -> torch.Tensor:
-    """The hidden states among a module's outputs: the first of several in some versions, alone in others."""
-    hidden_RFD: torch.Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
-    return hidden_RFD
+def first_of(outputs: Any) -> torch.Tensor:
+    """The first of a module's outputs, which in some versions is the only one, and no tuple."""
+    output: torch.Tensor = outputs[0] if isinstance(outputs, tuple) else outputs
+    return output
 
 
 def attention_mask(hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
