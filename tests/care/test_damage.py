@@ -159,7 +159,7 @@ def test_few_tables_stay_mapped(cache, monkeypatch, kept):
 
     assert verify(version, report=count_maps).problems == []
     assert len(mapped) == 3
-    assert max(mapped) <= 2
+    assert mapped[-1] <= 2  # before, the next one may be mapped, as it is being checked
 
 
 # Side arrays
