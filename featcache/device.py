@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from queue import LifoQueue
 from typing import Any, NamedTuple
@@ -114,7 +115,6 @@ class Device:
         threads: The budget of threads. None means every available core, but at most `MAX_CPU_THREADS` on the CPU.
 
     Attributes:
-        torch_device: The device for torch, with its number if it is a GPU.
         is_cuda: Whether the device is a GPU.
         threads: The budget of threads.
         batch_seconds: About how many seconds of audio a worker extracts at once.
@@ -131,15 +131,9 @@ class Device:
     """
 
     def __init__(self, name: str | None = None, threads: int | None = None) -> None:
-        try:
-            device = parse_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        except ValueError as error:
-            raise ConfigError(f"device {name!r}: {error}") from error
-        if device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device {name!r}: extraction runs on cpu or cuda")
-        self.torch_device = on_this_device(device)
-        self.is_cuda = device.type == "cuda"
-        self.batch_seconds = BATCH_SECONDS[device.type]
+        self._name = name or ("cuda" if _has_gpu_driver() and torch.cuda.is_available() else "cpu")
+        self.is_cuda = self._name != "cpu" and self.torch_device.type == "cuda"
+        self.batch_seconds = BATCH_SECONDS["cuda" if self.is_cuda else "cpu"]
         if threads is not None:
             threads = require_int("threads", threads, 1, MOST_THREADS)
         self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
@@ -151,6 +145,17 @@ class Device:
             self._free.put(_Slot())
         self._entering = threading.Lock()
         self._own = threading.local()
+
+    @cached_property
+    def torch_device(self) -> torch.device:
+        """The device for torch, with its number if it is a GPU. To know that it is the CPU needs no torch."""
+        try:
+            device = parse_device(self._name)
+        except ValueError as error:
+            raise ConfigError(f"device {self._name!r}: {error}") from error
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device {self._name!r}: extraction runs on cpu or cuda")
+        return on_this_device(device)
 
     def configure_torch(self) -> None:
         """Make torch in this process ready for extraction: one thread of its own, TF32 off, repeatable kernels."""
@@ -268,6 +273,15 @@ class Device:
         sent = staging.to(self.torch_device, non_blocking=True)
         self._own.slot.pinned["up"].copied.record(self._own.slot.stream)
         return sent
+
+
+def _has_gpu_driver() -> bool:
+    """Whether there is a driver of NVIDIA's or AMD's, without which torch sees no GPU, and need not be asked."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()
+    return True
 
 
 def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:

@@ -74,7 +74,7 @@ def quantize(features: torch.Tensor, num_frames: Sequence[int]) -> tuple[torch.T
 def dequantize(
     levels: torch.Tensor,
     parameters: torch.Tensor,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     *,
     lengths: torch.Tensor | None = None,
     padding_value: float = 0,
@@ -84,7 +84,7 @@ def dequantize(
     Args:
         levels: The stored levels, uint8 `[batch, frames, *item_shape]`.
         parameters: The scale and offset of each utterance, float32 `[batch, 2, *item_shape]`.
-        dtype: The dtype of the result; values are computed in float32.
+        dtype: The dtype of the result, by default float32, in which values are computed.
         lengths: The length of each utterance in frames, integers `[batch]`; frames beyond it become `padding_value`.
             None if there is no padding.
         padding_value: The value of frames beyond the lengths.
@@ -95,6 +95,7 @@ def dequantize(
     Raises:
         ArgumentError: Shapes, dtypes or devices do not fit together.
     """
+    dtype = torch.float32 if dtype is None else dtype
     _check_batch(levels, parameters, dtype, lengths)
     values = (levels * parameters[:, 0, None]).add_(parameters[:, 1, None])
     if lengths is not None:

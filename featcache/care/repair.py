@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 
 from featcache.audio.remote import each_at_once
 from featcache.care.prune import rewrite
@@ -28,7 +27,7 @@ from featcache.extraction.extraction import Summary, run_extraction
 from featcache.extraction.jobs import Progress
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.extraction.version_plan import version_info
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.documents import AT_MOST_BYTES
 from featcache.format.group import GroupInfo, read_attributes
 from featcache.format.shard import Shard
@@ -242,9 +241,8 @@ def _config_for(version: Version, options: Options) -> Config:
     config = recorded_config(version.info.config, str(version.path))
     # The stored utterances were within the first run's limit, so no limit is needed.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
-    device = Device(options.device, options.threads)
-    info = version_info(config, config.build(device.torch_device).spec)
-    if info.fingerprint != version.info.fingerprint:
+    built = BuiltConfig(config, Device(options.device, options.threads))
+    if built.info.fingerprint != version.info.fingerprint:
         raise StoreError(
             f"{version.path}: was made with another revision of the extractor, or with other weights: damaged "
             "utterances cannot be extracted again with the same values. Nothing has been removed: repair it with the "
@@ -274,8 +272,7 @@ def _restore_metadata(path: Location) -> bool:
         except FeatcacheError as error:
             faults.append(str(error))
             continue  # the config cannot be loaded here: an older run's record may have another
-        extractor = config.build(torch.device("cpu"))
-        info = version_info(config, extractor.spec)
+        info = BuiltConfig(config, Device("cpu", 1)).info
         if path.name == info.folder_name or _state_one(path, info):
             store.put(MARK, seal_group(msgspec.to_builtins(info), path))
             return True

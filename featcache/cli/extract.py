@@ -7,7 +7,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -183,6 +185,7 @@ def extract(
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     _limit_libraries(chosen["threads"])
+    _import_torch_when_used()
     from featcache.config import load_config
     from featcache.engines.main_job import Observer
     from featcache.engines.main_job import extract as extract_features
@@ -330,3 +333,24 @@ def _limit_libraries(threads: int | None) -> None:
     if threads is not None:
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(threads)
+
+
+def _import_torch_when_used() -> None:
+    """Let `import torch` cost nothing in this process until something of torch is used: it takes two seconds and 640
+    MB, and a run that finds nothing to do needs none. The main thread, which builds the extractors, uses it first."""
+    if "torch" not in sys.modules and (spec := find_spec("torch")):
+        torch = sys.modules["torch"] = module_from_spec(spec)
+        torch.__class__ = _UnusedModule
+
+
+class _UnusedModule(ModuleType):
+    """A module that is executed when something of it is asked for, but not by an `import` of it, which asks for its
+    `__spec__`: then `importlib.util.LazyLoader` would execute it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        spec = super().__getattribute__("__spec__")
+        if name == "__spec__":
+            return spec
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        spec.loader.exec_module(self)
+        return getattr(self, name)

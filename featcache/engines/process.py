@@ -156,11 +156,10 @@ class Setup:
         )
 
     def build(self, device: Device) -> tuple[list[BuiltConfig], SourceVersion | None]:
-        """Prepare this process, build the extractors, and open the version that they extract from.
+        """Prepare this process for the extractors, and open the version that they extract from.
 
         Raises:
             ManifestError: None of the audio files is there.
-            ConfigError: A config does not suit its extractor, or its weights cannot be loaded.
             StoreError: That version cannot be opened.
         """
         if self.paths_there and not paths_there(self.root, self.paths_there):
@@ -172,6 +171,5 @@ class Setup:
         if self.allows_remote_code:
             allow_remote_code()
         allow_commands(self.allowed_commands)
-        device.configure_torch()
         source = None if self.source is None else SourceVersion(Version.open(self.source))
-        return [BuiltConfig.build(config, device.torch_device) for config in self.configs], source
+        return [BuiltConfig(config, device) for config in self.configs], source

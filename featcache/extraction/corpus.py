@@ -191,13 +191,12 @@ RunOfPart = Callable[[Path, list[BuiltConfig], Location, Options, str], Summary]
 
 
 def extract_parts(plan: CorpusPlan, configs: Sequence[Config], run: RunOfPart) -> CorpusSummary:
-    """Extract the parts of a corpus, one after the other; the configs' extractors are built once for all of them, on
-    the device of the run. Raises what `plan_extraction` and `run_extraction` raise of any part, as ConfigError or
-    StoreError; but an error that concerns a part alone is in the summary."""
+    """Extract the parts of a corpus, one after the other; the configs' extractors are built once for all that lack
+    something, on the device of the run. Raises what `plan_extraction` and `run_extraction` raise of any part, as
+    ConfigError or StoreError; but an error that concerns a part alone is in the summary."""
     options = plan.options
     device = Device(options.own_device, options.threads)
-    device.configure_torch()
-    built = [BuiltConfig.build(config, device.torch_device) for config in configs]
+    built = [BuiltConfig(config, device) for config in configs]
     result = CorpusSummary(left=list(plan.manifests))
     for number, (name, manifest) in enumerate(plan.manifests.items(), 1):
         result.left.remove(name)
@@ -247,7 +246,7 @@ class _PartRun:
             return None
         found = []
         for one in built:
-            name = f"{one.config.name}-{one.fingerprint[:12]}"
+            name = one.folder_name
             known = self._known.versions.get(name)
             if known is None or known.manifest != self._rows or (known.failed and options.retry_failed):
                 return None

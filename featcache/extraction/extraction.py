@@ -121,17 +121,19 @@ def _fill(
     """Create the versions of a group, have the engine fill them, and record the outcome."""
     jobs = []
     for planned in versions:
-        planned.built.extractor.use_batching(planned.batching.batching)
+        batching = planned.batching
+        assert batching is not None  # it lacks rows
+        planned.built.extractor.use_batching(batching.batching)
         version = Version.create(planned.path, planned.info)
         version.store.sweep()
         _want(plan, planned, version)
         jobs.append(
             VersionJob(
                 built=planned.built,
-                batching=planned.batching,
+                batching=batching,
                 version=version,
                 run=Run(version, _asked(plan, planned)),
-                made_by=made_by(plan.device, planned.batching),
+                made_by=made_by(plan.device, batching),
                 had_shards=bool(planned.index.shards),
                 builds_index=plan.options.partition is None,
             )

@@ -153,7 +153,6 @@ def extractor(
     if config is None and set:
         raise ArgumentError("set= is for config=: a version's features are made by its own config")
     on = Device(device)
-    on.configure_torch()
     if version is None:
         assert config is not None
         chosen = as_config(config, set)
@@ -167,6 +166,6 @@ def extractor(
         probes = read_probes(found)
         if chosen.fingerprint() != found.info.fingerprint:
             raise ConfigError(f"{found.path}: its extractor or its weights are not the same here as where it was made")
-    built = BuiltConfig.build(chosen, on.torch_device)
+    built = BuiltConfig(chosen, on)
     built.extractor.use_batching(choose_batching(built.extractor, probes, on.label).batching)
     return LiveExtractor(built, on)

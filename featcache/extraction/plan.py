@@ -37,7 +37,6 @@ from featcache.extraction.version_plan import (
     new_version_notes,
     replacement_notes,
     suspect_notes,
-    version_info,
 )
 from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies, expand
@@ -49,7 +48,7 @@ from featcache.version.index import Index, index_of, open_index
 from featcache.version.join import RowKeys
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import read_probes
-from featcache.version.version import Version, VersionInfo
+from featcache.version.version import Version
 from featcache.version.wanted import Wanted, read_all_wanted
 
 
@@ -97,9 +96,11 @@ def plan_extraction(
     only: Strings | None = None,
     folder: str | None = None,
 ) -> ExtractionPlan:
-    """Plan a run: build the extractors, and compare the manifest with what each config's version holds.
+    """Plan a run: compare the manifest with what each config's version holds, and build the extractors of those that
+    lack something.
 
-    In the whole process, torch gets one thread of its own, and TF32 is turned off: see `Device.configure_torch`.
+    For these, in the whole process, torch gets one thread of its own, and TF32 is turned off: see
+    `Device.configure_torch`.
 
     Args:
         manifest: The utterances.
@@ -125,20 +126,18 @@ def plan_extraction(
     started = perf_counter()
     if options.source is None:
         require_reading(manifest)
-    device.configure_torch()
-    built_configs = [
-        config if isinstance(config, BuiltConfig) else BuiltConfig.build(config, device.torch_device)
-        for config in configs
-    ]
+    built_configs = [config if isinstance(config, BuiltConfig) else BuiltConfig(config, device) for config in configs]
+    paths = [cache / (folder or built.folder_name) for built in built_configs]
+    for built, path in zip(built_configs, paths, strict=True):
+        if not open_store(path).exists(MARK):
+            _ = built.extractor  # what does not suit it is refused before any audio file is looked at
     source = None if options.source is None else find_source(built_configs, as_location("source", options.source))
     all_copies = dict.fromkeys(built.config.copies for built in built_configs)
     rows = {copies: _rows_of_run(manifest, copies, source, options.own_partition) for copies in all_copies}
     label = "" if options.workers else device.label  # they look for probes of their devices themselves
     versions = []
-    for built in built_configs:
-        info = version_info(built.config, built.extractor.spec)
-        planner = _Planner(built, info, cache / (folder or info.folder_name), rows[built.config.copies], options, only)
-        versions.append(planner.plan(label))
+    for built, path in zip(built_configs, paths, strict=True):
+        versions.append(_Planner(built, path, rows[built.config.copies], options, only).plan(label))
     notes = _notes(versions, manifest, cache, source, only)
     return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes, started)
 
@@ -186,7 +185,6 @@ class _Planner:
     """Plans what a run is to do for one version."""
 
     built: BuiltConfig
-    info: VersionInfo
     path: Location
     rows: _Rows
     options: Options
@@ -197,6 +195,7 @@ class _Planner:
         rows, options = self.rows, self.options
         index, failures, suspects = index_of([]), dict[str, Failure](), Suspects()
         before, probes = list[Wanted](), list[dict[str, Any]]()
+        info, batching = None, None
         if is_there := open_store(self.path).exists(MARK):
             version = Version.open(self.path)
             index = open_index(version, keep=False)
@@ -204,6 +203,7 @@ class _Planner:
             suspects = find_suspects(version, failures)
             status = self._compare(version, index, failures)
             before, probes = [*read_all_wanted(version)], read_probes(version)
+            info = version.info if version.info.fingerprint == self.built.fingerprint else None
         else:
             status = compare(rows.keys, index, {})
         source = rows.manifest.source
@@ -213,19 +213,21 @@ class _Planner:
         wanted = want(source, rows.hashes, index, before, again)
         status = status.without_older(wanted, index, rows.first)
         reasons = Counter(failures[rows.manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist())
-        extractor = self.built.extractor
+        if info is None or status.missing.any() or options.batching is not None:
+            info, extractor = self.built.info, self.built.extractor
+            batching = choose_batching(extractor, probes, device_label, options.batching, options.allow_mismatch)
         return VersionPlan(
             built=self.built,
             manifest=rows.manifest,
             seconds=rows.seconds,
             first_row=rows.first,
             wanted=wanted,
-            info=self.info,
+            info=info,
             path=self.path,
             is_new=not is_there,
             index=index,
             rows=status,
-            batching=choose_batching(extractor, probes, device_label, options.batching, options.allow_mismatch),
+            batching=batching,
             failed_before=dict(sorted(reasons.items())),
             suspects=suspects,
         )
@@ -262,12 +264,12 @@ def _notes(
     """What a user should read before the run."""
     notes = []
     for plan in versions:
-        if (warning := plan.built.extractor.chunk_warning(plan.config.extractor)) is not None:
+        if plan.num_missing and (warning := plan.built.extractor.chunk_warning(plan.config.extractor)) is not None:
             notes.append(f"{plan.config.name}: {warning}")
     for plan in versions:
         if plan.is_new:
             notes += new_version_notes(cache, plan.info)
-        if plan.batching.note is not None:
+        if plan.batching is not None and plan.batching.note is not None:
             notes.append(f"{plan.config.name}: {plan.batching.note}")
         notes += suspect_notes(plan)
     if only is not None:

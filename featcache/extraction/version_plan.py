@@ -8,13 +8,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.config.config import find_differences
-from featcache.errors import ArgumentError, ConfigError, DamagedError, StoreError, counted, listing
+from featcache.device import Device
+from featcache.errors import (
+    ArgumentError,
+    ConfigError,
+    DamagedError,
+    FeatcacheError,
+    Reason,
+    StoreError,
+    counted,
+    listing,
+)
 from featcache.extraction.audio_files import Stamp, stat_of, would_fail_again
 from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extraction.tasks import RowStatus
@@ -41,22 +50,24 @@ _NAMED = 5
 
 @dataclass(frozen=True, eq=False)
 class BuiltConfig:
-    """A config and the extractor that was built for it."""
+    """A config and its extractor, which is built when it is first asked for: where nothing is to be extracted, it need
+    not be."""
 
     config: Config
-    extractor: Extractor[Params]
-    """The extractor, on the device of the run."""
+    device: Device
+    """The device of the run."""
     silent: dict[str, str] = field(default_factory=dict)
     """Utterances whose waveforms are silent, with why; whoever counts them takes them out."""
 
-    @classmethod
-    def build(cls, config: Config, device: torch.device) -> BuiltConfig:
-        """Build the extractor of a config. Raises ConfigError if the parameters, the `audio` section or the stored
-        dtype do not suit the extractor."""
-        extractor = config.build(device)
-        _refuse_dtype(config, extractor.spec)
-        extractor.check_audio(config.audio.model_dump())
-        return cls(config, extractor)
+    @cached_property
+    def extractor(self) -> Extractor[Params]:
+        """The extractor, on the device, for which torch is configured. Raises ConfigError if the parameters, the
+        `audio` section or the stored dtype do not suit the extractor."""
+        self.device.configure_torch()
+        extractor = self.config.build(self.device.torch_device)
+        _refuse_dtype(self.config, extractor.spec)
+        extractor.check_audio(self.config.audio.model_dump())
+        return extractor
 
     @property
     def name(self) -> str:
@@ -65,8 +76,12 @@ class BuiltConfig:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The config's fingerprint, for which the weights are hashed."""
-        return self.config.fingerprint()
+        """The config's fingerprint, for which the weights are hashed. Raises what `extractor` raises."""
+        try:
+            return self.config.fingerprint()
+        except FeatcacheError:
+            _ = self.extractor  # whose error says more
+            raise
 
     @property
     def sample_rate(self) -> int:
@@ -77,6 +92,16 @@ class BuiltConfig:
     def spec(self) -> FeatureSpec:
         """The spec of the features as they are stored."""
         return stored_spec(self.extractor.spec, self.config.dtype)
+
+    @cached_property
+    def info(self) -> VersionInfo:
+        """The attributes of the config's version."""
+        return version_info(self.config, self.extractor.spec)
+
+    @property
+    def folder_name(self) -> str:
+        """The name of its folder."""
+        return f"{self.name}-{self.fingerprint[:12]}"
 
     @cached_property
     def row_extractor(self) -> RowExtractor[Params] | None:
@@ -101,7 +126,7 @@ class BuiltConfig:
 
     def would_fail_again(self, root: AudioLocation, failure: Failure, known: Mapping[AudioSource, Stamp]) -> bool:
         """Whether an utterance that has failed would again: see `failures.would_fail_again`."""
-        limit = self.max_seconds
+        limit = self.max_seconds if failure.reason == Reason.TOO_LONG else None
         max_seconds = None if limit is None else limit * self.waveform_maker.speed(failure.id)
         return would_fail_again(root, failure, self.config.audio, max_seconds, known)
 
@@ -126,7 +151,8 @@ class VersionPlan:
     """The items that the version holds."""
     rows: RowStatus
     """Which rows are there, have failed, or are to be extracted."""
-    batching: BatchingChoice
+    batching: BatchingChoice | None
+    """How the extractor puts rows together; None where nothing asks for the extractor."""
     failed_before: dict[str, int]
     """The number of rows that have failed and are not tried again, by reason."""
     suspects: Suspects

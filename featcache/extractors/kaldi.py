@@ -24,8 +24,8 @@ from featcache.strings import Strings
 _SIXTEEN_BITS = 32768.0
 """Kaldi's own `waveform_scale`."""
 
-_EPSILON = torch.finfo(torch.float32).eps
-"""Kaldi's floor under every logarithm."""
+_EPSILON = 2.0**-23
+"""Kaldi's floor under every logarithm: the epsilon of float32."""
 
 
 class KaldiParams(Params):

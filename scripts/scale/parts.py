@@ -22,7 +22,7 @@ import pyarrow.parquet
 import featcache
 from featcache.config import load_config
 from featcache.device import Device
-from featcache.extraction.version_plan import BuiltConfig, version_info
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.version.corpus import Part, PartVersion, put_part
 from featcache.version.index import open_index
 from featcache.version.selection import select_version
@@ -44,8 +44,7 @@ def make_part(cache: Path, manifest: Path, rows: int) -> None:
     starts = np.arange(rows) / 10
     table = {"id": ids, "path": pa.array([path] * rows), "start": starts, "duration": np.full(rows, 0.1)}
     pyarrow.parquet.write_table(pa.table(table), manifest)
-    built = BuiltConfig.build(load_config("mfcc13"), Device("cpu", 1).torch_device)
-    info = version_info(built.config, built.extractor.spec)
+    info = BuiltConfig(load_config("mfcc13"), Device("cpu", 1)).info
     version = Version.create(cache / info.folder_name, info)
     want_nothing(version)
     frame = np.zeros((1, *info.spec.item_shape), version.dtype)

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-import torch
 import zarr
 from cache_contents import check, chunk_files, items, only_version, shard_folders
 from extractions import TINY, extract_here, extracted, write_config
@@ -22,14 +21,14 @@ from forking import wait_until
 
 import featcache
 from featcache.config import load_config
-from featcache.device import BATCH_SECONDS
+from featcache.device import BATCH_SECONDS, Device
 from featcache.engines.local import run_locally
 from featcache.errors import ArgumentError
 from featcache.extraction import from_audio
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.extraction.version_plan import BuiltConfig, new_version_notes, version_info
+from featcache.extraction.version_plan import BuiltConfig, new_version_notes
 from featcache.manifest import read_manifest
 from featcache.storage import directory
 from featcache.version.index import open_index
@@ -299,8 +298,7 @@ def test_an_interrupted_run_counts_what_it_has_committed(plain, gate, gated_conf
 
 
 def test_a_version_that_another_run_creates_meanwhile_is_not_one_that_was_renamed(tmp_path):
-    built = BuiltConfig.build(load_config("fbank80"), torch.device("cpu"))
-    info = version_info(built.config, built.extractor.spec)
+    info = BuiltConfig(load_config("fbank80"), Device("cpu")).info
     version = Version.create(tmp_path / info.folder_name, info)
     assert new_version_notes(tmp_path, info) == []
     version.path.rename(tmp_path / "other")

@@ -138,7 +138,7 @@ def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
     config = config_of({"extractor": "odd_extractors:Picky"})
     summary = extract_here(read_manifest(manifest), [config], scratch, Options(device="cpu"))
     assert (summary.versions[0].extracted, summary.failed_by_reason) == (0, {"non_finite_features": len(plain.rows)})
-    part = BatchPart(BuiltConfig.build(config, torch.device("cpu")).spec, plain.folder)
+    part = BatchPart(BuiltConfig(config, Device("cpu", 1)).spec, plain.folder)
     part.fail(Utterance(id="a", path="a.wav"), AudioError(Reason.CRASHED, "it ended a process"))
     extracted = part.extracted()
     assert ([failure.id for failure in extracted.failures], len(extracted.features)) == (["a"], 0)
