@@ -65,14 +65,14 @@ class SourceVersion:
         NOT_IN_SOURCE. Raises DamagedError if a shard is damaged."""
         ids = [utterance.id for utterance in utterances]
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
-        joined = join(self._index, RowKeys.of_utterances(utterances), failures)
-        features = self._features(joined.positions[(joined.positions >= 0) & ~joined.is_changed])
+        status = join(RowKeys.of_utterances(utterances), self._index, failures)
+        features = self._features(status.positions[status.present])
         return [
             self._stored(utterance, position, features[position])
-            if position >= 0 and not is_changed
-            else self._missing(utterance, position, joined.failures.get(number))
-            for number, (utterance, position, is_changed) in enumerate(
-                zip(utterances, joined.positions.tolist(), joined.is_changed.tolist(), strict=True)
+            if is_present
+            else self._missing(utterance, position, status.failures.get(number))
+            for number, (utterance, position, is_present) in enumerate(
+                zip(utterances, status.positions.tolist(), status.present.tolist(), strict=True)
             )
         ]
 
