@@ -89,12 +89,12 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
     if force:
         return hashes
     keys = RowKeys.of(manifest)
-    joined = with_other_files(join(index, keys, {}), keys, manifest, version, index)
-    rows = np.flatnonzero(joined.is_another)
+    status = join(keys, index, {})
     remedy = "name another cache. If it is this one's, --force removes what it lacks"
-    refuse_paths(manifest, rows, joined.positions[rows], version, index, len(copies), remedy)
-    if joined.other_files:
-        raise ManifestError(describe_changed(manifest, keys, version, index, joined))
+    refuse_paths(manifest, status, version, index, len(copies), remedy)
+    checked = with_other_files(status, keys, manifest, version, index)
+    if (checked.present != status.present).any():
+        raise ManifestError(describe_changed(manifest, keys, version, index, checked))
     if not are_few(lacking, len(index)):
         raise ManifestError(
             f"{manifest.source}: lacks {lacking:,} of the {len(index):,} utterances in {version.path}: is it the right "

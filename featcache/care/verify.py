@@ -16,7 +16,6 @@ import numpy as np
 
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted
-from featcache.extraction.tasks import compare
 from featcache.format.documents import AT_MOST_BYTES, decoder_of
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Shard
@@ -25,7 +24,7 @@ from featcache.manifest.copies import copies_of, expand
 from featcache.spec import all_finite
 from featcache.storage.base import MARK, in_parallel
 from featcache.version.index import Index, build_index, index_name, index_of, load_index
-from featcache.version.join import RowKeys
+from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import check_tags
@@ -319,18 +318,16 @@ def _notes_on_records(version: Version) -> Iterator[str]:
 
 def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) -> tuple[list[Problem], int, int]:
     """What a version lacks of a manifest, how many of its utterances have failed, and how many are not in it."""
-    todo = compare(RowKeys.of(manifest), index, failures)
-    is_older = todo.replaces >= 0
-    missing = manifest.ids.take(np.flatnonzero(todo.missing & ~is_older))
+    status = join(RowKeys.of(manifest), index, failures)
+    missing = manifest.ids.take(np.flatnonzero(status.missing & ~status.changed))
     problems = [Problem("missing", f"{id_}: is in no shard", id=id_) for id_ in missing]
-    for row in np.flatnonzero(is_older).tolist():
+    for row in np.flatnonzero(status.changed).tolist():
         id_, what = manifest.ids[row], "its row is not the one that was extracted"
-        if todo.failed[row]:
-            failure = failures[id_]
+        if (failure := status.failures.get(row)) is not None:
             failed = f"extracting {failure.path} failed: {failure.reason}: {failure.message}"
             what = f"what is there of it is older: {failed}"
         problems.append(Problem("changed", f"{id_}: {what}", id=id_))
-    return problems, int(todo.failed.sum()), len(index) - int((todo.present | is_older).sum())
+    return problems, len(status.failures), len(index) - int((status.positions >= 0).sum())
 
 
 # A shard

@@ -76,8 +76,7 @@ def refusal(plan: VersionPlan) -> str:
 
 def _reasons(plan: VersionPlan) -> Iterator[tuple[NDArray[np.int64], str, bool, str]]:
     """Rows to extract, int64 `[n]`: with why, whether again, and what exactly it is of the first of them."""
-    replaced = plan.rows.replaces >= 0
-    fresh, again = np.flatnonzero(plan.rows.missing & ~replaced), np.flatnonzero(plan.rows.missing & replaced)
+    fresh, again = np.flatnonzero(plan.rows.missing & ~plan.rows.changed), np.flatnonzero(plan.rows.again)
     version = None if plan.is_new else Version.open(plan.path)
     failures = {} if version is None else standing_failures(version, plan.index)
     failed = np.isin(plan.manifest.ids.take(fresh).hashes(), Strings.of(failures).hashes())
@@ -103,5 +102,5 @@ def _replaced_items(
     plan: VersionPlan, version: Version, rows: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], Item]]:
     """Each of the rows, int64 `[1]`, with the item that it replaces; shard by shard."""
-    for inside, shard, numbers in by_shard(version, plan.index, plan.rows.replaces[rows]):
+    for inside, shard, numbers in by_shard(version, plan.index, plan.rows.positions[rows]):
         yield from zip(rows[inside][:, None], shard.items(numbers.tolist()), strict=True)

@@ -348,13 +348,12 @@ class _Dispatch:
         message = f"extracting its shard ended {MOST_DEATHS} processes, and what in it did so is not known: {how}"
         failed = []
         for job in self._group.jobs:
-            joined = join(open_index(job.version, keep=False), RowKeys.of_utterances(task.utterances), {})
-            lacking = (joined.positions < 0) | joined.is_changed  # it may have got its shard before a worker died
+            status = join(RowKeys.of_utterances(task.utterances), open_index(job.version, keep=False), {})
             error = AudioError(Reason.CRASHED, message)
             failed.append(
                 [
                     replace(failure_of(task.utterances[row], self._group.root, error), generation=task.generations[row])
-                    for row in lacking.nonzero()[0]
+                    for row in status.missing.nonzero()[0]  # it may have got its shard before a worker died
                 ]
             )
         self._fail(failed)

@@ -27,7 +27,6 @@ from featcache.audio.remote import URLS_AT_ONCE, each_at_once, require, stamp_of
 from featcache.audio.tables import pyarrow
 from featcache.audio.waveform import AudioPolicy
 from featcache.errors import AudioError, ManifestError, Reason, counted
-from featcache.extraction.tasks import RowStatus
 from featcache.manifest import CallersUrls, Manifest, Utterance, rows_at_even_steps
 from featcache.manifest.audio_locations import (
     AudioLocation,
@@ -44,7 +43,7 @@ from featcache.manifest.audio_locations import (
 )
 from featcache.manifest.utterances import nearest_sample
 from featcache.version.index import Index
-from featcache.version.join import find_other_files, refuse_paths, sources_of
+from featcache.version.join import RowStatus, find_other_files, refuse_paths, sources_of
 from featcache.version.ledger import Failure
 from featcache.version.version import Version
 
@@ -163,11 +162,10 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
 def refuse_other_paths(manifest: Manifest, status: RowStatus, index: Index, version: Version, copies: int) -> None:
     """Refuse a manifest with other paths for the version's ids, which looks like another corpus; see `refuse_paths`.
     Raises ManifestError if there are more than a few."""
-    rows = np.flatnonzero(status.missing & (status.replaces >= 0))
     remedy = (
         "give it its own cache with -o. If its features are to take the place of those there, --replace extracts them"
     )
-    refuse_paths(manifest, rows, status.replaces[rows], version, index, copies, remedy)
+    refuse_paths(manifest, status, version, index, copies, remedy)
 
 
 def copying_notes(manifest: Manifest) -> list[str]:

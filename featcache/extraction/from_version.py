@@ -65,14 +65,12 @@ class SourceVersion:
         NOT_IN_SOURCE. Raises DamagedError if a shard is damaged."""
         ids = [utterance.id for utterance in utterances]
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
-        joined = join(self._index, RowKeys.of_utterances(utterances), failures)
-        features = self._features(joined.positions[(joined.positions >= 0) & ~joined.is_changed])
+        status = join(RowKeys.of_utterances(utterances), self._index, failures)
+        stored = self._stored(status.positions[status.present])
         return [
-            self._stored(utterance, position, features[position])
-            if position >= 0 and not is_changed
-            else self._missing(utterance, position, joined.failures.get(number))
-            for number, (utterance, position, is_changed) in enumerate(
-                zip(utterances, joined.positions.tolist(), joined.is_changed.tolist(), strict=True)
+            stored[position] if is_present else self._missing(utterance, position, status.failures.get(row))
+            for row, (utterance, position, is_present) in enumerate(
+                zip(utterances, status.positions.tolist(), status.present.tolist(), strict=True)
             )
         ]
 
@@ -83,29 +81,25 @@ class SourceVersion:
         lengths = np.where(positions >= 0, self._index.num_frames[positions] / frame_rate, np.nan)
         return np.where(np.isnan(known), lengths, known)
 
-    def _features(self, positions: NDArray[np.int64]) -> dict[int, NDArray[Any]]:
-        """What is stored of utterances, by their positions: `[frames, *item_shape]` each."""
-        features: dict[int, NDArray[Any]] = {}
-        shards = self._index.shard[positions]
+    def _stored(self, positions: NDArray[np.int64]) -> dict[int, StoredUtterance]:
+        """What is stored of the items at some positions of the index, by position; shard by shard."""
+        index, stored = self._index, dict[int, StoredUtterance]()
+        shards = index.shard[positions]
         for shard in np.unique(shards).tolist():
-            some = positions[shards == shard]
-            firsts, counts = self._index.first_frame[some].tolist(), self._index.num_frames[some].tolist()
-            frames = self._shard(shard).features.read_ranges(firsts, counts)
-            features.update(zip(some.tolist(), frames, strict=True))
-        return features
-
-    def _stored(self, utterance: Utterance, position: int, features: NDArray[Any]) -> StoredUtterance:
-        index = self._index
-        opened, number = self._shard(int(index.shard[position])), int(index.item[position])
-        if crc32c(features) != opened.shard.table["item_crc32c"][number]:
-            raise DamagedError(
-                f"{utterance.id}: damaged: its features in {self.version.path} are not what was written",
-                self.version.path,
-            )
-        if opened.parameters is not None:
-            features = dequantize_array(features, *opened.parameters[number])
-        (item,) = opened.shard.items([number])
-        return StoredUtterance(replace(item, generation=1), features)
+            opened, some = self._shard(shard), positions[shards == shard]
+            numbers = index.item[some].tolist()
+            ranges = opened.features.read_ranges(index.first_frame[some].tolist(), index.num_frames[some].tolist())
+            items = opened.shard.items(numbers)
+            for position, number, item, features in zip(some.tolist(), numbers, items, ranges, strict=True):
+                if crc32c(features) != opened.shard.table["item_crc32c"][number]:
+                    raise DamagedError(
+                        f"{item.id}: damaged: its features in {self.version.path} are not what was written",
+                        self.version.path,
+                    )
+                if opened.parameters is not None:
+                    features = dequantize_array(features, *opened.parameters[number])
+                stored[position] = StoredUtterance(replace(item, generation=1), features)
+        return stored
 
     def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
         where = f"not in {self.version.path.name}"

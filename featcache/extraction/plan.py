@@ -30,7 +30,7 @@ from featcache.extraction.audio_files import (
 from featcache.extraction.from_version import SourceVersion, find_source
 from featcache.extraction.options import Options, Partition
 from featcache.extraction.padded_rows import choose_batching
-from featcache.extraction.tasks import RowStatus, compare, want
+from featcache.extraction.tasks import want
 from featcache.extraction.version_plan import (
     BuiltConfig,
     VersionPlan,
@@ -45,7 +45,7 @@ from featcache.storage.location import Location, as_location
 from featcache.strings import Strings
 from featcache.version.in_flight import Suspects, find_suspects
 from featcache.version.index import Index, index_of, open_index
-from featcache.version.join import RowKeys
+from featcache.version.join import RowKeys, RowStatus, join
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import read_probes
 from featcache.version.version import Version
@@ -205,14 +205,16 @@ class _Planner:
             before, probes = [*read_all_wanted(version)], read_probes(version)
             info = version.info if version.info.fingerprint == self.built.fingerprint else None
         else:
-            status = compare(rows.keys, index, {})
+            status = join(rows.keys, index, {})
         source = rows.manifest.source
         if os.path.exists(source):
             source = os.path.realpath(source)  # however it was typed
-        again = rows.first + np.flatnonzero(status.missing & (status.replaces >= 0))
+        again = rows.first + np.flatnonzero(status.again)
         wanted = want(source, rows.hashes, index, before, again)
-        status = status.without_older(wanted, index, rows.first)
-        reasons = Counter(failures[rows.manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist())
+        # An older item, which counts again since the shard of the newer one is gone, does not stand for that.
+        own = slice(rows.first, rows.first + len(rows.manifest))
+        status = replace(status, present=status.present & ~wanted.lacks(index)[own])
+        reasons = Counter(failure.reason for failure in status.failures.values())
         if info is None or status.missing.any() or options.batching is not None:
             info, extractor = self.built.info, self.built.extractor
             batching = choose_batching(extractor, probes, device_label, options.batching, options.allow_mismatch)
@@ -240,7 +242,7 @@ class _Planner:
         def is_unchanged(failure: Failure) -> bool:
             return not options.retry_failed and self.built.would_fail_again(manifest.root, failure, known)
 
-        status = compare(keys, index, failures, is_unchanged)
+        status = join(keys, index, failures, is_unchanged)
         if options.check_sources:
             status = with_changed_files(manifest, status, index, version)
         elif self.only is None:

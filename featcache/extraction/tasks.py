@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ from featcache.errors import ManifestError
 from featcache.manifest import Manifest, Utterance
 from featcache.strings import are_distinct
 from featcache.version.index import Index
-from featcache.version.join import RowKeys, join
-from featcache.version.ledger import Failure
+from featcache.version.join import RowStatus
 from featcache.version.wanted import Wanted
 
 MAX_ITEMS = 100_000
@@ -34,37 +33,6 @@ SHARD_HOURS = 4.0
 
 FEWEST_SHARDS = 256
 """Where rows have more than so many times `SHARD_HOURS`, a shard may hold this part of their audio instead."""
-
-
-@dataclass(frozen=True)
-class RowStatus:
-    """What a version holds and lacks of a manifest; each array is `[rows]`."""
-
-    present: NDArray[np.bool_]
-    """The version holds the row's features. If the row's file has changed since, and has failed, it does not."""
-    failed: NDArray[np.bool_]
-    """The row failed in an earlier run and is not tried again."""
-    positions: NDArray[np.int64]
-    """The position in the index of the item of the row's id, whatever it was made from; -1 if there is none."""
-    wanted: NDArray[np.bool_]
-    """The row may be extracted by this run."""
-
-    @property
-    def missing(self) -> NDArray[np.bool_]:
-        """The rows to extract, bool `[rows]`."""
-        return self.wanted & ~self.present & ~self.failed
-
-    @property
-    def replaces(self) -> NDArray[np.int64]:
-        """The position in the index of the item of the same id that was made from another row (another path, start,
-        duration or channel) or another file, or is to be made again; -1 if there is none; int64 `[rows]`."""
-        return np.where(self.present, -1, self.positions)
-
-    def without_older(self, whole: Wanted, index: Index, first_row: int) -> RowStatus:
-        """The same, where an item of an older generation than is wanted, which counts again since the shard of the
-        newer one is gone, does not stand for that. `first_row` is the number of these rows' first one in the whole."""
-        own = slice(first_row, first_row + len(self.present))
-        return replace(self, present=self.present & ~whole.lacks(index)[own])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +50,6 @@ class ShardTask:
     """Of which generation each utterance's item, or its failure, is to be."""
     manifest: str
     """The name of the wanted set of the manifest."""
-
-
-def compare(
-    rows: RowKeys,
-    index: Index,
-    failures: Mapping[str, Failure],
-    is_unchanged: Callable[[Failure], bool] = lambda _: True,
-) -> RowStatus:
-    """Compare the rows of a manifest that a version should hold with what it holds, and its standing failures, by id.
-
-    `is_unchanged` says whether the file of a failed utterance is still the one that failed; else it is tried again."""
-    joined = join(index, rows, failures)
-    present = (joined.positions >= 0) & ~joined.is_changed
-    failed = np.zeros(len(present), bool)
-    for row, failure in joined.failures.items():
-        failed[row] = is_unchanged(failure)
-    return RowStatus(present, failed, joined.positions, np.ones(len(present), bool))
 
 
 def want(

@@ -26,7 +26,6 @@ from featcache.errors import (
 )
 from featcache.extraction.audio_files import Stamp, stat_of, would_fail_again
 from featcache.extraction.padded_rows import BatchingChoice
-from featcache.extraction.tasks import RowStatus
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
@@ -38,7 +37,7 @@ from featcache.storage.location import Location
 from featcache.strings import hash_of
 from featcache.version.in_flight import Suspects
 from featcache.version.index import Index
-from featcache.version.join import differences, item_at
+from featcache.version.join import RowStatus, differences, item_at
 from featcache.version.ledger import Failure
 from featcache.version.selection import version_folders
 from featcache.version.version import Version, VersionInfo, library_versions
@@ -170,7 +169,7 @@ class VersionPlan:
     @cached_property
     def num_replaced(self) -> int:
         """The number of rows to extract although there is an item of that id, made from another row or another file."""
-        return int((self.rows.missing & (self.rows.replaces >= 0)).sum())
+        return int(self.rows.again.sum())
 
     def find(self, utterance: str) -> int | None:
         """The number of the row of this id; None if there is none."""
@@ -268,13 +267,13 @@ def suspect_notes(plan: VersionPlan) -> list[str]:
 def replacement_notes(plan: VersionPlan) -> list[str]:
     """Which rows are extracted again although there are items of them, and what has changed. Raises DamagedError if the
     shard of such an item is not what was written."""
-    rows = np.flatnonzero(plan.rows.missing & (plan.rows.replaces >= 0)).tolist()
+    rows = np.flatnonzero(plan.rows.again).tolist()
     if not rows:
         return []
     version = Version.open(plan.path)
     changes = []
     for row in rows[:_NAMED]:
-        item = item_at(version, plan.index, int(plan.rows.replaces[row]))
+        item = item_at(version, plan.index, int(plan.rows.positions[row]))
         changed = differences(item, plan.manifest[row]) or file_change(item, plan.manifest)
         changes.append(f"{item.id}: {changed}")
     more = f" … and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""

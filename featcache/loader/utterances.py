@@ -304,11 +304,11 @@ def _compared_positions(
     """As `_positions`; rows with features of another row or file are refused, or give a warning."""
     positions: dict[str, NDArray[np.int64] | None] = {}
     for name, cache in caches.items():
-        joined = join_version(cache.version, cache.index, rows, manifest)
-        positions[name] = joined.positions
-        if not joined.is_changed.any():
+        status = join_version(cache.version, cache.index, rows, manifest)
+        positions[name] = status.positions
+        if not status.changed.any():
             continue
-        message = describe_changed(manifest, rows, cache.version, cache.index, joined)
+        message = describe_changed(manifest, rows, cache.version, cache.index, status)
         if are_refused:
             raise ManifestError(f'{message}; or on_changed="use" takes these features all the same')
         warnings.warn(message, FeatcacheWarning, stacklevel=4)

@@ -115,13 +115,13 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
             manifest = read_manifest(manifest, audio=False, carry=by is not None)
         manifest = expand(manifest, copies_of(cache.config))  # the copies that training uses
         rows = RowKeys.of(manifest)
-        joined = join_version(cache.version, cache.index, rows, manifest)
-        if joined.is_changed.any():
+        status = join_version(cache.version, cache.index, rows, manifest)
+        if status.changed.any():
             raise ManifestError(
-                f"{describe_changed(manifest, rows, cache.version, cache.index, joined)}; or a manifest without paths, "
+                f"{describe_changed(manifest, rows, cache.version, cache.index, status)}; or a manifest without paths, "
                 "to go by ids alone"
             )
-        positions = joined.positions
+        positions = status.positions
         missing = np.flatnonzero(positions < 0).tolist()
         if missing:
             error = cache.missing_error([manifest.ids[row] for row in missing], len(manifest))

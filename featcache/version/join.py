@@ -68,59 +68,85 @@ class RowKeys:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Rows of a manifest, and the items of the same ids."""
+class RowStatus:
+    """What a version holds and lacks of a manifest's rows."""
 
     positions: NDArray[np.int64]
-    """The position in the index of the item with each row's id, int64 `[rows]`; -1 if there is none."""
-    is_another: NDArray[np.bool_]
-    """Whether that item was extracted from another path, start, duration or channel, bool `[rows]`."""
+    """The position in the index of the item of each row's id, whatever it was made from, int64 `[rows]`; -1 if there is
+    none."""
+    present: NDArray[np.bool_]
+    """Whether that item is the row's, bool `[rows]`: it was made from the same path, start, duration and channel, and
+    its file has not changed since, as far as is known."""
     failures: Mapping[int, Failure]
-    """The failure that stands of the very row, by the row's number, for rows that have one."""
-    other_files: Sequence[int] = ()
-    """The numbers of rows whose path is the item's and whose file was found to be another; see `with_other_files`."""
+    """The failure that stands of the very row and counts, by the row's number, for rows that have one."""
+    wanted: NDArray[np.bool_] | bool = True
+    """Which rows may be extracted, bool `[rows]`; True for all."""
 
     @property
-    def is_changed(self) -> NDArray[np.bool_]:
-        """Whether there is an item of the id, but from another row or from an earlier file, bool `[rows]`."""
-        changed = self.is_another.copy()
-        failed = np.fromiter(self.failures, np.int64, len(self.failures))
-        changed[failed[self.positions[failed] >= 0]] = True
-        changed[np.array(self.other_files, np.int64)] = True
-        return changed
+    def changed(self) -> NDArray[np.bool_]:
+        """Whether there is an item of the id, but from another row or file, or one to be made again, bool `[rows]`."""
+        return (self.positions >= 0) & ~self.present
+
+    @property
+    def failed(self) -> NDArray[np.bool_]:
+        """Whether the row failed in an earlier run and is not tried again, bool `[rows]`."""
+        failed = np.zeros(len(self.present), bool)
+        failed[[*self.failures]] = True
+        return failed
+
+    @property
+    def missing(self) -> NDArray[np.bool_]:
+        """The rows to extract, bool `[rows]`."""
+        return self.wanted & ~self.present & ~self.failed
+
+    @property
+    def again(self) -> NDArray[np.bool_]:
+        """Those of them whose features are to replace an item of the same id, bool `[rows]`."""
+        return self.missing & self.changed
 
 
-def join(index: Index, rows: RowKeys, failures: Mapping[str, Failure]) -> Joined:
-    """Join rows with the items of the same ids; `failures` are those that stand, by id."""
+def join(
+    rows: RowKeys,
+    index: Index,
+    failures: Mapping[str, Failure],
+    is_unchanged: Callable[[Failure], bool] = lambda _: True,
+) -> RowStatus:
+    """Compare rows with the items of the same ids; `failures` are those that stand, by id.
+
+    A row of which one stands is not present: what there is of it is older than its file. `is_unchanged` says whether
+    the file is still the one that failed; else the failure does not count, and the row is tried again."""
     positions = index.find(rows.ids, rows.id_hashes)
-    found = np.flatnonzero((positions >= 0) & rows.has_path)
-    is_another = np.zeros(len(positions), bool)
-    is_another[found] = index.row_hash[positions[found]] != rows.hashes[found]
-    failed = {}
+    present = positions >= 0
+    compared = np.flatnonzero(present & rows.has_path)
+    present[compared] = index.row_hash[positions[compared]] == rows.hashes[compared]
+    counting = {}
     if failures:
         failed_row = dict(zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True))
         may_have_failed = np.isin(rows.id_hashes, Strings.of(failures).hashes()) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
             if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
-                failed[row] = failures[id_]
-    return Joined(positions, is_another, failed)
+                present[row] = False
+                if is_unchanged(failures[id_]):
+                    counting[row] = failures[id_]
+    return RowStatus(positions, present, counting)
 
 
-def join_version(version: Version, index: Index, rows: RowKeys, manifest: Manifest) -> Joined:
+def join_version(version: Version, index: Index, rows: RowKeys, manifest: Manifest) -> RowStatus:
     """A version's items for a manifest's rows, and which of them are of another row or file than the rows ask for."""
     if not rows.has_path.any():
-        return join(index, rows, {})
-    return with_other_files(join(index, rows, standing_failures(version, index)), rows, manifest, version, index)
+        return join(rows, index, {})
+    return with_other_files(join(rows, index, standing_failures(version, index)), rows, manifest, version, index)
 
 
-def with_other_files(joined: Joined, rows: RowKeys, manifest: Manifest, version: Version, index: Index) -> Joined:
-    """The same, with the rows whose files are another corpus's with the same ids and paths, as far as a sample tells.
-
-    `rows` may be the keys of the manifest's copies."""
-    same = np.flatnonzero((joined.positions >= 0) & rows.has_path & ~joined.is_changed)
+def with_other_files(status: RowStatus, rows: RowKeys, manifest: Manifest, version: Version, index: Index) -> RowStatus:
+    """The same, without the rows whose files are another corpus's with the same ids and paths, as far as a sample
+    tells. `rows` may be the keys of the manifest's copies."""
+    same = np.flatnonzero(status.present & rows.has_path)
     copies = max(1, len(rows.ids) // max(1, len(manifest)))
-    other, _ = find_other_files(manifest, same // copies, joined.positions[same], version, index)
-    return replace(joined, other_files=same[other].tolist())
+    other, _ = find_other_files(manifest, same // copies, status.positions[same], version, index)
+    present = status.present.copy()
+    present[same[other]] = False
+    return replace(status, present=present)
 
 
 def find_other_files(
@@ -181,20 +207,13 @@ def are_few(count: int, utterances: int) -> bool:
 
 
 def refuse_paths(
-    manifest: Manifest,
-    rows: NDArray[np.int64],
-    positions: NDArray[np.int64],
-    version: Version,
-    index: Index,
-    copies: int,
-    remedy: str,
+    manifest: Manifest, status: RowStatus, version: Version, index: Index, copies: int, remedy: str
 ) -> None:
     """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
 
     Args:
         manifest: Its rows; each utterance has as many as there are `copies`, which differ in speed and noise.
-        rows, positions: The numbers of the rows that are not what their items were extracted from, int64 `[n]`, and the
-            positions of these items in the index, int64 `[n]`.
+        status: What the version holds of them.
         version, index: What it is to be the manifest of.
         copies: How many copies the version has of each utterance.
         remedy: What to do if it is another corpus, and if it is not.
@@ -202,10 +221,10 @@ def refuse_paths(
     Raises:
         ManifestError: More than a few utterances have other paths.
     """
-    utterances = len(index) // copies
+    rows, utterances = np.flatnonzero(status.again), len(index) // copies
     if are_few(len(np.unique(rows // copies)), utterances):
         return
-    differ = np.zeros(len(rows), bool)
+    positions, differ = status.positions[rows], np.zeros(len(rows), bool)
     for inside, shard, items in by_shard(version, index, positions):
         differ[inside] = shard.table.paths.take(items).hashes() != manifest.paths.take(rows[inside]).hashes()
     rows, positions = rows[differ], positions[differ]
@@ -252,17 +271,15 @@ def _differs(old: Path, new: Path) -> bool:
         return False
 
 
-def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index: Index, joined: Joined) -> str:
+def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index: Index, status: RowStatus) -> str:
     """A message about the changed rows, of which there is at least one: which, how the first differs, what to do."""
-    changed = np.flatnonzero(joined.is_changed)
+    changed = np.flatnonzero(status.changed)
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
-    item = item_at(version, index, int(joined.positions[first]))
+    item = item_at(version, index, int(status.positions[first]))
     utterance = manifest[first // copies]
-    if first in joined.other_files:
-        what = f"{manifest.resolve(utterance.path)} is not the file that was extracted"
-    else:
-        what = what_changed(item, utterance, joined.failures.get(first))
-    condition = " once what failed is mended" if joined.failures else ""
+    what = what_changed(item, utterance, status.failures.get(first))
+    what = what or f"{manifest.resolve(utterance.path)} is not the file that was extracted"
+    condition = " once what failed is mended" if status.failures else ""
     is_table = manifest.source.startswith("<")  # in memory, and not what a command takes
     again = "Extract these rows again" if is_table else f"`featcache extract {manifest.source} …` extracts them again"
     return (

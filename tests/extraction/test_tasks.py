@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.extraction.tasks import MAX_ITEMS, compare, shard_ranges, shard_tasks, want
+from featcache.extraction.tasks import MAX_ITEMS, shard_ranges, shard_tasks, want
 from featcache.format.group import Table
 from featcache.manifest import Manifest
 from featcache.strings import Strings
 from featcache.version.index import COLUMNS, Index, ShardSummary
-from featcache.version.join import RowKeys
+from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure
 
 SECONDS = st.one_of(st.floats(0.01, 40), st.sampled_from([1e-9, 3600.0, 1e12, 1e300]))
@@ -64,7 +64,7 @@ def holding(manifest: Manifest, rows) -> Index:
 
 
 def plan(manifest: Manifest, index: Index, seconds_per_shard: float = 30.0, failures=None):
-    status = compare(RowKeys.of(manifest), index, failures or {})
+    status = join(RowKeys.of(manifest), index, failures or {})
     wanted = want("made up", keys_of(manifest), index, [])
     return list(shard_tasks(manifest, status, wanted, manifest.duration, seconds_per_shard))
 
@@ -161,9 +161,9 @@ def test_a_row_that_changed_is_missing_and_replaces_what_was_there(column):
     else:
         getattr(after, column)[2] += 1
     index = holding(before, range(4))
-    status = compare(RowKeys.of(after), index, {})
+    status = join(RowKeys.of(after), index, {})
     assert status.missing.tolist() == [False, False, True, False]
-    assert status.replaces.tolist() == [-1, -1, 2, -1]
+    assert (status.again.tolist(), status.positions[2]) == ([False, False, True, False], 2)
     (task,) = plan(after, index)
     assert (task.utterances, task.generations) == ((after[2],), (2,))
 
@@ -174,9 +174,9 @@ def test_a_failure_of_another_row_or_file_is_tried_again():
     failures = {id_: failure(manifest, row) for row, id_ in enumerate(manifest.ids)}
     changed = table([1.0, 2.0, 1.0])
     index = holding(manifest, [])
-    status = compare(RowKeys.of(changed), index, failures, lambda failure: failure.id != "id-2")
+    status = join(RowKeys.of(changed), index, failures, lambda failure: failure.id != "id-2")
     assert status.failed.tolist() == [True, False, False]
-    assert compare(RowKeys.of(changed), index, {}).failed.tolist() == [False, False, False]
+    assert join(RowKeys.of(changed), index, {}).failed.tolist() == [False, False, False]
 
 
 @given(ROWS)
