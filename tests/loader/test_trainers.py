@@ -2,18 +2,12 @@
 
 import numpy as np
 import pytest
-import toolkits
 import torch
 from processes import run_script, start_script
 from torch.utils.data import DataLoader
 
 import featcache
 from featcache import masks
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return toolkits.make(tmp_path_factory.mktemp("trainers"))
 
 
 class TestTorch:
