@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tracemalloc
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import pytest
 import soundfile
 from audio_files import KINDS, bad_files, forget_flac_length, forget_mp3_length, write_kind
+from audio_server import audio_server
 from cache_contents import chunk_files, items
 from corpora import Corpus, speech
 from decoded_audio import read_whole, samples_of
@@ -27,6 +29,8 @@ from scratch import scratch_folder
 from small_shards import create as create_version
 
 from featcache import trust
+from featcache.audio import remote
+from featcache.storage import clients
 from featcache.version import records
 from featcache.version.version import Version
 
@@ -239,6 +243,21 @@ def bad(tmp_path_factory):
     return bad_files(tmp_path_factory.mktemp("bad"))
 
 
+@pytest.fixture(scope="session")
+def server_of_session():
+    with audio_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(server_of_session, monkeypatch):
+    """A web server without files, and in this process clients that do not wait long."""
+    server_of_session.reset()
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(clients, "_clients", OrderedDict())
+    return server_of_session
+
+
 @pytest.fixture
 def written(tmp_path):
     """Writes a file of some content, of that name, and gives its path."""
@@ -290,13 +309,9 @@ def folder(tmp_path_factory, features):
     return folder
 
 
-@pytest.fixture
-def slow_folder(tmp_path):
-    """Where a cache is whose shards are to be copied."""
-    return tmp_path / "network" / "features"
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """What `toolkits.make` makes; nobody changes it."""
+    import toolkits  # brings torch
 
-
-@pytest.fixture
-def disk(scratch):
-    """Where they are copied to."""
-    return scratch / "disk"
+    return toolkits.make(tmp_path_factory.mktemp("toolkits"))

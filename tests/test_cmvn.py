@@ -205,17 +205,10 @@ def test_copies_are_the_same():
 # From a file
 
 
-def manifest_of(folder, features):
-    path = folder / "train.csv"
-    rows = [f"{name},s{int(name[4:]) % 3}" for name in features]
-    path.write_text("\n".join(["id,speaker", *rows]), encoding="utf-8")
-    return path
-
-
-def test_the_whole_way_from_a_cache(tmp_path):
+def test_the_whole_way_from_a_cache(tmp_path, written):
     features = make_features(20, (5,))
     cache = Cache(make_version(tmp_path / "cache", features))
-    manifest = manifest_of(tmp_path, features)
+    manifest = written("id,speaker\n" + "".join(f"{name},s{int(name[4:]) % 3}\n" for name in features))
     moments(cache, manifest, by="speaker").save(tmp_path / "s.npz")
     cmvn = Cmvn.load(tmp_path / "s.npz", cache=cache)
     dataset = featcache.FeatureDataset(cache, manifest)

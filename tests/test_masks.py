@@ -119,12 +119,6 @@ def test_attention_with_the_mask_is_that_of_each_row_alone(lengths, chunk_size, 
     assert x.grad.isfinite().all()
 
 
-def encoder(num_heads=2):
-    torch.manual_seed(0)
-    layers = [torch.nn.MultiheadAttention(8, num_heads, batch_first=True) for _ in range(2)]
-    return torch.nn.ModuleList(layers).eval()
-
-
 def run(layers, x, **given):
     for layer in layers:
         x, _ = layer(x, x, x, **given)
@@ -132,7 +126,9 @@ def run(layers, x, **given):
 
 
 def test_multihead_attention_gives_each_row_what_it_gives_it_alone():
-    lengths, num_frames, layers = [9, 4, 1, 0], 11, encoder()
+    torch.manual_seed(0)
+    layers = [torch.nn.MultiheadAttention(8, 2, batch_first=True).eval() for _ in range(2)]
+    lengths, num_frames = [9, 4, 1, 0], 11
     x = torch.randn(4, num_frames, 8, generator=torch.Generator().manual_seed(1))
     padding, frames = padding_mask(torch.tensor(lengths), num_frames), chunk_mask(num_frames, 3, 1)
     mask = for_multihead_attention(attention_mask(padding, frames), num_heads=2)

@@ -16,11 +16,12 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 TEXTS = st.lists(TEXT, max_size=30)
 
 
-def fnv(data: bytes, start: int = 0xCBF29CE484222325) -> int:
+def fnv(data: bytes) -> int:
     """The 64-bit FNV-1a hash, as its authors wrote it down."""
+    value = 0xCBF29CE484222325
     for byte in data:
-        start = (start ^ byte) * 0x100000001B3 % 2**64
-    return start
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
 
 
 @given(TEXTS)

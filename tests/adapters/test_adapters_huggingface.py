@@ -5,7 +5,6 @@ import warnings
 
 import numpy as np
 import pytest
-import toolkits
 import torch
 from make_cache import make_features, make_version
 from processes import run_script
@@ -30,11 +29,6 @@ PRINT_ROWS = """
     print(digest.hexdigest())
     print(rows.map(lambda fbank: {"frames": len(fbank)}, input_columns="fbank")._fingerprint)
 """
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return toolkits.make(tmp_path_factory.mktemp("huggingface"))
 
 
 @pytest.fixture(autouse=True)

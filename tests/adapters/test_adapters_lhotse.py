@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import toolkits
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,11 +25,6 @@ from lhotse.dataset.collation import collate_custom_field  # noqa: E402
 from lhotse.utils import compute_num_frames  # noqa: E402
 
 from featcache.adapters.lhotse import Reader, cuts  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return toolkits.make(tmp_path_factory.mktemp("lhotse"))
 
 
 class TestCuts:

@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import pytest
-import toolkits
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,11 +26,6 @@ from featcache.adapters.speechbrain import Collate, item, to_dynamic_item_datase
 # They stand for modules that moved, and warn whoever asks them for anything: hypothesis asks every module for its file.
 for name in [name for name, module in sys.modules.items() if isinstance(module, LazyModule)]:
     del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return toolkits.make(tmp_path_factory.mktemp("speechbrain"))
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from time import perf_counter
 import numpy as np
 import pytest
 from audio_files import KINDS, bad_files, write_tone
-from audio_server import audio_server
 from decoded_audio import WHOLE, in_seconds
+from processes import open_files
 
 from featcache.audio import remote
 from featcache.audio.content_hash import ContentHashes
@@ -31,33 +31,13 @@ pytest.importorskip("obstore")
 PASSING = ["drop", "half", "reset", "replace", 500, 502, 503, 429, (429, {"Retry-After": "1"}), 408]
 
 
-@pytest.fixture(scope="module")
-def listener():
-    with audio_server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(listener, monkeypatch):
-    """A server with nothing on it, whose clients do not wait long."""
-    listener.files, listener.faults, listener.always, listener.requests = {}, {}, {}, []
-    listener.has_etags, listener.has_dates, listener.has_ranges = True, False, True
-    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.001)
-    yield listener
-    clients._clients.clear()
-
-
 def at_url(server, path: Path) -> Url:
     server.files[f"/{path.name}"] = path.read_bytes()
     return Url(server.url(f"/{path.name}"))
 
 
 def copies_that_are_open() -> list[str]:
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return sorted(name for name in found if name.endswith("(deleted)"))
+    return [name for name in open_files("/") if name.endswith("(deleted)")]
 
 
 def bytes_of(url: str) -> bytes:

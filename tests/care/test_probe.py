@@ -23,10 +23,10 @@ from featcache.version.records import read_probes
 pytestmark = pytest.mark.usefixtures("trusted")
 
 
-def probed(folder: Path, corpus: Corpus, extractor: str, utterances: int = 8, **params):
+def probed(folder: Path, corpus: Corpus, extractor: str, **params):
     """A probe of one of the `odd_extractors`, and its measurements by precision and policy."""
     config = load_config(write_config(folder, extractor, **params))
-    found = probe(config, read_manifest(corpus.manifest()), Device("cpu", 2), utterances)
+    found = probe(config, read_manifest(corpus.manifest()), Device("cpu", 2), 8)
     return found, {(one.precision, one.policy): one for one in found.measured}
 
 

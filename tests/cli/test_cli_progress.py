@@ -17,19 +17,13 @@ from featcache.cli import runs
 from featcache.extraction.jobs import Progress
 
 
-@pytest.fixture
-def slow(plain, scratch):
-    """A command that takes some time."""
-    config = write_config(scratch, "Slow", seconds=0.05)
-    return ("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--threads", 1, "--shard-size", ONE_EACH)
-
-
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_on_a_terminal_there_is_a_bar(cli, slow, columns):
+def test_on_a_terminal_there_is_a_bar(cli, plain, scratch, columns):
     """Hours done, time left, failures, times real time fit in 80 columns, and the first words in 40; none of it is left
     at the end.
     """
-    code, shown = on_terminal(cli, columns, *slow)
+    job = ("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Slow", seconds=0.05))
+    code, shown = on_terminal(cli, columns, *job, "--threads", 1, "--shard-size", ONE_EACH)
     assert code == 0
     for words in ("of 6.1 s", " left", "0 failed", "× real time")[: 4 if columns >= 80 else 1]:
         assert words in shown

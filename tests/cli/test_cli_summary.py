@@ -194,19 +194,12 @@ def test_a_config_under_another_name_extracts_nothing_again(cli, plain, scratch,
 # Copies
 
 
-@pytest.fixture
-def at_8_khz(tmp_path):
-    """Four clips at 8 kHz, one at 16."""
-    made = Corpus(tmp_path / "narrow")
-    made.folder.mkdir()
-    for i in range(5):
-        soundfile.write(made.folder / f"{i}.wav", speech(0.5, 8000 if i else 16000, seed=i), 8000 if i else 16000)
-        made.add(f"utt-{i}", f"{i}.wav")
-    return made
-
-
-def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, at_8_khz, plain, tmp_path, scratch):
+def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, plain, tmp_path, scratch):
     """What is counted is the user's files; the audio is that of the copies, and is called so."""
+    corpus = Corpus(tmp_path)
+    for number, rate in enumerate((16000, 8000, 8000, 8000, 8000)):
+        soundfile.write(tmp_path / f"{number}.wav", speech(0.5, rate, seed=number), rate)
+        corpus.add(f"utt-{number}", f"{number}.wav")
     noises = tmp_path / "noises.jsonl"
     noises.write_text(json.dumps({"id": "n", "path": str(plain.folder / "00.wav")}) + "\n")
     config = tmp_path / "noisy.yaml"
@@ -214,7 +207,7 @@ def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, at_
         "name: noisy\nextractor: fbank\n"
         f"augment: {{speed: [0.9, 1.0, 1.1], noise: {{manifest: {noises}, snr: [5, 10], seed: 1}}}}\n"
     )
-    command = ("extract", at_8_khz.manifest(), "-c", config, "-c", "fbank80-uint8", "--shard-size", "0.02")
+    command = ("extract", corpus.manifest(), "-c", config, "-c", "fbank80-uint8", "--shard-size", "0.02")
     made = cli(*command, "-o", scratch / "c")
     assert made.code == 0, made.err
     assert "4 utterances were upsampled to 16,000 Hz: there is nothing in them above half" in made.out

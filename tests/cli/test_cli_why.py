@@ -25,9 +25,9 @@ def made(cli, tmp_path_factory):
     return corpus, cache
 
 
-def edited(corpus, name="edited.csv"):
+def edited(corpus):
     rows = [row | EDITED.get(row["id"], {}) for row in corpus.rows]
-    return corpus.manifest([*rows, {"id": "later", "path": "6.wav"}], name)
+    return corpus.manifest([*rows, {"id": "later", "path": "6.wav"}], "edited.csv")
 
 
 def causes(cli, made, *options):

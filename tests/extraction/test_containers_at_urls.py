@@ -7,7 +7,6 @@ import threading
 import time
 
 import pytest
-from audio_server import audio_server
 from cache_contents import items, provenance
 from containers import packed
 from corpora import Corpus
@@ -26,21 +25,12 @@ from featcache.manifest.audio_locations import Member, Url
 pytest.importorskip("obstore")
 
 
-@pytest.fixture(scope="module")
-def listener():
-    with audio_server() as server:
-        yield server
-
-
 @pytest.fixture
-def server(listener, monkeypatch):
-    """A web server without files, and a process that has fetched nothing, and asks in small pieces."""
-    listener.files, listener.faults, listener.always, listener.requests = {}, {}, {}, []
-    listener.has_etags = listener.has_ranges = True
-    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.001)
+def server(server, monkeypatch):
+    """The web server, and a process that has fetched nothing, and asks in small pieces."""
     monkeypatch.setattr(remote, "_RANGE", 100_000)
     forget(monkeypatch)
-    return listener
+    return server
 
 
 def forget(monkeypatch):

@@ -20,7 +20,7 @@ from featcache.extraction.features import BatchPart
 from featcache.extraction.options import Options
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors import Clip
-from featcache.extractors.units import Codebook, Units, UnitsParams
+from featcache.extractors.units import Codebook, Units, UnitsParams, read_codebook
 from featcache.format.shard import dequantize_array
 from featcache.manifest import Utterance, read_manifest
 from featcache.quantize import quantize
@@ -55,14 +55,6 @@ def stored(cache):
         id_: (cache.item(id_, raw=True).tobytes(), *(cache.side(name, id_).tobytes() for name in sides))
         for id_ in cache.ids
     }
-
-
-@pytest.fixture(scope="module")
-def source_of_noise(tmp_path_factory):
-    """An extractor's output is the moments of every 10 ms, times the number in a file; which may change."""
-    path = tmp_path_factory.mktemp("factor") / "factor"
-    path.write_text("1.0")
-    return path, {"extractor": "small_units:Scaled", "params": {"weights": str(path)}}
 
 
 # Extraction
@@ -101,8 +93,11 @@ def test_recomputing_finds_the_same_bytes(corpus, scratch):
         assert (again.problems, again.identical, again.largest_difference) == ([], len(cache), 0.0)
 
 
-def test_recomputing_tells_rounding_from_other_values(plain, scratch, source_of_noise):
-    path, source = source_of_noise
+def test_recomputing_tells_rounding_from_other_values(plain, scratch, tmp_path):
+    """Of an extractor that gives moments, times the number in a file; which changes."""
+    path = tmp_path / "factor"
+    path.write_text("1.0")
+    source = {"extractor": "small_units:Scaled", "params": {"weights": str(path)}}
     cache = extract(plain.manifest(), config_of(source), scratch)
     positions = range(len(cache))
     path.write_text("1.0000002")
@@ -115,7 +110,6 @@ def test_recomputing_tells_rounding_from_other_values(plain, scratch, source_of_
     again = recompute(cache.version, cache.index, positions, None, Device("cpu", 1))
     assert len(again.problems) == len(cache)
     assert "it differs by 0." in again.problems[0].message
-    path.write_text("1.0")
 
 
 def test_values_that_are_not_finite_are_failures(cli, plain, scratch, tmp_path):
@@ -260,15 +254,10 @@ def test_units_from_audio_and_from_a_version_are_the_same(source, corpus, scratc
     from_version = extract(corpus.manifest(), config, scratch / "version", source=cache.version.path)
     assert len(from_audio) == len(cache)
     assert stored(from_audio) == stored(from_version)
+    centroids = read_codebook(tmp_path / "units.safetensors").centroids.double().numpy()
     for id_, codes in from_version.items():
-        distances = np.square(cache[id_][:, None].astype(np.float64) - _centroids(tmp_path)).sum(2)
+        distances = np.square(cache[id_][:, None].astype(np.float64) - centroids).sum(2)
         assert (codes[:, 0] == distances.argmin(1)).mean() > 0.99
-
-
-def _centroids(folder):
-    from featcache.extractors.units import read_codebook
-
-    return read_codebook(folder / "units.safetensors").centroids.double().numpy()
 
 
 def test_units_of_clips_in_pieces_are_made_from_a_version_alone(corpus, scratch, tmp_path):

@@ -20,8 +20,9 @@ def planned(manifest, cache, config="fbank80", **options):
     return plan_extraction(read_manifest(manifest), [load_config(config)], cache, Options(device="cpu", **options))
 
 
-def meter(speeds, step=0.1):
-    """A meter that was told of extraction at these speeds, each of them for so long, from second 2 on."""
+def meter(speeds):
+    """A meter that was told of extraction at these speeds, each of them for 0.1 s, from second 2 on."""
+    step = 0.1
     made = trial._Meter(math.inf)
     times = 2.0 + step * np.arange(len(speeds) + 1)
     audio = np.concatenate([[100.0], 100.0 + step * np.cumsum(speeds)])

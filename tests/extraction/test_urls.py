@@ -6,7 +6,6 @@ import sys
 import threading
 
 import pytest
-from audio_server import audio_server
 from cache_contents import items, only_version
 from corpora import COLUMNS, Corpus
 from extractions import TINY, extract_fbank, reasons_of
@@ -30,20 +29,12 @@ from featcache.version.ledger import read_failures
 pytest.importorskip("obstore")
 
 
-@pytest.fixture(scope="module")
-def listener():
-    with audio_server() as server:
-        yield server
-
-
 @pytest.fixture
-def server(listener, monkeypatch, corpus: Corpus):
-    """A server that has the corpus, and in this process clients that do not wait long."""
+def server(server, corpus: Corpus):
+    """The web server, with the corpus."""
     files = [path for path in corpus.folder.rglob("*") if path.is_file()]
-    listener.files = {f"/{path.relative_to(corpus.folder)}": path.read_bytes() for path in files}
-    listener.faults, listener.always, listener.requests, listener.has_etags = {}, {}, [], True
-    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.001)
-    return listener
+    server.files = {f"/{path.relative_to(corpus.folder)}": path.read_bytes() for path in files}
+    return server
 
 
 @pytest.fixture

@@ -35,6 +35,10 @@ class AudioServer:
     has_ranges: bool = True
     """Whether a part of a file can be asked for."""
 
+    def reset(self) -> None:
+        """Forget the files, the faults and what was asked."""
+        vars(self).update(vars(AudioServer(self.address)))
+
     def url(self, path: str) -> str:
         return f"{self.address}{path}"
 

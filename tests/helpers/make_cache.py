@@ -110,15 +110,8 @@ def made_up_side(spec, features):
     return values.reshape(count, *spec.item_shape).astype(spec.dtype)
 
 
-def add_shard(version, features, *, row=0, generation=1, rows=None, run=None, manifest=MANIFEST):
+def add_shard(version, features, *, row=0, generation=1, rows=None, run=None):
     """Publish one more shard; returns its name. `generation` is that of all items, or a mapping by id."""
-    name, files = shard_files(version, features, row=row, generation=generation, rows=rows, run=run, manifest=manifest)
-    version.store.publish(files, f"shards/{name}")
-    return name
-
-
-def shard_files(version, features, *, row=0, generation=1, rows=None, run=None, manifest=MANIFEST):
-    """The name and the files of a shard of features."""
     spec = version.info.spec
     arrays: Sequence[np.ndarray] = list(features.values())
     lengths = [len(array) for array in arrays]
@@ -144,17 +137,20 @@ def shard_files(version, features, *, row=0, generation=1, rows=None, run=None, 
         stored, sides[QUANTIZATION] = levels.numpy(), (parameters.numpy(), [1] * len(lengths))
     builder = ShardBuilder(spec)
     builder.append(items, stored, lengths, sides)
-    return builder.files(
+    name, files = builder.files(
         fingerprint=version.info.fingerprint,
         row=row,
-        manifest=manifest,
+        manifest=MANIFEST,
         made_by={} if run is None else {"run": run},
         where=version.path,
     )
+    version.store.publish(files, f"shards/{name}")
+    return name
 
 
-def codes_cache(folder, codes=None, sizes=(16, 300)):
-    """A cache of codes, uint16 `[frames, 2]`; those that are given, or random ones, cut to the codebooks' sizes."""
+def codes_cache(folder, codes=None):
+    """A cache of codes, uint16 `[frames, 2]`; those that are given, or random ones, cut to codebooks of 16 and 300."""
+    sizes = (16, 300)
     codes = codes or make_features(20, (2,), "uint16", max_frames=300)
     codes = {name: (array % np.array(sizes)).astype(np.uint16) for name, array in codes.items()}
     spec = FeatureSpec((2,), "uint16", 75.0, 0, 24000, "codes", sizes)

@@ -253,11 +253,10 @@ def run_python(code: str, *arguments: object, **options) -> str:
     return done.stdout
 
 
-def open_files(path, pid="self"):
-    """The files that a process has open of those at or below a path, each as often as it is open."""
+def open_files(path):
+    """The files that this process has open of those at or below a path, each as often as it is open."""
     found = []
-    with suppress(FileNotFoundError):  # the process has ended
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # it has been closed
-                found.append(Path(os.readlink(descriptor)))
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # it has been closed
+            found.append(Path(os.readlink(descriptor)))
     return sorted(str(file) for file in found if file.is_relative_to(path))

@@ -41,6 +41,7 @@ def test_numbers_are_numbers(texts, dtype):
         ["007", "008"],  # names of speakers, which have to come back as they were
         ["1", "-01"],
         ["00"],
+        ["1", "+05"],
         ["1", "two"],
         ["nan", "1"],
         ["inf"],

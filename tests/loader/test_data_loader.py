@@ -462,6 +462,7 @@ def test_quantised_features_come_as_values(tmp_path, features):
             plain = dataset.batch(rows)["features"]
             assert batch["features"].dtype == (dtype or torch.float32)
             assert torch.equal(batch["features"], plain.to(dtype or torch.float32))
+            same(dataset.collate([dataset[row] for row in rows]), dataset.batch(rows))
     for rows in BATCHES:  # as it is done on a GPU
         (ranges,) = dataset.frame_ranges(np.array(rows, np.int64), 0)
         values = dequantized(ranges.gather(raw=True), ranges, None, lambda tensor: tensor)

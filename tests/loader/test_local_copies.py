@@ -43,11 +43,6 @@ from featcache.storage import files
 NAME = "0123456789abcdef"
 
 
-@pytest.fixture
-def version(slow_folder):
-    return make_version(slow_folder, *shards())
-
-
 class TestCopying:
     def test_what_is_read_is_copied_and_read_from_the_copy_as_soon_as_it_is_whole(self, slow_folder, version, disk):
         expected = [array.copy() for array in featcache.open(slow_folder).values()]

@@ -31,12 +31,6 @@ from featcache.format.shard import Shard
 from featcache.loader import local_copies, places
 from featcache.storage import directory
 
-
-@pytest.fixture
-def version(slow_folder):
-    return make_version(slow_folder, *shards())
-
-
 INSTANTS = ["after posix_fallocate", "after write", "before fsync", "before rename", "after rename"]
 
 

@@ -7,19 +7,13 @@ import shutil
 
 import pytest
 from damage import flip
-from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, settle_two, shards, told
-from make_cache import make_version
+from local_copies import SHARDS, chunk, copies_in, mapped, parts_in, read_all, settle, settle_two, told
 
 import featcache
 from featcache.errors import DamagedError
 from featcache.format.shard import Shard
 from featcache.loader import places
 from featcache.storage import directory
-
-
-@pytest.fixture
-def version(slow_folder):
-    return make_version(slow_folder, *shards())
 
 
 class TestTrouble:

@@ -143,10 +143,6 @@ class TestPlaces:
 
 
 class TestCache:
-    @pytest.fixture
-    def version(self, slow_folder):
-        return make_version(slow_folder, *shards())
-
     @pytest.fixture(params=["shared", "private"])
     def kind(self, request):
         return request.getfixturevalue(request.param)

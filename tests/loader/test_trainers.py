@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import toolkits
 import torch
 from processes import run_script, start_script
 from torch.utils.data import DataLoader
@@ -11,13 +10,8 @@ import featcache
 from featcache import masks
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return toolkits.make(tmp_path_factory.mktemp("trainers"))
-
-
 class TestTorch:
-    def test_persistent_workers_under_every_start_method(self, cli, made):
+    def test_persistent_workers_under_every_start_method_also_with_copies_in_memory(self, cli, made):
         run_script(
             cli,
             """
@@ -27,11 +21,11 @@ class TestTorch:
             from torch.utils.data import DataLoader
 
             if __name__ == "__main__":
-                cache = featcache.open(sys.argv[1], "fbank80")
-                dataset = featcache.FeatureDataset(cache, sys.argv[2], crop=7)
-                sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
                 expected = {}
-                for method in (None, "fork", "spawn"):
+                for method, ram in ((None, None), ("fork", None), ("spawn", None), ("fork", "1GB"), ("spawn", "1GB")):
+                    cache = featcache.open(sys.argv[1], "fbank80", ram=ram)
+                    dataset = featcache.FeatureDataset(cache, sys.argv[2], crop=7)
+                    sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
                     workers = {"num_workers": 2 if method == "fork" else 1, "multiprocessing_context": method}
                     workers["persistent_workers"] = True
                     loader = DataLoader(
