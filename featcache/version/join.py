@@ -77,22 +77,15 @@ class RowStatus:
     present: NDArray[np.bool_]
     """Whether that item is the row's, bool `[rows]`: it was made from the same path, start, duration and channel, and
     its file has not changed since, as far as is known."""
-    failures: Mapping[int, Failure]
-    """The failure that stands of the very row and counts, by the row's number, for rows that have one."""
+    failed: NDArray[np.bool_]
+    """Whether a failure of the very row stands, so that it is not tried again, bool `[rows]`."""
     wanted: NDArray[np.bool_] | bool = True
-    """Which rows may be extracted, bool `[rows]`; True for all."""
+    """Whether the row may be extracted, bool `[rows]`; True for all."""
 
     @property
     def changed(self) -> NDArray[np.bool_]:
         """Whether there is an item of the id, but from another row or file, or one to be made again, bool `[rows]`."""
         return (self.positions >= 0) & ~self.present
-
-    @property
-    def failed(self) -> NDArray[np.bool_]:
-        """Whether the row failed in an earlier run and is not tried again, bool `[rows]`."""
-        failed = np.zeros(len(self.present), bool)
-        failed[[*self.failures]] = True
-        return failed
 
     @property
     def missing(self) -> NDArray[np.bool_]:
@@ -119,16 +112,15 @@ def join(
     present = positions >= 0
     compared = np.flatnonzero(present & rows.has_path)
     present[compared] = index.row_hash[positions[compared]] == rows.hashes[compared]
-    counting = {}
+    failed = np.zeros(len(positions), bool)
     if failures:
         failed_row = dict(zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True))
         may_have_failed = np.isin(rows.id_hashes, Strings.of(failures).hashes()) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
             if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
                 present[row] = False
-                if is_unchanged(failures[id_]):
-                    counting[row] = failures[id_]
-    return RowStatus(positions, present, counting)
+                failed[row] = is_unchanged(failures[id_])
+    return RowStatus(positions, present, failed)
 
 
 def join_version(version: Version, index: Index, rows: RowKeys, manifest: Manifest) -> RowStatus:
@@ -277,9 +269,10 @@ def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index:
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
     item = item_at(version, index, int(status.positions[first]))
     utterance = manifest[first // copies]
-    what = what_changed(item, utterance, status.failures.get(first))
+    failures = standing_failures(version, index) if status.failed.any() else {}
+    what = what_changed(item, utterance, failures.get(item.id) if status.failed[first] else None)
     what = what or f"{manifest.resolve(utterance.path)} is not the file that was extracted"
-    condition = " once what failed is mended" if status.failures else ""
+    condition = " once what failed is mended" if failures else ""
     is_table = manifest.source.startswith("<")  # in memory, and not what a command takes
     again = "Extract these rows again" if is_table else f"`featcache extract {manifest.source} …` extracts them again"
     return (
