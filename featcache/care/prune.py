@@ -92,7 +92,7 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
     status = join(keys, index, {})
     remedy = "name another cache. If it is this one's, --force removes what it lacks"
     refuse_paths(manifest, status, version, index, len(copies), remedy)
-    checked = with_other_files(status, keys, manifest, version, index)
+    checked = with_other_files(status, manifest, version, index)
     if (checked.present != status.present).any():
         raise ManifestError(describe_changed(manifest, keys, version, index, checked))
     if not are_few(lacking, len(index)):

@@ -323,11 +323,12 @@ def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) 
     problems = [Problem("missing", f"{id_}: is in no shard", id=id_) for id_ in missing]
     for row in np.flatnonzero(status.changed).tolist():
         id_, what = manifest.ids[row], "its row is not the one that was extracted"
-        if (failure := status.failures.get(row)) is not None:
+        if status.failed[row]:
+            failure = failures[id_]
             failed = f"extracting {failure.path} failed: {failure.reason}: {failure.message}"
             what = f"what is there of it is older: {failed}"
         problems.append(Problem("changed", f"{id_}: {what}", id=id_))
-    return problems, len(status.failures), len(index) - int((status.positions >= 0).sum())
+    return problems, int(status.failed.sum()), len(index) - int((status.positions >= 0).sum())
 
 
 # A shard

@@ -122,7 +122,7 @@ def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, vers
     """Also extract the rows whose file has another size or mtime than when it was decoded."""
     rows = np.flatnonzero(status.present)
     positions = status.positions[rows]
-    sources = sources_of(version, index, positions)[:, :2]
+    sources = sources_of(version, index, positions)
 
     def look(some: NDArray[np.int64]) -> list[Stamp]:
         locations = [manifest.resolve(path) for path in manifest.paths.take(some)]
@@ -144,13 +144,11 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
     """Refuse a manifest with the version's ids and paths but other files, which looks like another corpus.
 
     `find_other_files` says which files are looked at. Raises ManifestError if such files were found."""
-    present = np.flatnonzero(status.present)
-    positions = status.positions[present]
     other, looked_at = find_other_files(
-        manifest, present, positions, version, index, lambda urls: [size for size, _ in each_at_once(stat_of, urls)]
+        manifest, status, version, index, lambda urls: [size for size, _ in each_at_once(stat_of, urls)]
     )
     if len(other):
-        row = manifest[int(present[other[0]])]
+        row = manifest[int(other[0])]
         raise ManifestError(
             f"{manifest.source}: {len(other):,} of {counted(looked_at, 'file')} checked are not what {version.path} "
             f"was extracted from, for example {manifest.resolve(row.path)}. If this is another corpus "

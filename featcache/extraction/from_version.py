@@ -26,7 +26,7 @@ from featcache.manifest.copies import copies_of
 from featcache.storage.location import Location
 from featcache.version.index import open_index
 from featcache.version.join import RowKeys, item_at, join, what_changed
-from featcache.version.ledger import Failure, standing_failures
+from featcache.version.ledger import standing_failures
 from featcache.version.selection import select_versions
 from featcache.version.version import Version
 
@@ -67,12 +67,13 @@ class SourceVersion:
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
         status = join(RowKeys.of_utterances(utterances), self._index, failures)
         stored = self._stored(status.positions[status.present])
-        return [
-            stored[position] if is_present else self._missing(utterance, position, status.failures.get(row))
-            for row, (utterance, position, is_present) in enumerate(
-                zip(utterances, status.positions.tolist(), status.present.tolist(), strict=True)
-            )
-        ]
+        results: list[StoredUtterance | AudioError] = []
+        for row, (utterance, position) in enumerate(zip(utterances, status.positions.tolist(), strict=True)):
+            if status.present[row]:
+                results.append(stored[position])
+            else:
+                results.append(self._missing(utterance, position, bool(status.failed[row])))
+        return results
 
     def seconds(self, manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of audio of each row, float64 `[rows]`: those known, else the version's, else NaN."""
@@ -101,12 +102,13 @@ class SourceVersion:
                 stored[position] = StoredUtterance(replace(item, generation=1), features)
         return stored
 
-    def _missing(self, utterance: Utterance, position: int, failure: Failure | None) -> AudioError:
-        where = f"not in {self.version.path.name}"
+    def _missing(self, utterance: Utterance, position: int, has_failed: bool) -> AudioError:
+        where, failure = f"not in {self.version.path.name}", self._failures.get(utterance.id)
         if position >= 0:
             item = item_at(self.version, self._index, position)
-            where += f", whose features of this id are of another row or file: {what_changed(item, utterance, failure)}"
-        elif (failure := self._failures.get(utterance.id)) is not None:
+            changed = what_changed(item, utterance, failure if has_failed else None)
+            where += f", whose features of this id are of another row or file: {changed}"
+        elif failure is not None:
             where += f", where it failed: {failure.reason}: {failure.message}"
         return AudioError(Reason.NOT_IN_SOURCE, where)
 

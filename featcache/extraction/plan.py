@@ -214,7 +214,7 @@ class _Planner:
         # An older item, which counts again since the shard of the newer one is gone, does not stand for that.
         own = slice(rows.first, rows.first + len(rows.manifest))
         status = replace(status, present=status.present & ~wanted.lacks(index)[own])
-        reasons = Counter(failure.reason for failure in status.failures.values())
+        reasons = Counter(failures[rows.manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist())
         if info is None or status.missing.any() or options.batching is not None:
             info, extractor = self.built.info, self.built.extractor
             batching = choose_batching(extractor, probes, device_label, options.batching, options.allow_mismatch)

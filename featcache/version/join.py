@@ -77,22 +77,15 @@ class RowStatus:
     present: NDArray[np.bool_]
     """Whether that item is the row's, bool `[rows]`: it was made from the same path, start, duration and channel, and
     its file has not changed since, as far as is known."""
-    failures: Mapping[int, Failure]
-    """The failure that stands of the very row and counts, by the row's number, for rows that have one."""
+    failed: NDArray[np.bool_]
+    """Whether a failure of the very row stands, so that it is not tried again, bool `[rows]`."""
     wanted: NDArray[np.bool_] | bool = True
-    """Which rows may be extracted, bool `[rows]`; True for all."""
+    """Whether the row may be extracted, bool `[rows]`; True for all."""
 
     @property
     def changed(self) -> NDArray[np.bool_]:
         """Whether there is an item of the id, but from another row or file, or one to be made again, bool `[rows]`."""
         return (self.positions >= 0) & ~self.present
-
-    @property
-    def failed(self) -> NDArray[np.bool_]:
-        """Whether the row failed in an earlier run and is not tried again, bool `[rows]`."""
-        failed = np.zeros(len(self.present), bool)
-        failed[[*self.failures]] = True
-        return failed
 
     @property
     def missing(self) -> NDArray[np.bool_]:
@@ -119,40 +112,36 @@ def join(
     present = positions >= 0
     compared = np.flatnonzero(present & rows.has_path)
     present[compared] = index.row_hash[positions[compared]] == rows.hashes[compared]
-    counting = {}
+    failed = np.zeros(len(positions), bool)
     if failures:
         failed_row = dict(zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True))
         may_have_failed = np.isin(rows.id_hashes, Strings.of(failures).hashes()) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
             if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
                 present[row] = False
-                if is_unchanged(failures[id_]):
-                    counting[row] = failures[id_]
-    return RowStatus(positions, present, counting)
+                failed[row] = is_unchanged(failures[id_])
+    return RowStatus(positions, present, failed)
 
 
 def join_version(version: Version, index: Index, rows: RowKeys, manifest: Manifest) -> RowStatus:
     """A version's items for a manifest's rows, and which of them are of another row or file than the rows ask for."""
     if not rows.has_path.any():
         return join(rows, index, {})
-    return with_other_files(join(rows, index, standing_failures(version, index)), rows, manifest, version, index)
+    return with_other_files(join(rows, index, standing_failures(version, index)), manifest, version, index)
 
 
-def with_other_files(status: RowStatus, rows: RowKeys, manifest: Manifest, version: Version, index: Index) -> RowStatus:
+def with_other_files(status: RowStatus, manifest: Manifest, version: Version, index: Index) -> RowStatus:
     """The same, without the rows whose files are another corpus's with the same ids and paths, as far as a sample
-    tells. `rows` may be the keys of the manifest's copies."""
-    same = np.flatnonzero(status.present & rows.has_path)
-    copies = max(1, len(rows.ids) // max(1, len(manifest)))
-    other, _ = find_other_files(manifest, same // copies, status.positions[same], version, index)
+    tells."""
+    other, _ = find_other_files(manifest, status, version, index)
     present = status.present.copy()
-    present[same[other]] = False
+    present[other] = False
     return replace(status, present=present)
 
 
 def find_other_files(
     manifest: Manifest,
-    rows: NDArray[np.int64],
-    positions: NDArray[np.int64],
+    status: RowStatus,
     version: Version,
     index: Index,
     sizes_of: Callable[[Sequence[AudioSource]], Sequence[int | None]] | None = None,
@@ -164,39 +153,41 @@ def find_other_files(
     equal.
 
     Args:
-        rows, positions: Numbers of rows, int64 `[n]`, and the positions of their items in the index, int64 `[n]`.
+        status: What the version holds of the manifest's rows, or of copies of them, beside each other.
         sizes_of: Asks servers and containers for the sizes of files, in bytes; None to leave out what is not a file of
             this machine by itself.
 
     Returns:
-        Which of `rows`, as numbers below n, rising, int64; and how many files were looked at.
+        The numbers of the rows, or of the copies, rising, int64 `[n]`; and how many files were looked at.
     """
+    copies = max(1, len(status.present) // max(1, len(manifest)))
+    rows = np.flatnonzero(status.present & np.repeat(manifest.paths.byte_lengths() > 0, copies))
     if not len(rows) or str(manifest.root) in (known := manifest_roots(version)):
         return np.empty(0, np.int64), 0
-    looked_at = rows_at_even_steps(len(rows), _FILES_CHECKED)
-    sources = sources_of(version, index, positions[looked_at])
-    paths = [*manifest.paths.take(rows[looked_at])]
+    looked_at = rows[rows_at_even_steps(len(rows), _FILES_CHECKED)]
+    sources = sources_of(version, index, status.positions[looked_at])
+    paths = [*manifest.paths.take(looked_at // copies)]
     files = [manifest.resolve(path) for path in paths]
     sizes: dict[AudioSource, int | None] = {}
     if sizes_of is not None:
         elsewhere = [file for file in files if not isinstance(file, Path)]
         sizes = dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
     other, compared = [], 0
-    for number, path, here, (size, mtime_ns, _) in zip(looked_at.tolist(), paths, files, sources.tolist(), strict=True):
+    for row, path, here, (size, mtime_ns) in zip(looked_at.tolist(), paths, files, sources.tolist(), strict=True):
         if not isinstance(here, Path):
             if sizes.get(here, size) not in (size, None):
-                other.append(number)
+                other.append(row)
             continue
         try:
-            status = os.stat(here)
+            now = os.stat(here)
         except (OSError, ValueError):
             continue  # training needs no audio
-        if status.st_size != size:
-            other.append(number)
-        elif status.st_mtime_ns != mtime_ns and compared < _FILES_COMPARED:
+        if now.st_size != size:
+            other.append(row)
+        elif now.st_mtime_ns != mtime_ns and compared < _FILES_COMPARED:
             compared += 1
             if any(_differs(Path(root, path), here) for root in known):
-                other.append(number)
+                other.append(row)
     return np.array(other, np.int64), len(looked_at)
 
 
@@ -240,11 +231,11 @@ def refuse_paths(
 
 
 def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The audio files of the items at some positions: size in bytes, mtime in ns, sample rate in Hz; int64 `[n, 3]`.
-    Raises DamagedError if a shard is not what was written."""
-    sources = np.empty((len(positions), 3), np.int64)
+    """The audio files of the items at some positions: size in bytes, and mtime in ns; int64 `[n, 2]`. Raises
+    DamagedError if a shard is not what was written."""
+    sources = np.empty((len(positions), 2), np.int64)
     for inside, shard, items in by_shard(version, index, positions):
-        for column, name in enumerate(("source_size", "source_mtime_ns", "sample_rate")):
+        for column, name in enumerate(("source_size", "source_mtime_ns")):
             sources[inside, column] = shard.table[name][items]
     return sources
 
@@ -277,9 +268,10 @@ def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index:
     first, copies = int(changed[0]), len(rows.ids) // len(manifest)
     item = item_at(version, index, int(status.positions[first]))
     utterance = manifest[first // copies]
-    what = what_changed(item, utterance, status.failures.get(first))
+    failures = standing_failures(version, index) if status.failed.any() else {}
+    what = what_changed(item, utterance, failures.get(item.id) if status.failed[first] else None)
     what = what or f"{manifest.resolve(utterance.path)} is not the file that was extracted"
-    condition = " once what failed is mended" if status.failures else ""
+    condition = " once what failed is mended" if failures else ""
     is_table = manifest.source.startswith("<")  # in memory, and not what a command takes
     again = "Extract these rows again" if is_table else f"`featcache extract {manifest.source} …` extracts them again"
     return (
