@@ -1,7 +1,5 @@
 """The fixtures that tests of several folders share. Functions that tests import are in `helpers/`."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

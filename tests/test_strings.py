@@ -1,7 +1,5 @@
 """Flat strings: a sequence like any other, and its hashes."""
 
-from __future__ import annotations
-
 import struct
 from itertools import chain
 

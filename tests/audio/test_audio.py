@@ -1,7 +1,5 @@
 """Every utterance becomes the same samples, however it is cut."""
 
-from __future__ import annotations
-
 import struct
 from concurrent.futures import ThreadPoolExecutor
 

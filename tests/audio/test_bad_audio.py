@@ -1,7 +1,5 @@
 """What is wrong with a file has its own reason, and spoils no more than it must."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

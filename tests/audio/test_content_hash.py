@@ -1,7 +1,5 @@
 """What is kept of an audio file's content: the hash of the bytes that were decoded, computed once."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Copies of utterances in versions: which there are, what they hold, and that all commands take them as utterances."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Sound that libsndfile refuses, decoded by FFmpeg: the signal that was encoded, and segments as of decoding it all."""
 
-from __future__ import annotations
-
 import sys
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Single members: values of tables by column and row, what is wrong with others, and what is kept of containers."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading

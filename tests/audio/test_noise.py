@@ -1,7 +1,5 @@
 """Noise: which, where, how loud; that it is in the fingerprint by what it holds; and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

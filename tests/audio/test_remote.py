@@ -1,7 +1,5 @@
 """Audio files at URLs: the same samples, whatever servers do on the way, and what is said if they cannot be had."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """The places of members in tars: those that tarfile and tar give, and nothing outside of the tar, whatever it says."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Samples become one mono waveform at the config's rate and a copy's speed, or are refused."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

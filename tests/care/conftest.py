@@ -1,7 +1,5 @@
 """The corpora of tests about probes, and about extracting again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import soundfile

@@ -1,7 +1,5 @@
 """How a run batches: by what its extractor declares, and by what was probed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cache_contents import only_version

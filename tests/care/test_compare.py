@@ -1,7 +1,5 @@
 """Two results of one clip: what differs by rounding, and what differs by more."""
 
-from __future__ import annotations
-
 import torch
 
 from featcache.care.compare import ClipResult, compare, tied_frames

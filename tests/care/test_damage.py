@@ -1,7 +1,5 @@
 """Damage to a shard: whatever byte changes or file goes, verify names it, and repair brings back what was there."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """What is beside the shards, a version's metadata and its index, is restored or built anew."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """A shard knows its version: one of another version is never read as this one's, and never thrown away as damaged."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -41,7 +39,7 @@ def values(version: Version) -> dict[str, bytes]:
     return {id_: cache[id_].tobytes() for id_ in cache.ids}
 
 
-def test_a_foreign_shard_is_noticed_by_every_command(cli, plain, pair):
+def test_a_foreign_shard_is_noticed_by_every_command(cli, pair):
     a, b = pair
     shutil.copytree(b.path / "shards", a.path / "shards", dirs_exist_ok=True)
     what = f"belongs to another version ({b.info.fingerprint[:12]})"

@@ -1,7 +1,5 @@
 """`featcache probe`: what it finds of extractors known to be right or wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Prune takes away what no reader needs, and nothing else: not a bit of what stays, nothing that a tag names."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import uuid

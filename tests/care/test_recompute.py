@@ -1,7 +1,5 @@
 """`featcache verify --recompute`: what differs by more than rounding; and a device whose memory is small."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cache_contents import only_version

@@ -1,7 +1,5 @@
 """The folder of a version that was copied, or renamed: it is what it was, and says what it is."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -73,7 +71,7 @@ def test_its_damaged_metadata_is_restored_from_what_its_shards_say(cli, renamed,
     assert_repaired(cli, renamed, sound, plain)
 
 
-def test_a_link_of_the_right_name_is_not_renamed(cli, renamed, sound):
+def test_a_link_of_the_right_name_is_not_renamed(renamed, sound):
     """A version on another disk, under any name, with a link in the cache."""
     path = renamed / "fbank80-of-may"
     moved = path.rename(renamed.parent / "elsewhere")

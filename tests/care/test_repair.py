@@ -1,7 +1,5 @@
 """Repair takes nothing away that it does not bring back."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -115,7 +113,7 @@ def test_repair_of_what_is_sound_does_nothing(cli, plain, cache):
 
 
 @pytest.mark.parametrize("step", ["verify", "rewrite"])
-def test_an_interrupt_before_anything_is_removed_leaves_the_damaged_shard(plain, sound, cache, monkeypatch, step):
+def test_an_interrupt_before_anything_is_removed_leaves_the_damaged_shard(plain, cache, monkeypatch, step):
     """While it still verifies, or in the middle of keeping what is sound."""
     flip(victim(cache).folder / CHUNKS["features"], 100)
     before, stop, original = only_version(cache).shard_names(), threading.Event(), getattr(featcache.care.repair, step)

@@ -1,7 +1,5 @@
 """Repair keeps what is sound: it extracts again just the utterances whose own bytes are damaged."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

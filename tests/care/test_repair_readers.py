@@ -1,7 +1,5 @@
 """Readers while `repair` takes a shard away: they find its items in the new one, or say what has happened."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from pathlib import Path
@@ -73,7 +71,7 @@ def test_verify_reports_nothing_that_was_taken_away(overtaken, sound, plain):
 @pytest.mark.parametrize(
     "command", [["info"], ["stats"], ["show", "utt-05"], ["verify", "--recompute", "3"]], ids=lambda command: command[0]
 )
-def test_a_command_reads_what_is_there_now(overtaken, sound, command):
+def test_a_command_reads_what_is_there_now(overtaken, command):
     name, *arguments = command
     overtaken_result = CliRunner().invoke(main, [name, str(overtaken), *arguments, "--json"])
     assert overtaken_result.exit_code == 0, overtaken_result.output

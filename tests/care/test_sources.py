@@ -1,7 +1,5 @@
 """`verify --sources`: is the audio still what was extracted? And what `extract` says of audio it did not look at."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -20,7 +18,7 @@ from featcache.care.verify import verify
 
 
 @pytest.fixture
-def moved(cli, plain, sound, scratch) -> tuple[Path, Corpus]:
+def moved(plain, sound, scratch) -> tuple[Path, Corpus]:
     """A sound cache, and a copy of its audio with the same times, to spoil."""
     return Path(shutil.copytree(sound, scratch / "cache")), plain.copy(scratch / "audio")
 
@@ -101,7 +99,7 @@ def test_items_without_a_hash_are_counted_and_compared_by_time(cli, scratch):
     assert "no hash" not in cli(*command, "--sources").out
 
 
-def test_a_file_of_many_utterances_is_hashed_and_named_once(cli, reference, corpus, monkeypatch, scratch):
+def test_a_file_of_many_utterances_is_hashed_and_named_once(cli, corpus, monkeypatch, scratch):
     """In however many shards they are."""
     hashed = []
 

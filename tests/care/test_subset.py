@@ -1,7 +1,5 @@
 """`verify --subset`: some of the shards now, the others another time, and all of them in the end."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

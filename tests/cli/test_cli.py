@@ -1,7 +1,5 @@
 """The command line as a whole: what it imports, says and exits with. What each command does is tested elsewhere."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Several manifests make a corpus: each is a part, extracted once, and commands do every part in turn."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

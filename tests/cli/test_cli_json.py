@@ -1,7 +1,5 @@
 """What `--json` prints: each command's keys are those of docs/json.md, and errors are documents, too."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`featcache manifest` writes the same utterances in another format."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

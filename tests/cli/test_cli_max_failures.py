@@ -1,7 +1,5 @@
 """`extract --max-failures`: a run that goes wrong ends early, and keeps what it has."""
 
-from __future__ import annotations
-
 import pytest
 from cache_contents import check, items, only_version
 

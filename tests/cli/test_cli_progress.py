@@ -1,7 +1,5 @@
 """Progress on stderr, on terminals of any width and where there is none, and as JSON; the log; and quiet."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -8,7 +8,7 @@ from featcache.errors import ArgumentError
 
 
 @pytest.fixture
-def table(plain, scratch):
+def table(scratch):
     """A table of SpeechBrain's, of two clips."""
     path = scratch / "two.csv"
     path.write_text("ID,wav\na,$data_root/00.wav\nb,$data_root/01.wav\n")

@@ -73,7 +73,7 @@ main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_that_is_ignored_stays_ignored(cache, tmp_path, pipe, number):
+def test_a_signal_that_is_ignored_stays_ignored(cache, pipe, number):
     """As `nohup` and its like have it: the command goes on, and ends by what it reads."""
     code = """
 import os, signal, sys, threading

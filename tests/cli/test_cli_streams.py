@@ -1,7 +1,5 @@
 """Standard streams that are closed or full, or that native libraries print to: work and result are the same."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

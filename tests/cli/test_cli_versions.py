@@ -1,7 +1,5 @@
 """`featcache index`, `tag`, `rm` and `prune`: what they say, ask and refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """A cache is data: nothing that it names is imported or downloaded, unless its reader says so."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

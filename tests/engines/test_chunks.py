@@ -1,7 +1,5 @@
 """Chunks of tasks, dealt to workers that die: each task is done once or poison, whatever happens."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given

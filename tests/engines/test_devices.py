@@ -1,7 +1,5 @@
 """A process for each device of this machine: what they make, what their deaths cost, how they end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

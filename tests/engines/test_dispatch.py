@@ -1,7 +1,5 @@
 """What becomes of tasks when workers die: all in this process, with workers that are none."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Collection

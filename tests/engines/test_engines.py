@@ -1,7 +1,5 @@
 """A run that cannot write says so in a line, and lets go of everything: no lock, open file or thread of it stays."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Extraction into an object store, by real commands: what a folder gets; after a kill, with others, and repaired."""
 
-from __future__ import annotations
-
 import os
 import signal
 import uuid

@@ -1,7 +1,5 @@
 """Interrupted runs: what had been extracted is kept, of every shard, and the next run does the rest."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pty

@@ -1,7 +1,5 @@
 """One command at a time works on a version: the next one says which does, or waits; a kill lets the next one begin."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Actors of a Ray cluster on this machine: what they make, and what deaths cost."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

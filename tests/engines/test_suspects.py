@@ -1,7 +1,5 @@
 """A clip that ends the process that extracts it costs itself, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

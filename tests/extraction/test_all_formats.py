@@ -1,7 +1,5 @@
 """A corpus of real speech gives the same features, bit for bit, in whatever format its manifest is."""
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

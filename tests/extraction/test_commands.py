@@ -1,7 +1,5 @@
 """Audio that commands print: refused unless allowed, and then the same as of files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Extraction from tars and tables: the features of the files that were packed, and a typed failure for what is lost."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

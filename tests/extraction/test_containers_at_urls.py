@@ -1,7 +1,5 @@
 """Containers at URLs: the features of the files that were packed, fetched by few requests, and nothing unasked."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 import time
@@ -65,7 +63,7 @@ def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
     assert extract_fbank(manifest, scratch / "c", server.address, check_sources=True).versions[0].extracted == 0
 
 
-def test_commands_find_the_members_as_they_were(cli, plain, server, scratch, monkeypatch):
+def test_commands_find_the_members_as_they_were(cli, plain, server, scratch):
     """Who gives no manifest causes no request."""
     manifest = packed(plain, scratch, "tar").manifest()
     serve(server, scratch)
@@ -209,7 +207,7 @@ def test_the_next_containers_are_fetched_ahead(plain, server):
         assert [*ahead] == tasks[1:]
 
 
-def test_in_a_bucket(cli, plain, truth, s3, scratch):
+def test_in_a_bucket(cli, plain, s3, scratch):
     """Of S3, by the command; by few requests, though each takes long."""
     inside = packed(plain, scratch, "tar")
     s3.empty()

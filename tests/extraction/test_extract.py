@@ -1,7 +1,5 @@
 """`featcache extract`: a value depends on the audio and the config alone, and a run tells what it does."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -134,7 +132,7 @@ def test_a_shard_of_zeros_is_on_disk(cli, plain, scratch):
 # Several configs
 
 
-def test_several_configs_give_what_each_gives_alone(cli, corpus, truth, reference, scratch):
+def test_several_configs_give_what_each_gives_alone(cli, corpus, reference, scratch):
     """`-c a -c b` fills two versions with the bits, and under the shard names, of two separate runs."""
     manifest = corpus.manifest()
     together = cli("extract", manifest, "-o", scratch / "both", "-c", "fbank80", "-c", "mfcc13", "-c", "whisper-mel80")
@@ -241,7 +239,7 @@ def test_a_dry_run_writes_nothing(cli, plain, scratch):
     assert version["bytes"] * 5 / 12 == pytest.approx(size, rel=0.3)
 
 
-def test_a_manifest_comes_by_standard_input_and_its_paths_by_root(cli, plain, reference, scratch):
+def test_a_manifest_comes_by_standard_input_and_its_paths_by_root(cli, plain, scratch):
     """`-`, with what its paths are relative to."""
     made = cli("extract", "-", "-o", scratch / "c", "--root", plain.folder, stdin=plain.manifest())
     assert made.code == 0, made.err

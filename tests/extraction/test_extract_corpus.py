@@ -1,7 +1,5 @@
 """A corpus by one call, in a folder or an object store: what the command makes, part by part."""
 
-from __future__ import annotations
-
 import uuid
 from contextlib import contextmanager
 

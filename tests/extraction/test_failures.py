@@ -1,7 +1,5 @@
 """What cannot be extracted is named with its reason, and what extractors get wrong is told."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -123,7 +121,7 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, plain, scratch):
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x1c", "\r", "é"])
-def test_the_ledger_keeps_names_of_any_characters(cli, plain, scratch, separator):
+def test_the_ledger_keeps_names_of_any_characters(cli, scratch, separator):
     """What Unicode, or Python, takes for the end of a line is no end of a record."""
     path = f"no{separator}such.wav"
     manifest = scratch / "odd.jsonl"

@@ -1,7 +1,5 @@
 """The features of single files and waveforms are, bit for bit, those of a cache."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import soundfile

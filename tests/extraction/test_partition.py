@@ -1,7 +1,5 @@
 """Jobs of an array, each of which extracts a partition of the manifest: together they are one run, and nobody waits."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

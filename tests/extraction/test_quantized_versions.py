@@ -219,7 +219,7 @@ def test_info_show_and_verify_say_what_is_stored(cli, plain, scratch):
     assert "extracted 5 again: 5 bit-identical, largest difference 0" in done.out
 
 
-def test_a_probe_measures_the_extractor_as_ever(cli, plain, scratch):
+def test_a_probe_measures_the_extractor_as_ever(cli, plain):
     done = cli("probe", "fbank80-uint8", plain.manifest(), "--device", "cpu", "--utterances", 4)
     assert done.code == 0, done.err
 

@@ -1,7 +1,5 @@
 """`featcache extract` once more: only what is missing or has changed is done, and nothing is lost."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

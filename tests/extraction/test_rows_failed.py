@@ -3,8 +3,6 @@
 Until then nobody is given the older item as if it were this row's.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """Rows that name other audio than what was extracted for their ids: extracted again, or refused where they are many."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

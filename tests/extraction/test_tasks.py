@@ -1,7 +1,5 @@
 """The plan: what a version lacks of a manifest, cut into shard tasks. Pure, so it is tested with made-up tables."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

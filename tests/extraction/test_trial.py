@@ -1,7 +1,5 @@
 """`--dry-run --trial`: what is measured, what follows from it, and that nothing is left."""
 
-from __future__ import annotations
-
 import math
 from time import perf_counter
 

@@ -1,7 +1,5 @@
 """Extraction from audio at URLs: the features of local files, whatever servers do, and nothing asked for a stranger."""
 
-from __future__ import annotations
-
 import sys
 import threading
 
@@ -98,7 +96,7 @@ def path_at(server, corpus, path, number):
     return [server.url(f"/{path}"), here.as_uri(), str(here)][number % 3]
 
 
-def test_paths_that_no_store_has_fail_alone(cli, corpus, bucket, scratch, tmp_path):
+def test_paths_that_no_store_has_fail_alone(cli, bucket, scratch, tmp_path):
     good = "s3://speech/corpus/plain/00.wav"
     rows = [("a", good), ("b", "s3://speech//corpus/plain/00.wav"), ("c", "s3://speech/../a.wav"), ("d", "s3://speech")]
     manifest = manifest_of(tmp_path, rows, ("id", "path"))

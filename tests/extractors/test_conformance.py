@@ -1,7 +1,5 @@
 """Every registered extractor passes the public suite, and the suite notices what real extractors get wrong."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Extractors that take rows: the shape of a clip's batch does not depend on other clips, and results are in order."""
 
-from __future__ import annotations
-
 import random
 import signal
 import threading

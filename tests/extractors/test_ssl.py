@@ -1,7 +1,5 @@
 """`ssl` gives what transformers gives for a clip alone, whatever other clips are in the batch."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`torchaudio` gives what a bundle's model gives for a clip alone, whatever other clips are in the batch."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the tests of faults share: processes with the shim loaded, and scenarios: commands that change a small cache."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -2,8 +2,6 @@
 extraction, brings back what was there.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Whole shards are taken away, exchanged, or there twice: verify says which, and repair and extract restore them."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -2,8 +2,6 @@
 finishes when the fault is gone. Faults that callers are to get over, such as short writes, are not noticed at all.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 

@@ -3,8 +3,6 @@
 `FEATCACHE_FUZZ_SECONDS=3600 pytest -m slow tests/faults/test_fuzz_readers.py` does it for an hour for each reader.
 """
 
-from __future__ import annotations
-
 import os
 import random
 

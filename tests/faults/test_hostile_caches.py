@@ -1,7 +1,5 @@
 """Whatever a stranger has put into a cache, every command ends soon, with a result or with one clear line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

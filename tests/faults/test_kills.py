@@ -2,8 +2,6 @@
 run of the command ends as if nothing had happened.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 from collections import Counter

@@ -1,7 +1,5 @@
 """Too few files, too little memory, too small files: one clear line, or none and everything is there."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The power fails at any call, and of what was not flushed anything may be gone: the same must hold as after a kill."""
 
-from __future__ import annotations
-
 import random
 import shutil
 

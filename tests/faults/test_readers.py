@@ -2,8 +2,6 @@
 error that says what to do. Local copies on a disk that fails: they get what was written.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import random

@@ -1,7 +1,5 @@
 """Two runs at once where locks do not work as they should: missing, always granted, or those of each host alone."""
 
-from __future__ import annotations
-
 import errno
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The JSON of a cache is sealed, read within bounds, and whatever is odd is a DamagedError."""
 
-from __future__ import annotations
-
 import re
 
 import msgspec

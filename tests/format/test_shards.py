@@ -1,7 +1,5 @@
 """A shard keeps what it was given, is named after it, is plain Zarr, and takes only what its version holds."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """scripts/gpu/day.py runs without a GPU: each step finds something on the CPU, and each of its ends is told."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 happens when there is too little of it.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A GPU computes what the CPU does, to rounding, and the same bits in every run; its fp32 is fp32; no host waits."""
 
-from __future__ import annotations
-
 import random
 from contextlib import contextmanager
 from functools import cache, partial

@@ -3,8 +3,6 @@
 Each test also takes away what orders accesses, and sees that this is noticed.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

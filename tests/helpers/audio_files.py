@@ -1,7 +1,5 @@
 """Audio files of every kind, good and bad, made by the tests that need them."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

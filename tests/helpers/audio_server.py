@@ -1,7 +1,5 @@
 """A web server on loopback that has audio files, and the faults that servers have."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What the tests of copies share: extractions in this process, and configs with an `augment` section."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

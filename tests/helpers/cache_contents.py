@@ -1,7 +1,5 @@
 """What is in a cache that a test has made: its versions, shards and items, and what runs are writing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

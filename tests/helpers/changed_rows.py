@@ -1,7 +1,5 @@
 """A small corpus whose rows and files tests change, and whether a cache's features are still taken for theirs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -6,8 +6,6 @@ pid; each connection asks for one process, is told its pid, and then how it ende
 has another environment, is itself such a process: `serve_beside`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

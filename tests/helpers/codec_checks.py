@@ -1,7 +1,5 @@
 """What must hold of a codec's extractor against the real model, run on each clip alone; codecs' tests inherit it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Containers of audio that tests make: tars, tables of Parquet and Arrow, and archives of Kaldi's."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """How the files of a cache are spoilt, and what it is to be repaired."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

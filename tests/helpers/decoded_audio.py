@@ -1,7 +1,5 @@
 """What `featcache.audio.decode` gives for one segment of a file, and what another decoder gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import soundfile
 from audio_files import RATE

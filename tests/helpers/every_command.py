@@ -4,8 +4,6 @@ Called by `cli(..., entry="every_command:run")`. A line of JSON on stdout tells 
 it printed, and the traceback of an error that is none of featcache's own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Extractions in tests: configs of the tests' own extractors, runs, and what a run did."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One corpus, described as other tools do: each function writes a manifest beside a folder of clips."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Sequence

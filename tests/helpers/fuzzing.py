@@ -5,8 +5,6 @@ native code may crash. Each input follows from the seed and its number, and lies
 JSON on stdout says how many there were, what was wrong, and what native libraries have printed.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Compares hidden states with those of a reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

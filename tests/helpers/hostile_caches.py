@@ -1,7 +1,5 @@
 """A list of edits that make a cache hostile: sealed, so that every checksum holds, and odd all the same."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Source: what huggingface_hub asks (`HfApi.model_info`, `hf_hub_download`), and what huggingface.co answers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

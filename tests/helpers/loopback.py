@@ -1,7 +1,5 @@
 """HTTP servers on loopback, whose answers a test decides, and which break connections off."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Extractors that raise an exception at loud clips, as those of users do. Configs name them `loud_extractors:Clips`."""
 
-from __future__ import annotations
-
 from odd_extractors import HOP, Slow, SlowParams
 from row_extractors import Moments, MomentsParams
 

@@ -1,7 +1,5 @@
 """What a manifest holds, whether it is what another is, and the faults that it is refused for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """Extractors for tests: slow, silent, picky, wrong. Configs name them `odd_extractors:Slow`."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """The pages of documentation, their code blocks, and a reader who runs them one after the other in one folder."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Where extractors stand still for a test, which so meets a run in a known state, however slow the machine is."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ A `Scenario` is a command that changes a cache. Whatever happens to the command,
 and `assert_finishes` when the command is run again with nothing in its way.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """What a training reads, in DataLoader's workers and in processes of its own: pickled, so in a module."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Extractors for tests that take rows. Configs name them `row_extractors:Moments`."""
 
-from __future__ import annotations
-
 import threading
 import time
 

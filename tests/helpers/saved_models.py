@@ -1,7 +1,5 @@
 """Small models of the real classes, saved as `save_pretrained` does, and what is done with their folders."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

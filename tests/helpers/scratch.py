@@ -1,7 +1,5 @@
 """Folders that are quick to write to."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Faults of the file system, of locks and of the clock, in real processes: the C side is `tests/faults/shim.c`."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

@@ -8,8 +8,6 @@ them, they are zero, so every code would be 0 and every comparison of codes woul
 for the same reason: they would outweigh the signal.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Shards of made-up items, for tests of the store."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -5,8 +5,6 @@ are multiples of 32 (see `wav2vec2._VECTOR`). Biases and norms, which start as 0
 what could be wrong would not show.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

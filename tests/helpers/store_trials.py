@@ -3,8 +3,6 @@ each call that changes something, strikes it there, and looks at what is left. I
 writes how many trials there were.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random

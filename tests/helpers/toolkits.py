@@ -1,7 +1,5 @@
 """What the tests of adapters share: two versions of the same utterances, and a manifest."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from pathlib import Path

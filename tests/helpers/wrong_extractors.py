@@ -1,7 +1,5 @@
 """Extractors that break their contract, each in one way that real ones do; `wrong_extractors:Right` does not."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shards of an object store are fetched before the batches that read them, within the limit, and each byte once."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -3,8 +3,6 @@
 Each in a process of its own, which the kernel would end by SIGBUS if what it reads were mapped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -185,7 +183,7 @@ print(json.dumps(found))
     assert found["features/c/0/0"]["show utt-12"][0] == 1
 
 
-def test_repair_keeps_what_is_not_on_the_bad_sector(cli, cache, plain, sound, bad_disk):
+def test_repair_keeps_what_is_not_on_the_bad_sector(cache, plain, sound, bad_disk):
     """The damaged shard is read as far as it goes; what is lost is extracted again."""
     from cache_contents import items, only_version
     from damage import victim

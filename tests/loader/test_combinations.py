@@ -1,7 +1,5 @@
 """Everything at once: several versions, crops, quantised features, codebooks, copies and tiers, as done one by one."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

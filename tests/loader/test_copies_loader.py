@@ -1,7 +1,5 @@
 """Copies of utterances in training: a dataset finds them by the ids of the utterances."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A corpus is one sequence: the indexes of all its parts are mapped, and positions count through them."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 

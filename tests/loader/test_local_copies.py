@@ -1,7 +1,5 @@
 """Copies of shards on a local disk: made while the originals are read, read once they are whole, within a limit."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Features belong to their row: a dataset, or statistics, of rows other than those extracted is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cache_contents import only_version

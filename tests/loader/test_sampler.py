@@ -1,7 +1,5 @@
 """The batches of an epoch: within their limits, in an order that can be resumed, for ranks, in windows of shards."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -104,7 +104,7 @@ class TestExtraction:
         assert cli("repair", version.path, "--manifest", plain.manifest()).code == 0
         assert opened(cache) == before
 
-    def test_shards_that_were_removed_are_missed_until_they_are_made_again(self, cli, job, plain, scratch):
+    def test_shards_that_were_removed_are_missed_until_they_are_made_again(self, cli, job, scratch):
         cache = scratch / "cache"
         assert cli(*job).code == 0
         for folder in shard_folders(cache)[3:5]:

@@ -1,7 +1,5 @@
 """What tests of manifests share."""
 
-from __future__ import annotations
-
 import pytest
 from foreign_manifests import CLIPS
 

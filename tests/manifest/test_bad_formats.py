@@ -1,7 +1,5 @@
 """Other tools' manifests with faults: each is named, by file and line; and what is left out."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """A manifest with faults is refused, with every fault at its line."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

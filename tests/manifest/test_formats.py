@@ -1,7 +1,5 @@
 """Manifests of other tools are read as they are: recognised, with the rows that their own readers give."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

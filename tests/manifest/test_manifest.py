@@ -1,7 +1,5 @@
 """A manifest is read as it was written."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """A manifest in Parquet is the same manifest as in CSV, and its faults are named by row."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import math

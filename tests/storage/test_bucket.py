@@ -1,7 +1,5 @@
 """A store in an object store: requests that are lost, writers that are killed, and listings of very many names."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """A store in a folder: kills, failing calls and power cuts, locks, links, and whatever else lies where files should."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

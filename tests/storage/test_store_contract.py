@@ -1,7 +1,5 @@
 """What every store promises: one suite for a folder, the memory of a process, and S3; see `featcache.storage.base`."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

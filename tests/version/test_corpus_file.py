@@ -1,7 +1,5 @@
 """What a corpus says of its parts is a stranger's like everything else: it is checked before it is used."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from damage import each_flip

@@ -1,7 +1,5 @@
 """Formats are kept: the cache in format2/, made when format 2 was new, opens, verifies and is repaired."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

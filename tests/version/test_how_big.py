@@ -1,7 +1,5 @@
 """How many bytes there are of a version: every command means the same, and counts all that was extracted."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 import zarr

@@ -1,7 +1,5 @@
 """What was in flight in runs that died is suspect; marks go once it is known what became of it."""
 
-from __future__ import annotations
-
 import pytest
 from small_shards import create
 

@@ -1,7 +1,5 @@
 """The index knows every item that counts, and is the one that the shards give, whatever is wrong with one on disk."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What runs and probes leave in a version, for people: nothing follows from it, and what is damaged is passed over."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

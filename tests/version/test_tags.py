@@ -1,7 +1,5 @@
 """Tags: what is read by one is what was there when it was made, whatever happens to the version since."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

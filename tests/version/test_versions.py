@@ -1,7 +1,5 @@
 """Versions are made once, found again, and told apart."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

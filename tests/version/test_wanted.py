@@ -1,7 +1,5 @@
 """What a version lacks is what manifests want, without what is there and what has failed: whatever the history."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, field
 from itertools import chain

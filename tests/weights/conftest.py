@@ -1,7 +1,5 @@
 """Models of the real classes, saved, for tests of what is found, refused and loaded of them."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

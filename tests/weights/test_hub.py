@@ -1,7 +1,5 @@
 """Weights from a hub: downloaded, kept, and used without network; every fault in one line. The hub is on loopback."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

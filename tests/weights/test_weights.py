@@ -1,7 +1,5 @@
 """Weights are found, hashed by their content, and loaded completely, with models of the real classes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Weights that are refused: incomplete, damaged, another class's, with code in them, or beside odd JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
