@@ -7,6 +7,7 @@ import soundfile
 from cache_contents import check, items, only_version, versions_in
 from corpora import Corpus, speech
 from extractions import extracted
+from processes import run_python
 
 from featcache.config import load_config
 from featcache.errors import DamagedError
@@ -22,6 +23,32 @@ def test_again_does_nothing_and_says_so(cli, corpus, reference):
     assert (again.code, again.err) == (0, "")
     assert f"nothing to do: all {len(corpus.rows)} utterances are already there" in again.out
     assert sorted(reference.rglob("*")) == before
+
+
+def test_torch_is_loaded_only_by_what_extracts(plain, scratch):
+    """A run that finds nothing to do loads none, nor if failures stand. A device that is not there is refused."""
+    script = """
+    import sys
+    from featcache.cli import main
+    try:
+        main(sys.argv[1:])
+    except SystemExit as end:
+        print("code", end.code, "torch" if "torch._C" in sys.modules else "no torch")
+    """
+    manifest = plain.manifest([*plain.rows[:2], {"id": "gone", "path": "gone.wav"}], "gone.csv")
+    cache = scratch / "c"
+
+    def extract(*options):
+        return run_python(script, "extract", manifest, "-o", cache, *options).splitlines()
+
+    assert extract("--device", "meta") == ["code 2 torch"]
+    assert not cache.exists()
+    assert extract()[-1] == "code 3 torch"
+    assert [extract(*options)[-1] for options in ((), ("--device", "cpu"))] == ["code 3 no torch"] * 2
+    assert extract("--dry-run")[-1] == "code 0 no torch"
+    assert extract("--dry-run", "-c", "fbank80", "-c", "mfcc13")[-1] == "code 0 torch"
+    assert extract("--retry-failed", "--device", "cpu,cpu")[-1] == "code 3 torch"
+    assert check(cache).problems == []
 
 
 def test_another_config_is_another_version_and_says_what_differs(cli, plain, scratch):
