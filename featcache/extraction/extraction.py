@@ -102,6 +102,7 @@ def run_extraction(
     Raises:
         StoreError: The cache cannot be written. What was committed stays.
     """
+    began = perf_counter()
     control = RunControl(Progress(), report, stop or threading.Event(), plan.options.failure_limit)
     jobs: list[VersionJob] = []
     for planned in plan.versions:
@@ -112,7 +113,7 @@ def run_extraction(
             jobs += _fill(plan, versions, engine, control)
     interrupted = control.stop.is_set()
     control.check_failures((job.counts for job in jobs), is_end=not interrupted)
-    return summarize(plan, jobs, control.progress, interrupted)
+    return summarize(plan, jobs, control.progress, perf_counter() - began, interrupted)
 
 
 def _fill(
@@ -249,6 +250,7 @@ class Summary:
     audio_seconds: float
     """Seconds of audio extracted. Copies count."""
     elapsed_seconds: float
+    """Seconds that this took, once it was planned: without the import of torch."""
     device: str
     """The model of the device that extracted; several if they were mixed."""
     threads: int
@@ -278,8 +280,10 @@ class Summary:
         return sum(version.failed for version in self.versions)
 
 
-def summarize(plan: ExtractionPlan, jobs: Iterable[VersionJob], progress: Progress, interrupted: bool) -> Summary:
-    """Sum up a run, which ends now."""
+def summarize(
+    plan: ExtractionPlan, jobs: Iterable[VersionJob], progress: Progress, elapsed_seconds: float, interrupted: bool
+) -> Summary:
+    """Sum up a run."""
     counts_of = {job.built: job.counts for job in jobs}
     looks_at_audio = plan.options.check_sources or plan.only is not None  # repair is about what is lost
     versions = [
@@ -297,7 +301,7 @@ def summarize(plan: ExtractionPlan, jobs: Iterable[VersionJob], progress: Progre
         silent=max((counts.silent for counts in counts_of.values()), default=0),
         first_silent=next((counts.first_silent for counts in counts_of.values() if counts.silent), ""),
         audio_seconds=progress.audio_seconds,
-        elapsed_seconds=perf_counter() - plan.started,
+        elapsed_seconds=elapsed_seconds,
         device=", ".join(progress.devices) or plan.device.label,
         threads=progress.threads or plan.device.threads,
         stages=stages,

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -68,8 +67,6 @@ class ExtractionPlan:
     versions: Sequence[VersionPlan]
     notes: Sequence[str]
     """Lines that a user should read before the run begins."""
-    started: float
-    """When planning began, as `perf_counter` says it."""
 
     def again(self) -> ExtractionPlan:
         """The same run, planned again: its versions have changed."""
@@ -123,7 +120,6 @@ def plan_extraction(
         raise ConfigError(f"two configs have the same name: {', '.join(names)}; each names a version")
     cache = as_location("cache", cache)
     device = Device(options.own_device, options.threads)
-    started = perf_counter()
     if options.source is None:
         require_reading(manifest)
     built_configs = [config if isinstance(config, BuiltConfig) else BuiltConfig(config, device) for config in configs]
@@ -139,7 +135,7 @@ def plan_extraction(
     for built, path in zip(built_configs, paths, strict=True):
         versions.append(_Planner(built, path, rows[built.config.copies], options, only).plan(label))
     notes = _notes(versions, manifest, cache, source, only)
-    return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes, started)
+    return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes)
 
 
 @dataclass(frozen=True, eq=False)
