@@ -4,8 +4,8 @@
 
 The clips are 64 WAV files, each named by many rows of the manifest under an id of its own; every row is decoded and
 extracted by itself. Commands run in processes of their own, whose resident memory is read 20 times a second. Peaks
-are beyond what `import torch` takes. A run that does not grow has much the same at a quarter, at half, at three
-quarters of its time and at its end.
+are beyond what `import torch` takes; a run with nothing to do imports none. A run that does not grow has much the
+same at a quarter, at half, at three quarters of its time and at its end.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def main() -> None:
     table = Table("MB beyond torch", {"seconds": "{:.2f}", **sizes})
     for rows in asked.rows:
         for what, (seconds, *megabytes) in measure(rows, asked).items():
-            beyond = [size - of_torch for size in megabytes] or [None] * len(sizes)
+            imported = of_torch if what == "extract" else 0.0
+            beyond = [size - imported for size in megabytes] or [None] * len(sizes)
             table.add(f"{rows:,} rows: {what}", seconds, *beyond)
     present(asked, f"{SECONDS} s clips, {asked.threads} threads; import torch takes {of_torch:,.0f} MB", table)
 
