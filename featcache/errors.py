@@ -204,7 +204,7 @@ _URL = re.compile(
 _HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|[^:@]*)(?::[0-9]*)?", re.IGNORECASE)
 _QUERY = re.compile(r"[?#]|[;&][\w.%-]+=")
 _QUERY_IN_CODE = re.compile(r"[?#;][\w.-]+=")  # of a file, a `?` that is percent-encoded is only the name
-_MARK = re.compile(r"[@?#;&%]")  # all that is refused has one of these, and few paths have
+_MARKS = "@?#;&%"  # all that is refused has one of these, and few paths have
 _WORD = re.compile(r"[^\s'\"]*[^\s'\".,:;?)]")
 _OF_THIS_MACHINE = re.compile(r"file://(?:localhost)?/", re.IGNORECASE)
 
@@ -232,7 +232,7 @@ def secret_in(text: str, *, allow_query: bool = False) -> str | None:
 
 def may_have_secret(text: str) -> bool:
     """Whether a text, or one of several that were joined, needs the look of `secret_in`."""
-    return _MARK.search(text) is not None
+    return any(mark in text for mark in _MARKS)  # a tenth of the time that a regular expression takes
 
 
 def without_secrets(message: str) -> str:

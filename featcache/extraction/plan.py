@@ -147,8 +147,8 @@ class _Rows:
     seconds: NDArray[np.float64]
     """Seconds of audio of each row, `[rows]`; those that the manifest does not say are estimates."""
     keys: RowKeys
-    hashes: NDArray[np.uint64]
-    """The hashes of the ids of the whole manifest's rows, with all copies, and of these rows: uint64 `[2, rows]`."""
+    hashes: tuple[NDArray[np.uint64], NDArray[np.uint64]]
+    """The hashes of the ids of the whole manifest's rows, with all copies, and of these rows: uint64 `[rows]`."""
     first: int
     """The number of the first row in the whole."""
 
@@ -163,7 +163,7 @@ def _rows_of_run(
     of the utterances, cut by their durations if all have one, else by their number."""
     whole = expand(manifest, copies)
     keys = RowKeys.of(whole)
-    hashes = np.stack([keys.id_hashes, keys.hashes])
+    hashes = keys.id_hashes, keys.hashes
     first, end = (0, len(manifest)) if partition is None else partition.span(manifest.duration)
     rows = whole
     if partition is not None:

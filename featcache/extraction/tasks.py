@@ -54,7 +54,7 @@ class ShardTask:
 
 def want(
     manifest: str,
-    keys: NDArray[np.uint64],
+    keys: Sequence[NDArray[np.uint64]],
     index: Index,
     before: Iterable[Wanted],
     again: Sequence[int] | NDArray[np.int64] = (),
@@ -66,7 +66,7 @@ def want(
 
     Args:
         manifest: What tells the manifest from others.
-        keys: The hashes of its rows' ids, and of the rows, uint64 `[2, rows]`.
+        keys: The hashes of its rows' ids, and of the rows, each uint64 `[rows]`.
         before: The wanted sets that are kept.
         again: The numbers of rows that are to be extracted although they are there.
 
@@ -77,6 +77,7 @@ def want(
     if not are_distinct(id_hash):
         raise ManifestError(f"{manifest}: two ids have the same hash: rename one of them")
     mine = Wanted(manifest, np.stack([id_hash, row_hash, np.zeros_like(id_hash)]))
+    generation = mine.rows[2]
     highest, is_same = np.zeros(len(mine), np.uint64), np.ones(len(mine), bool)
     of_index = index.find_hashes(id_hash)
     known = [(of_index, index.row_hash, index.generation)] if len(index) else []
@@ -90,13 +91,13 @@ def want(
         same = row_hashes[at] == row_hash
         is_same = np.where(theirs > highest, same, is_same & (same | (theirs < highest) | (at < 0)))
         highest = np.maximum(highest, theirs)
-    generation = np.where(is_same, np.maximum(highest, np.uint64(1)), highest + np.uint64(1))
+    generation[:] = np.where(is_same, np.maximum(highest, np.uint64(1)), highest + np.uint64(1))
     rows = np.asarray(again, np.int64)
     if len(rows) and len(index):
         at = of_index[rows]
         next_ones = np.where(at < 0, np.uint64(1), index.generation[at] + np.uint64(1))
         generation[rows] = np.maximum(generation[rows], next_ones)
-    return Wanted(manifest, np.stack([id_hash, row_hash, generation]))
+    return mine
 
 
 def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:

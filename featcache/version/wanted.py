@@ -9,6 +9,7 @@ manifests all of whose rows it has: so one that has moved, or has grown, leaves 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated
@@ -164,11 +165,10 @@ def damaged_wanted(version: Version) -> list[str]:
 
 def _is_damaged(version: Version, name: str) -> bool:
     try:
-        read_wanted(version, name)
+        with suppress(FileNotFoundError):  # a run has taken it away since
+            read_wanted(version, name)
     except DamagedError:
         return True
-    except FileNotFoundError:  # a run has taken it away since
-        pass
     return False
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -334,8 +334,7 @@ def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
 
 def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
     """The lines of `texts_of`, one at a time."""
-    for text in texts_of(stream, faults, base):
-        yield from io.StringIO(text, newline="\n")
+    return chain.from_iterable(io.StringIO(text, newline="\n") for text in texts_of(stream, faults, base))
 
 
 def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:

@@ -82,17 +82,16 @@ def read_parquet(source: Source) -> Iterator[Batch]:
 
 def csv_rows(stream: BinaryIO, faults: Faults, base: int = 0, **dialect: Any) -> Rows:
     """The rows of CSV; `base` is the place of the file's line 0, and `dialect` what `csv.reader` is told besides."""
-    reader = csv.reader(lines_of(stream, faults, base), strict=True, **dialect)
-    while True:
+    reader, is_over = csv.reader(lines_of(stream, faults, base), strict=True, **dialect), False
+    while not is_over:
         line = base + reader.line_num + 1
         try:
-            row = next(reader)
-        except StopIteration:
-            return
+            for row in reader:
+                yield line, row
+                line = base + reader.line_num + 1
+            is_over = True
         except csv.Error as error:
             faults.add(line, f"not a CSV row: {error} (is a quote not closed, or not doubled?)")
-        else:
-            yield line, row
 
 
 def split_rows(stream: BinaryIO, faults: Faults, delimiter: str) -> Rows:
