@@ -144,9 +144,10 @@ class AudioExtractor:
                 part.resampled[id_] = item.sample_rate
         if config.row_extractor is not None:
             pending = PendingRows(config.row_extractor, part, clips)
-            if not at_once:
+            if at_once:
+                pending.compute(self._device)
+            if not pending.is_complete:  # without rows it is: nobody would compute a last one, and finish it
                 return pending
-            pending.compute(self._device)
             extracted = pending.extracted()
         else:
             started = perf_counter()

@@ -171,6 +171,21 @@ def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scr
     assert made.out.endswith(f"featcache info {scratch / 'both'} --failures\n")  # the first one alone may have none
 
 
+@pytest.mark.parametrize("extractor", ["Frames", "Rows"])
+def test_a_batch_of_which_all_utterances_fail_holds_up_no_other(plain, scratch, monkeypatch, extractor):
+    """Of an extractor that takes rows, none is waited for: the ledger has them, and the others are extracted."""
+    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
+    first, *others = plain.rows[:3]
+    manifest = read_manifest(plain.manifest([{**first, "path": "gone.wav"}, *others], "one-gone.csv"))
+    config = load_config(write_config(scratch, extractor, module="loud_extractors"))
+    summary = extract_here(manifest, [config], scratch / "c", Options("cpu", 2))
+    assert summary.failed_by_reason == {"file_missing": 1}
+    assert [failure.id for failure in read_failures(only_version(scratch / "c"))] == [first["id"]]
+    assert {*items(scratch / "c")} == {row["id"] for row in others}
+    again = extract_here(manifest, [config], scratch / "c", Options("cpu", 2, retry_failed=True))
+    assert (again.failed_by_reason, again.versions[0].missing) == ({"file_missing": 1}, 0)
+
+
 def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch):
     """`max_seconds` is not in the fingerprint: utterances that it kept out are missing once it no longer does."""
     config = scratch / "limited.yaml"
