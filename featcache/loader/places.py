@@ -391,7 +391,8 @@ class _PrivateMemory:
                 self._room += num_bytes
             raise
         array.flags.writeable = False
-        self._kept[name] = _Kept(name, array, time.monotonic())
+        with changing:  # else whoever looks for idle ones in another thread would fail
+            self._kept[name] = _Kept(name, array, time.monotonic())
         return None
 
 

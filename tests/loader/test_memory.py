@@ -3,6 +3,8 @@
 import gc
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +142,24 @@ class TestPlaces:
     def test_what_is_read_is_counted_until_it_is_the_whole(self, place):
         make(place, 1, 60)
         assert [place.count(name_of(1), 4, 10) for _ in range(5)] == [False, False, True, False, False]
+
+    def test_no_copy_appears_while_another_thread_looks_for_idle_ones(self, private):
+        """Several threads make copies at once, of a cache in an object store."""
+        place, copied, looking = places.memory(None, 100, 60), threading.Event(), threading.Event()
+
+        def blocks():
+            yield memoryview(bytes(60))
+            copied.set()
+            looking.wait()
+
+        with ThreadPoolExecutor() as threads:
+            made = threads.submit(place.make, name_of(1), 60, blocks)
+            copied.wait()
+            with places.changing:
+                looking.set()
+                assert wait([made], timeout=0.2).not_done
+                assert not place.has(name_of(1))
+        assert place.has(name_of(1))
 
 
 class TestCache:
