@@ -152,16 +152,13 @@ class Disk:
 
     def has(self, name: str) -> bool:
         """Whether there is a copy of that name."""
-        return self.path(name).exists()
+        return os.path.exists(self.path(name))
 
     def touch(self, name: str, is_needed: bool = True) -> bool:
         """Have a copy be the last to be removed; or the first, unless somebody holds it. False if it is gone."""
-        try:
-            with suppress(PermissionError):  # another user's
-                os.utime(self.path(name), None if is_needed else (0, 0))
-        except FileNotFoundError:
-            return False
-        return True
+        with suppress(OSError):  # another user's, or the disk is read-only by now: it is read all the same
+            os.utime(self.path(name), None if is_needed else (0, 0))
+        return self.has(name)
 
     def count(self, name: str, amount: int, whole: int) -> bool:
         """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""

@@ -1,5 +1,6 @@
 """Copies of shards in memory: shared by all processes, or this one's own, before copies on a disk and the cache."""
 
+import errno
 import gc
 import os
 import pickle
@@ -138,6 +139,16 @@ class TestPlaces:
         assert make(place, 3, 60) is None
         assert place.find(name_of(2), 40) is None
         assert place.find(name_of(1), 40) is not None
+
+    def test_a_disk_that_takes_no_marks_any_more_is_read_all_the_same(self, place, monkeypatch):
+        def refuse(*_, **__):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        make(place, 1, 60)
+        monkeypatch.setattr(os, "utime", refuse)
+        assert place.touch(name_of(1))
+        assert place.touch(name_of(1), is_needed=False)
+        assert not place.touch(name_of(2))
 
     def test_what_is_read_is_counted_until_it_is_the_whole(self, place):
         make(place, 1, 60)
