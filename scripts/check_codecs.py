@@ -12,8 +12,6 @@ the model's own `encode` gives for each clip by itself. What differs is a tie wh
 an error otherwise. `naive` is what a batch of 16 clips padded with zeros differs by, in the same model.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal

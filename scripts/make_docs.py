@@ -7,8 +7,6 @@
 With `--check` nothing is written: it says what is out of date, and exits with 1.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

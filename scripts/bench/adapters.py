@@ -13,11 +13,7 @@ cache. Every line is the best of the rounds, in which all take turns, with one t
   item by item and padded by PaddedBatch, and, as it has them itself, loaded from the files of a CachedDynamicItem.
 * Hugging Face: shuffled rows, formatted as torch tensors: a column of ids that is read from the cache, and a copy as
   Array2D.
-
-docs/adapters.md has figures.
 """
-
-from __future__ import annotations
 
 import tempfile
 import warnings

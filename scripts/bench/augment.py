@@ -12,11 +12,7 @@ and scales for each.
 
 In each round all take turns, the best of three calls counts, and times and ratios are medians of the rounds. On a GPU
 each call is waited for. `operations` are those that torch is asked for, views aside: on a GPU, about as many kernels.
-
-docs/augment.md has figures.
 """
-
-from __future__ import annotations
 
 import argparse
 import random

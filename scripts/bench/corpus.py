@@ -11,8 +11,6 @@ with another gain. Where these are not found, out of syllables with the formants
 Prints the path of the manifest, a CSV with id, path and duration.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import sys

@@ -15,8 +15,6 @@ Lhotse is asked for the same 80 mel bins through `compute_and_store_features`, w
 into the fastest of its storages, a .npy each. `started` leaves out the time that its jobs take to import it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -11,8 +11,6 @@ is not in them, and only featcache flushes what it has written. `seconds` are by
 ratios within a round. Megabytes are those of all files that a tool has written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

@@ -3,8 +3,6 @@
 Whoever imports it can import what tests have in `tests/helpers` too: small models, made-up speech and features.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

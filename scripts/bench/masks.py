@@ -13,11 +13,7 @@ shows what a mask costs that is kept. In each round all take turns, and the best
 timeit: the memory is then near. With --cold it is not: 64 MB of other memory are written before each call, and how
 fast the mask can be written decides. Times and ratios are medians of the rounds. The CPU has one thread, and malloc
 keeps what is freed: else the kernel's page faults, 2 ms for a mask of 2,000 frames, hide what is measured.
-
-docs/masks.md has figures.
 """
-
-from __future__ import annotations
 
 import argparse
 from collections.abc import Callable

@@ -8,8 +8,6 @@ are beyond what `import torch` takes; a run with nothing to do imports none. A r
 same at a quarter, at half, at three quarters of its time and at its end.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import subprocess

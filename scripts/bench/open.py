@@ -14,8 +14,6 @@ with an index of 910 MB: opening takes 0.15 s and no memory to speak of; Feature
 to a forked worker and 11 MB to a spawned one. Building the index took 14 s and 2.6 GB.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -7,8 +7,6 @@ already; otherwise it starts them, as it does when called by a user. A process o
 those processes import it anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -28,8 +28,6 @@ which is half of float16's rounding.
 Speeds are medians; docs/stories.md has figures.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How clean a resampler is: what it makes of speech, of a sweep and of tones, against a long sinc in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -6,11 +6,7 @@
 `padding` is how many frames are added to those that there are, `batches` how many an epoch has, and `again` how many of
 those that an utterance shares a batch with it meets again in the next epoch's. Lengths are at 100 frames a second:
 with two peaks as in LibriSpeech (most just under 15 s, 12 s on average), or log-normal, as in read prompts (5 s).
-
-docs/loader.md has figures.
 """
-
-from __future__ import annotations
 
 from time import perf_counter
 

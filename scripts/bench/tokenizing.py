@@ -16,8 +16,6 @@ The table has the median of the rounds; ratios are medians of the ratios within 
 featcache has stored is held against the loop's: a difference is a tie where the latents agree to rounding.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import tempfile

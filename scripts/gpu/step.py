@@ -5,8 +5,6 @@ A step is a script of its own, so that it can be killed; it can be run by hand, 
     python scripts/gpu/codes.py --device cuda --out codes.jsonl --seconds 240
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -13,8 +13,6 @@ The audio is 16 kHz FLAC; for MAX_ROWS it is clips of 0.43 s. Speeds are × real
 is featcache's own extractor.
 """
 
-from __future__ import annotations
-
 from step import Step, main
 
 # isort: split

@@ -6,8 +6,6 @@ One part is made by the store's own writer: items of one frame each, of rows of 
 links of it under other names. Each figure is of a process of its own.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
