@@ -96,14 +96,12 @@ def quality(resample: Resample, source: int, target: int, voice: Signal) -> dict
     """What a resampler does to speech, a sweep and tones."""
     lower = min(source, target)
     gains = response(resample, source, target)
-    lost = np.flatnonzero(decibels_of(gains) < -0.1)
     swept = sweep(source, 4.0, PASSBAND * lower / 2)
     made, expected = resample(voice), ideal(voice, source, target)
     return {
         "noise_db": snr(made, expected, target, lower, gains),
         "sweep_db": snr(resample(swept), ideal(swept, source, target), target, lower, gains),
         "ripple_db": float(np.abs(decibels_of(gains[TONES <= PASSBAND + 1e-9])).max()),
-        "flat_to": float(TONES[lost[0]] if len(lost) else 1.0),
         "left_over_db": left_over(resample, source, target),
     }
 
