@@ -1,7 +1,7 @@
 """Makes the corpora that the benchmarks run on; the same one every time, and kept from one run to the next.
 
     python scripts/bench/corpus.py /tmp/corpora --kind long --hours 1.4
-    python scripts/bench/corpus.py /tmp/corpora --kind short --count 3000
+    python scripts/bench/corpus.py /tmp/corpora --kind short --hours 0.36
 
 `long` are 16 kHz FLAC files with lengths like LibriSpeech's: 12.3 s on average, from 1.5 to 35 s. `short` are
 8 kHz WAV files with lengths like those of the Free Spoken Digit Dataset: 0.43 s on average, from 0.15 to 2.3 s.
@@ -54,18 +54,15 @@ class Kind:
 KINDS = {"long": Kind(16000, "flac", 12.3, 1.5, 35.0), "short": Kind(8000, "wav", 0.43, 0.15, 2.3)}
 
 
-def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 3000) -> Path:
+def make_corpus(folder: Path, kind: str, hours: float) -> Path:
     """Make a corpus in a folder of its own under `folder`, unless it is there; returns its manifest.
 
     Args:
         folder: The folder where corpora are kept.
         kind: One of `KINDS`.
-        hours: The hours of a `long` corpus.
-        count: The number of files of a `short` corpus.
+        hours: How much audio it has.
     """
-    size = f"{hours:g}h" if kind == "long" else str(count)
-    source = "speech" if is_speech() else "made-up"
-    home = folder / f"{kind}-{size}-{source}"
+    home = folder / f"{kind}-{hours:g}h-{'speech' if is_speech() else 'made-up'}"
     manifest = home / "manifest.csv"
     if manifest.exists():
         return manifest
@@ -75,7 +72,7 @@ def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 300
     pool = speech_at(form.sample_rate)
     rows, total = [], 0.0
     for number, seconds in enumerate(form.lengths(random)):
-        if total >= hours * 3600 if kind == "long" else number == count:
+        if total >= hours * 3600:
             break
         samples = _cut(pool, random, round(seconds * form.sample_rate))
         name = f"{number:06d}"
@@ -194,16 +191,10 @@ def _cut(pool: NDArray[np.float32], random: np.random.Generator, num_samples: in
 
 
 def main() -> None:
-    asked = options(
-        __doc__,
-        "folder",
-        kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"),
-        hours=(1.4, "of a long corpus"),
-        count=(3000, "files of a short corpus"),
-    )
+    asked = options(__doc__, "folder", kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"), hours=1.4)
     if not is_speech():
         print(f"no speech in {SPEECH}: what is like it stands for it", file=sys.stderr)
-    print(make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count))
+    print(make_corpus(asked.folder, asked.kind, asked.hours))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     pip install '.[extract,bench]'
     python scripts/bench/extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]
-    python scripts/bench/extract.py --kind short          many short clips, that are resampled too
-    python scripts/bench/extract.py --no-peers --form mp3 the same corpus as MP3: opus, wav, or in a tar or parquet
+    python scripts/bench/extract.py --kind short --hours 0.36      3,000 short clips, that are resampled too
+    python scripts/bench/extract.py --no-peers --form mp3          the same as MP3: opus, wav, or in a tar or parquet
 
 A stage by itself goes over the whole corpus on one core: decoding all files; resampling, where the corpus has
 another rate; fbank of all waveforms, in the batches that a run makes; writing all features as one shard, flushed
@@ -11,8 +11,8 @@ to disk. The ideal is the sum of these, divided by the threads. In each round st
 take turns; the table has the median of the rounds, and ratios are medians of the ratios within a round. The files
 are in the page cache. The CPU column is what the whole run cost, all threads together.
 
-Lhotse is asked for the same 80 mel bins through `compute_and_store_features`, with as many jobs, and with one,
-into the fastest of its storages, a .npy each. `started` leaves out the time that its jobs take to import it.
+Lhotse is asked for the same 80 mel bins through `compute_and_store_features`, with as many jobs, into the fastest of
+its storages, a .npy each. `started` leaves out the time that its jobs take to import it.
 """
 
 import argparse
@@ -161,14 +161,13 @@ def _lhotse_runs(path: Path, asked: argparse.Namespace) -> dict[str, Callable[[]
     jobs = f"{asked.threads} jobs"
     return {
         f"Lhotse, {jobs}": lambda: _lhotse(path, asked.threads),
-        f"Lhotse, {jobs}, started": lambda: _lhotse(path, asked.threads, "--started"),
-        "Lhotse, 1 job": lambda: _lhotse(path, 1),
+        f"Lhotse, {jobs}, started": lambda: _lhotse(path, asked.threads, "started"),
     }
 
 
 def _lhotse(path: Path, jobs: int, *options: str) -> Timed:
     """What `peer_lhotse.py` says that it took: without what it takes to import it."""
-    command, said = [sys.executable, str(PEER), str(path), "--jobs", str(jobs), *options], []
+    command, said = [sys.executable, str(PEER), str(path), str(jobs), *options], []
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     taken = timed(lambda: said.append(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)))
     return Timed(json.loads(said[0].stdout)["seconds"], others=taken.others)
@@ -179,15 +178,13 @@ def main() -> None:
         __doc__,
         folder=KEPT,
         kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"),
-        hours=(1.4, "of a long corpus"),
-        count=(3000, "files of a short corpus"),
+        hours=1.4,
         threads=2,
         rounds=5,
         no_peers=(False, "leave Lhotse out, which may not be installed"),
         form=("", f"of the files: {', '.join(FORMS)}; by default FLAC, or WAV if they are short"),
     )
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    path = make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count)
+    path = make_corpus(asked.folder, asked.kind, asked.hours)
     present(asked, *measure(packed(path, asked.form) if asked.form else path, asked))
 
 

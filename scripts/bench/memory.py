@@ -48,7 +48,7 @@ def make_manifest(folder: Path, rows: int) -> Path:
     """A manifest of that many rows over a few short clips, under `folder`."""
     home = folder / "clips-0.1s"
     if not home.is_dir():
-        speech = make_corpus(folder, "long", hours=0.01).parent / "audio" / "000000.flac"
+        speech = make_corpus(folder, "long", 0.01).parent / "audio" / "000000.flac"
         samples, _ = soundfile.read(speech, dtype="int16")
         (home / "audio").mkdir(parents=True)
         for number in range(FILES):
