@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / folder) for folder in ("", "scripts", "scripts/bench", "scripts/stories", "tests/helpers")]
+sys.path += [str(ROOT / folder) for folder in ("", "scripts/bench", "scripts/stories", "tests/helpers")]
 
 import small_models  # noqa: E402
 import small_ssl  # noqa: E402
