@@ -104,7 +104,7 @@ def main() -> None:
         folder = Path(temporary)
         part, manifest = folder / "part", folder / "part.parquet"
         in_child(make_part, part, manifest, asked.rows)  # whose memory is not this process's
-        seconds, memory, *_ = watch([*FEATCACHE, "configs"])
+        seconds, memory = watch([*FEATCACHE, "configs"])
         runs.add("a command that does nothing", seconds, None, memory)
         for count in asked.parts:
             corpus, manifests = corpus_of(part, folder / f"corpus-{count}", count), folder / f"manifests-{count}"
@@ -113,7 +113,7 @@ def main() -> None:
                 os.link(manifest, manifests / f"{path.name}.parquet")
             command = [*FEATCACHE, "extract", f"{manifests}/*.parquet", "-c", "mfcc13", "-o", str(corpus)]
             for what in ("first run, which finds everything there", "the same again"):
-                seconds, memory, *_ = watch([*command, "--device", "cpu"])
+                seconds, memory = watch([*command, "--device", "cpu"])
                 runs.add(f"{count} parts, {what}", seconds, seconds / count, memory)
         for count in asked.open:
             corpus = corpus_of(part, folder / f"opened-{count}", count)
