@@ -12,10 +12,9 @@ Prints the path of the manifest, a CSV with id, path and duration.
 """
 
 import csv
-import os
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,8 +78,7 @@ def make_corpus(folder: Path, kind: str, hours: float) -> Path:
         soundfile.write(home / "audio" / f"{name}.{form.suffix}", samples, form.sample_rate, subtype="PCM_16")
         rows.append((name, f"audio/{name}.{form.suffix}", f"{len(samples) / form.sample_rate:.6f}"))
         total += seconds
-    write_manifest(manifest, rows)
-    return manifest
+    return write_manifest(manifest, rows)
 
 
 def packed(manifest: Path, form: str) -> Path:
@@ -96,8 +94,7 @@ def packed(manifest: Path, form: str) -> Path:
         rows = list(csv.DictReader(file))
     paths = FORMS[form](home, [manifest.parent / row["path"] for row in rows])
     found = [(row["id"], path, row["duration"]) for row, path in zip(rows, paths, strict=True)]
-    write_manifest(home / "manifest.csv", found)
-    return home / "manifest.csv"
+    return write_manifest(home / "manifest.csv", found)
 
 
 def _tars(home: Path, files: list[Path]) -> Iterator[str]:
@@ -137,12 +134,16 @@ FORMS: dict[str, Callable[[Path, list[Path]], Iterator[str]]] = {
 }
 
 
-def write_manifest(path: Path, rows: list[tuple[str, str, str]]) -> None:
-    """A CSV of ids, paths and durations, which appears when it is whole."""
+def write_manifest(
+    path: Path, rows: Iterable[Sequence[object]], columns: Sequence[str] = ("id", "path", "duration")
+) -> Path:
+    """A CSV, which appears when it is whole."""
     beside = path.with_suffix(".part")
     with beside.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([("id", "path", "duration"), *rows])
-    os.replace(beside, path)
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows(rows)
+    return beside.rename(path)
 
 
 def make_digits(folder: Path, count: int = 3000) -> Path:
@@ -152,20 +153,17 @@ def make_digits(folder: Path, count: int = 3000) -> Path:
     noise. The last tenth is in the split `test`.
     """
     (folder / "audio").mkdir(parents=True, exist_ok=True)
-    random, form = np.random.default_rng(0), KINDS["short"]
-    with (folder / "manifest.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["id", "path", "digit", "speaker", "split"])
-        for number, seconds in zip(range(count), form.lengths(random), strict=False):
-            digit, speaker = number % 10, number // 10 % 6
-            at = np.arange(round(seconds * form.sample_rate)) / form.sample_rate
-            tones = np.sin(2 * np.pi * (300 + 200 * digit) * at) + np.sin(2 * np.pi * (100 + 25 * speaker) * at)
-            samples = 0.2 * tones + 0.01 * random.standard_normal(len(at))
-            name = f"{digit}_{speaker}_{number // 60}"
-            soundfile.write(folder / "audio" / f"{name}.wav", samples, form.sample_rate, subtype="PCM_16")
-            split = "test" if number >= 0.9 * count else "train"
-            table.writerow([name, f"audio/{name}.wav", digit, f"speaker-{speaker}", split])
-    return folder / "manifest.csv"
+    random, form, rows = np.random.default_rng(0), KINDS["short"], []
+    for number, seconds in zip(range(count), form.lengths(random), strict=False):
+        digit, speaker = number % 10, number // 10 % 6
+        at = np.arange(round(seconds * form.sample_rate)) / form.sample_rate
+        tones = np.sin(2 * np.pi * (300 + 200 * digit) * at) + np.sin(2 * np.pi * (100 + 25 * speaker) * at)
+        samples = 0.2 * tones + 0.01 * random.standard_normal(len(at))
+        name = f"{digit}_{speaker}_{number // 60}"
+        soundfile.write(folder / "audio" / f"{name}.wav", samples, form.sample_rate, subtype="PCM_16")
+        split = "test" if number >= 0.9 * count else "train"
+        rows.append((name, f"audio/{name}.wav", digit, f"speaker-{speaker}", split))
+    return write_manifest(folder / "manifest.csv", rows, ("id", "path", "digit", "speaker", "split"))
 
 
 def is_speech() -> bool:

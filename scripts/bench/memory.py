@@ -8,7 +8,6 @@ are beyond what `import torch` takes; a run with nothing to do imports none.
 """
 
 import argparse
-import csv
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 import soundfile
-from corpus import make_corpus
+from corpus import make_corpus, write_manifest
 from harness import KEPT, Table, options, present, status_bytes
 
 from featcache.config import load_config
@@ -49,12 +48,8 @@ def make_manifest(folder: Path, rows: int) -> Path:
         for number in range(FILES):
             start = number * 160 % (len(samples) - 1600)
             soundfile.write(home / "audio" / f"{number}.wav", samples[start : start + int(SECONDS * RATE)], RATE)
-    manifest = home / f"{rows}.csv"
-    with manifest.open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(("id", "path", "duration"))
-        table.writerows((f"utterance-{row:08d}", f"audio/{row % FILES}.wav", SECONDS) for row in range(rows))
-    return manifest
+    clips = ((f"utterance-{row:08d}", f"audio/{row % FILES}.wav", SECONDS) for row in range(rows))
+    return write_manifest(home / f"{rows}.csv", clips)
 
 
 def measure(rows: int, asked: argparse.Namespace) -> dict[str, tuple[float, ...]]:
