@@ -7,8 +7,7 @@
 With `--check` nothing is written: it says what is out of date, and exits with 1.
 """
 
-from __future__ import annotations
-
+import argparse
 import json
 import re
 import sys
@@ -143,16 +142,13 @@ def _words(path: Path) -> list[str]:
 
 def main() -> None:
     """Write the pages, or with --check say which are out of date."""
-    if sys.argv[1:] == ["--check"]:
-        if names := stale():
-            sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in names)}: run python scripts/make_docs.py")
-    elif sys.argv[1:] in (["-h"], ["--help"]):
-        print(__doc__)
-    elif sys.argv[1:]:
-        sys.exit(f"there is no such option: {' '.join(sys.argv[1:])}: --help says what there is")
-    else:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if not parser.parse_args().check:
         for name, page in PAGES.items():
             (DOCS / name).write_text(page(), encoding="utf-8")
+    elif names := stale():
+        sys.exit(f"out of date: {', '.join(f'docs/{name}' for name in names)}: run python scripts/make_docs.py")
 
 
 if __name__ == "__main__":

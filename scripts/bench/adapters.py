@@ -13,15 +13,12 @@ cache. Every line is the best of the rounds, in which all take turns, with one t
   item by item and padded by PaddedBatch, and, as it has them itself, loaded from the files of a CachedDynamicItem.
 * Hugging Face: shuffled rows, formatted as torch tensors: a column of ids that is read from the cache, and a copy as
   Array2D.
-
-docs/adapters.md has figures.
 """
-
-from __future__ import annotations
 
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,8 +76,7 @@ def make_cut_sets(folder: Path, dataset: featcache.FeatureDataset, order: list[i
 
 
 def lhotse_cuts(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> Reads:
-    made = make_cut_sets(folder, dataset, order)
-    return {name: lambda cuts=cuts: (bool(len(cut.load_features())) for cut in cuts) for name, cuts in made.items()}
+    return {name: partial(load_each, cuts) for name, cuts in make_cut_sets(folder, dataset, order).items()}
 
 
 def lhotse_parts(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> Reads:
@@ -88,7 +84,11 @@ def lhotse_parts(folder: Path, dataset: featcache.FeatureDataset, order: list[in
         name: [cut.truncate(offset=round(cut.duration / 2 - 1, 2), duration=2) for cut in cuts if cut.duration > 2]
         for name, cuts in make_cut_sets(folder, dataset, order).items()
     }
-    return {name: lambda cuts=cuts: (bool(len(cut.load_features())) for cut in cuts) for name, cuts in made.items()}
+    return {name: partial(load_each, cuts) for name, cuts in made.items()}
+
+
+def load_each(cuts: Iterable) -> Iterable[int]:
+    return (bool(len(cut.load_features())) for cut in cuts)
 
 
 def lhotse_batches(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> Reads:
@@ -97,15 +97,12 @@ def lhotse_batches(folder: Path, dataset: featcache.FeatureDataset, order: list[
 
     reader = K2SpeechRecognitionDataset()
 
-    def read(batches: list[CutSet]) -> Iterable[int]:
-        return (len(reader[batch]["inputs"]) for batch in batches)
-
     reads = {}
     for name, cuts in make_cut_sets(folder, dataset, order).items():
         for cut in cuts:
             cut.supervisions[0].text = ""
         batches = [CutSet.from_cuts(cuts[at : at + BATCH]) for at in range(0, len(cuts), BATCH)]
-        reads[name] = lambda batches=batches: read(batches)
+        reads[name] = lambda batches=batches: (len(reader[batch]["inputs"]) for batch in batches)
     return reads
 
 

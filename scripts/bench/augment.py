@@ -1,7 +1,7 @@
 """How fast a batch is augmented on its device, beside a loop over its utterances, and what others have.
 
     pip install '.[bench]'    # what is not there is left out
-    python scripts/bench/augment.py [--rows 64] [--frames 1500] [--dims 80] [--device cuda] [--threads 1] [--json]
+    python scripts/bench/augment.py [--device cuda] [--json]
 
 SpecAugment is two masks of frequency and two of time, within each utterance's own length. The loop is the usual one:
 for each utterance widths and places from Python's generator, and slices that are set. torchaudio's FrequencyMasking and
@@ -12,11 +12,7 @@ and scales for each.
 
 In each round all take turns, the best of three calls counts, and times and ratios are medians of the rounds. On a GPU
 each call is waited for. `operations` are those that torch is asked for, views aside: on a GPU, about as many kernels.
-
-docs/augment.md has figures.
 """
-
-from __future__ import annotations
 
 import argparse
 import random
@@ -31,6 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from featcache.augment import GaussianNoise, SpecAugment
 from featcache.device import keep_freed_memory
 
+ROWS, FRAMES, DIMS = 64, 1500, 80
+"""Of a batch; its shortest utterance has half the frames of its longest."""
 MASKS, TIME_WIDTH, FREQ_WIDTH, FRACTION, SNR = 2, 100, 27, 0.2, 20.0
 OURS = "featcache"
 
@@ -124,27 +122,18 @@ KINDS: dict[str, dict[str, Callable[[], Augment]]] = {
 
 
 def main() -> None:
-    asked = options(
-        __doc__,
-        rows=64,
-        frames=(1500, "of the longest utterance; the shortest has half"),
-        dims=80,
-        device="cpu",
-        threads=1,
-        rounds=15,
-    )
-    torch.set_num_threads(asked.threads)
+    asked = options(__doc__, device="cpu", rounds=15)
+    torch.set_num_threads(1)
     keep_freed_memory()
-    about = f"{asked.device}, torch {torch.__version__}, {asked.threads} threads"
     parts = [part for kind, makers in KINDS.items() for part in measure(kind, makers, asked)]
-    present(asked, f"{about}, [{asked.rows}, {asked.frames}, {asked.dims}]", *parts)
+    present(asked, f"{asked.device}, torch {torch.__version__}, 1 thread, {[ROWS, FRAMES, DIMS]}", *parts)
 
 
 def measure(kind: str, makers: dict[str, Callable[[], Augment]], asked: argparse.Namespace) -> tuple[Table, str]:
     """Median times, how many times as long as `featcache` each took in the same round, and a remark."""
     device, generator = torch.device(asked.device), torch.Generator().manual_seed(0)
-    lengths = torch.randint(asked.frames // 2, asked.frames + 1, (asked.rows,), generator=generator)
-    features = torch.randn(asked.rows, asked.frames, asked.dims, generator=generator).to(device)
+    lengths = torch.randint(FRAMES // 2, FRAMES + 1, (ROWS,), generator=generator)
+    features = torch.randn(ROWS, FRAMES, DIMS, generator=generator).to(device)
     batch = features, lengths.to(device), lengths.tolist()
     runs = {name: partial(call, augment, batch) for name, augment in available(makers).items()}
     quick_turns(runs, 1, 3)  # the first calls take memory, and compile

@@ -1,7 +1,7 @@
 """Makes the corpora that the benchmarks run on; the same one every time, and kept from one run to the next.
 
     python scripts/bench/corpus.py /tmp/corpora --kind long --hours 1.4
-    python scripts/bench/corpus.py /tmp/corpora --kind short --count 3000
+    python scripts/bench/corpus.py /tmp/corpora --kind short --hours 0.36
 
 `long` are 16 kHz FLAC files with lengths like LibriSpeech's: 12.3 s on average, from 1.5 to 35 s. `short` are
 8 kHz WAV files with lengths like those of the Free Spoken Digit Dataset: 0.43 s on average, from 0.15 to 2.3 s.
@@ -11,13 +11,10 @@ with another gain. Where these are not found, out of syllables with the formants
 Prints the path of the manifest, a CSV with id, path and duration.
 """
 
-from __future__ import annotations
-
 import csv
-import os
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,18 +53,15 @@ class Kind:
 KINDS = {"long": Kind(16000, "flac", 12.3, 1.5, 35.0), "short": Kind(8000, "wav", 0.43, 0.15, 2.3)}
 
 
-def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 3000) -> Path:
+def make_corpus(folder: Path, kind: str, hours: float) -> Path:
     """Make a corpus in a folder of its own under `folder`, unless it is there; returns its manifest.
 
     Args:
         folder: The folder where corpora are kept.
         kind: One of `KINDS`.
-        hours: The hours of a `long` corpus.
-        count: The number of files of a `short` corpus.
+        hours: How much audio it has.
     """
-    size = f"{hours:g}h" if kind == "long" else str(count)
-    source = "speech" if is_speech() else "made-up"
-    home = folder / f"{kind}-{size}-{source}"
+    home = folder / f"{kind}-{hours:g}h-{'speech' if is_speech() else 'made-up'}"
     manifest = home / "manifest.csv"
     if manifest.exists():
         return manifest
@@ -77,15 +71,14 @@ def make_corpus(folder: Path, kind: str, *, hours: float = 1.4, count: int = 300
     pool = speech_at(form.sample_rate)
     rows, total = [], 0.0
     for number, seconds in enumerate(form.lengths(random)):
-        if total >= hours * 3600 if kind == "long" else number == count:
+        if total >= hours * 3600:
             break
         samples = _cut(pool, random, round(seconds * form.sample_rate))
         name = f"{number:06d}"
         soundfile.write(home / "audio" / f"{name}.{form.suffix}", samples, form.sample_rate, subtype="PCM_16")
         rows.append((name, f"audio/{name}.{form.suffix}", f"{len(samples) / form.sample_rate:.6f}"))
         total += seconds
-    write_manifest(manifest, rows)
-    return manifest
+    return write_manifest(manifest, rows)
 
 
 def packed(manifest: Path, form: str) -> Path:
@@ -101,8 +94,7 @@ def packed(manifest: Path, form: str) -> Path:
         rows = list(csv.DictReader(file))
     paths = FORMS[form](home, [manifest.parent / row["path"] for row in rows])
     found = [(row["id"], path, row["duration"]) for row, path in zip(rows, paths, strict=True)]
-    write_manifest(home / "manifest.csv", found)
-    return home / "manifest.csv"
+    return write_manifest(home / "manifest.csv", found)
 
 
 def _tars(home: Path, files: list[Path]) -> Iterator[str]:
@@ -142,12 +134,16 @@ FORMS: dict[str, Callable[[Path, list[Path]], Iterator[str]]] = {
 }
 
 
-def write_manifest(path: Path, rows: list[tuple[str, str, str]]) -> None:
-    """A CSV of ids, paths and durations, which appears when it is whole."""
+def write_manifest(
+    path: Path, rows: Iterable[Sequence[object]], columns: Sequence[str] = ("id", "path", "duration")
+) -> Path:
+    """A CSV, which appears when it is whole."""
     beside = path.with_suffix(".part")
     with beside.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([("id", "path", "duration"), *rows])
-    os.replace(beside, path)
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows(rows)
+    return beside.rename(path)
 
 
 def make_digits(folder: Path, count: int = 3000) -> Path:
@@ -157,20 +153,17 @@ def make_digits(folder: Path, count: int = 3000) -> Path:
     noise. The last tenth is in the split `test`.
     """
     (folder / "audio").mkdir(parents=True, exist_ok=True)
-    random, form = np.random.default_rng(0), KINDS["short"]
-    with (folder / "manifest.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["id", "path", "digit", "speaker", "split"])
-        for number, seconds in zip(range(count), form.lengths(random), strict=False):
-            digit, speaker = number % 10, number // 10 % 6
-            at = np.arange(round(seconds * form.sample_rate)) / form.sample_rate
-            tones = np.sin(2 * np.pi * (300 + 200 * digit) * at) + np.sin(2 * np.pi * (100 + 25 * speaker) * at)
-            samples = 0.2 * tones + 0.01 * random.standard_normal(len(at))
-            name = f"{digit}_{speaker}_{number // 60}"
-            soundfile.write(folder / "audio" / f"{name}.wav", samples, form.sample_rate, subtype="PCM_16")
-            split = "test" if number >= 0.9 * count else "train"
-            table.writerow([name, f"audio/{name}.wav", digit, f"speaker-{speaker}", split])
-    return folder / "manifest.csv"
+    random, form, rows = np.random.default_rng(0), KINDS["short"], []
+    for number, seconds in zip(range(count), form.lengths(random), strict=False):
+        digit, speaker = number % 10, number // 10 % 6
+        at = np.arange(round(seconds * form.sample_rate)) / form.sample_rate
+        tones = np.sin(2 * np.pi * (300 + 200 * digit) * at) + np.sin(2 * np.pi * (100 + 25 * speaker) * at)
+        samples = 0.2 * tones + 0.01 * random.standard_normal(len(at))
+        name = f"{digit}_{speaker}_{number // 60}"
+        soundfile.write(folder / "audio" / f"{name}.wav", samples, form.sample_rate, subtype="PCM_16")
+        split = "test" if number >= 0.9 * count else "train"
+        rows.append((name, f"audio/{name}.wav", digit, f"speaker-{speaker}", split))
+    return write_manifest(folder / "manifest.csv", rows, ("id", "path", "digit", "speaker", "split"))
 
 
 def is_speech() -> bool:
@@ -196,16 +189,10 @@ def _cut(pool: NDArray[np.float32], random: np.random.Generator, num_samples: in
 
 
 def main() -> None:
-    asked = options(
-        __doc__,
-        "folder",
-        kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"),
-        hours=(1.4, "of a long corpus"),
-        count=(3000, "files of a short corpus"),
-    )
+    asked = options(__doc__, "folder", kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"), hours=1.4)
     if not is_speech():
         print(f"no speech in {SPEECH}: what is like it stands for it", file=sys.stderr)
-    print(make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count))
+    print(make_corpus(asked.folder, asked.kind, asked.hours))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     pip install '.[extract,bench]'
     python scripts/bench/extract.py [--hours 1.4] [--threads 2] [--rounds 5] [--json]
-    python scripts/bench/extract.py --kind short          many short clips, that are resampled too
-    python scripts/bench/extract.py --no-peers --form mp3 the same corpus as MP3: opus, wav, or in a tar or parquet
+    python scripts/bench/extract.py --kind short --hours 0.36      3,000 short clips, that are resampled too
+    python scripts/bench/extract.py --no-peers --form mp3          the same as MP3: opus, wav, or in a tar or parquet
 
 A stage by itself goes over the whole corpus on one core: decoding all files; resampling, where the corpus has
 another rate; fbank of all waveforms, in the batches that a run makes; writing all features as one shard, flushed
@@ -11,11 +11,9 @@ to disk. The ideal is the sum of these, divided by the threads. In each round st
 take turns; the table has the median of the rounds, and ratios are medians of the ratios within a round. The files
 are in the page cache. The CPU column is what the whole run cost, all threads together.
 
-Lhotse is asked for the same 80 mel bins through `compute_and_store_features`, with as many jobs, and with one,
-into the fastest of its storages, a .npy each. `started` leaves out the time that its jobs take to import it.
+Lhotse is asked for the same 80 mel bins through `compute_and_store_features`, with as many jobs, into the fastest of
+its storages, a .npy each. `started` leaves out the time that its jobs take to import it.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -24,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +40,7 @@ from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
-from featcache.manifest import Manifest, Utterance, read_manifest
+from featcache.manifest import Manifest, read_manifest
 from featcache.quantize import stored_spec
 from featcache.storage.base import open_store
 
@@ -50,64 +48,40 @@ OURS, IDEAL = "featcache, library", "the ideal"
 PEER = Path(__file__).with_name("peer_lhotse.py")
 
 
-class Stages:
-    """The stages of a run, each over the whole corpus by itself.
+def stages(manifest: Manifest, config: Config, folder: Path) -> dict[str, Timed]:
+    """What each stage takes, over the whole corpus by itself; holds all waveforms, 230 MB for an hour."""
+    device = Device("cpu", 1)
+    device.configure_torch()
+    extractor = config.build(device.torch_device)
+    spec = stored_spec(extractor.spec, config.dtype)
+    utterances = [manifest[row] for row in range(len(manifest))]
+    parts = list(batches(utterances, manifest.duration.tolist(), device.batch_seconds))
+    waveforms: list[list[np.ndarray]] = []
+    computed = []
 
-    Args:
-        manifest: The corpus's manifest.
-        config: The config of the features.
-        folder: The folder to write in.
-    """
+    def resample() -> None:
+        for clips in decoded:
+            waveforms.append([to_waveform(clip.samples, clip.source.sample_rate, config.audio) for clip in clips])
 
-    def __init__(self, manifest: Manifest, config: Config, folder: Path) -> None:
-        self._manifest = manifest
-        self._config = config
-        self._folder = folder
-        self._device = Device("cpu", 1)
-        self._device.configure_torch()
-        self._extractor = config.build(self._device.torch_device)
-        self._spec = stored_spec(self._extractor.spec, config.dtype)
-        utterances = [manifest[row] for row in range(len(manifest))]
-        self._batches = list(batches(utterances, manifest.duration.tolist(), self._device.batch_seconds))
+    def compute() -> None:
+        for part, clips in zip(parts, waveforms, strict=True):
+            computed.append(compute_clips(extractor, [row.id for row in part], clips, spec, device))
 
-    def run(self) -> dict[str, Timed]:
-        """Each stage's time; holds all waveforms, 230 MB for an hour."""
-        rate = self._config.audio.sample_rate
-        spent = {"decode": timed(lambda: [None for batch in self._batches for _ in decode_all(batch, self._root)])}
-        decoded = [list(decode_all(batch, self._root)) for batch in self._batches]
-        waveforms: list[list[np.ndarray]] = []
-
-        def resample() -> None:
-            for batch in decoded:
-                waveforms.append(
-                    [to_waveform(clip.samples, clip.source.sample_rate, self._config.audio) for clip in batch]
-                )
-
-        resampling = timed(resample)
-        if any(clip.source.sample_rate != rate for batch in decoded for clip in batch):
-            spent["resample"] = resampling
-        features: list[tuple[np.ndarray, list[int]]] = []
-        spent["fbank"] = timed(lambda: features.extend(map(self._compute, self._batches, waveforms)))
-        spent["write"] = timed(lambda: self._write(features))
-        shutil.rmtree(self._folder)
-        return spent
-
-    @property
-    def _root(self) -> Path:
-        return self._manifest.root
-
-    def _compute(self, batch: Sequence[Utterance], waveforms: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
-        ids = [utterance.id for utterance in batch]
-        found = compute_clips(self._extractor, ids, waveforms, self._spec, self._device)
-        return found.features, found.num_frames
-
-    def _write(self, features: Sequence[tuple[np.ndarray, list[int]]]) -> None:
-        builder = ShardBuilder(self._spec)
-        for batch, (frames, num_frames) in zip(self._batches, features, strict=True):
-            items = [Item(id=row.id, path=row.path, num_samples=1, size=1, mtime_ns=1, sample_rate=1) for row in batch]
-            builder.append(items, frames, num_frames)
+    def write() -> None:
+        builder = ShardBuilder(spec)
+        for part, found in zip(parts, computed, strict=True):
+            items = [Item(id=row.id, path=row.path, num_samples=1, size=1, mtime_ns=1, sample_rate=1) for row in part]
+            builder.append(items, found.features, found.num_frames)
         name, files = builder.files(fingerprint="ab" * 32, row=0, manifest="0" * 16, made_by={}, where="")
-        open_store(self._folder).publish(files, f"shards/{name}")
+        open_store(folder).publish(files, f"shards/{name}")
+
+    spent = {"decode": timed(lambda: [None for part in parts for _ in decode_all(part, manifest.root)])}
+    decoded = [list(decode_all(part, manifest.root)) for part in parts]
+    spent |= {"resample": timed(resample), "fbank": timed(compute), "write": timed(write)}
+    if all(clip.source.sample_rate == config.audio.sample_rate for clips in decoded for clip in clips):
+        del spent["resample"]
+    shutil.rmtree(folder)
+    return spent
 
 
 def measure(path: Path, asked: argparse.Namespace) -> tuple[Table, str]:
@@ -116,7 +90,6 @@ def measure(path: Path, asked: argparse.Namespace) -> tuple[Table, str]:
     taken: dict[str, list[Timed]] = {}
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
-        stages = Stages(manifest, config, folder / "stages")
         runs: dict[str, Callable[[], Timed]] = {
             OURS: lambda: _library(manifest, config, folder / "library", asked.threads),
             "featcache, command": lambda: _command(path, folder / "command", asked.threads),
@@ -124,7 +97,7 @@ def measure(path: Path, asked: argparse.Namespace) -> tuple[Table, str]:
         runs |= _lhotse_runs(path, asked)
         for number in range(asked.rounds):
             print(f"round {number + 1} of {asked.rounds}", file=sys.stderr)
-            alone = stages.run()
+            alone = stages(manifest, config, folder / "stages")
             ideal = {IDEAL: Timed(sum(stage.seconds for stage in alone.values()) / asked.threads)}
             for name, one in (alone | ideal | {name: undisturbed(run) for name, run in runs.items()}).items():
                 taken.setdefault(name, []).append(one)
@@ -163,14 +136,13 @@ def _lhotse_runs(path: Path, asked: argparse.Namespace) -> dict[str, Callable[[]
     jobs = f"{asked.threads} jobs"
     return {
         f"Lhotse, {jobs}": lambda: _lhotse(path, asked.threads),
-        f"Lhotse, {jobs}, started": lambda: _lhotse(path, asked.threads, "--started"),
-        "Lhotse, 1 job": lambda: _lhotse(path, 1),
+        f"Lhotse, {jobs}, started": lambda: _lhotse(path, asked.threads, "started"),
     }
 
 
 def _lhotse(path: Path, jobs: int, *options: str) -> Timed:
     """What `peer_lhotse.py` says that it took: without what it takes to import it."""
-    command, said = [sys.executable, str(PEER), str(path), "--jobs", str(jobs), *options], []
+    command, said = [sys.executable, str(PEER), str(path), str(jobs), *options], []
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     taken = timed(lambda: said.append(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)))
     return Timed(json.loads(said[0].stdout)["seconds"], others=taken.others)
@@ -181,15 +153,13 @@ def main() -> None:
         __doc__,
         folder=KEPT,
         kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"),
-        hours=(1.4, "of a long corpus"),
-        count=(3000, "files of a short corpus"),
+        hours=1.4,
         threads=2,
         rounds=5,
         no_peers=(False, "leave Lhotse out, which may not be installed"),
         form=("", f"of the files: {', '.join(FORMS)}; by default FLAC, or WAV if they are short"),
     )
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    path = make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count)
+    path = make_corpus(asked.folder, asked.kind, asked.hours)
     present(asked, *measure(packed(path, asked.form) if asked.form else path, asked))
 
 

@@ -1,6 +1,6 @@
 """How fast fbank is, beside torchaudio, Lhotse and kaldi-native-fbank: one thread, one process, in turns.
 
-    python scripts/bench/fbank.py [--rounds 20] [--profile]
+    python scripts/bench/fbank.py [--rounds 20] [--json]
 
 The audio is noise: what it holds does not change the time. Each line is the best of the rounds, in which all
 take turns, so that a noisy neighbour meets them all. The others take one clip at a time; featcache is shown
@@ -21,7 +21,7 @@ SETS = {"12 s": (16, 12.0), "1 s": (192, 1.0)}
 
 @torch.inference_mode()
 def main() -> None:
-    asked = options(__doc__, rounds=20, profile=(False, "also show the share of each operation"))
+    asked = options(__doc__, rounds=20)
     torch.set_num_threads(1)
     extractor = load_config("fbank80").build(torch.device("cpu"))
     others = available(PEERS)
@@ -44,10 +44,6 @@ def main() -> None:
             table.add(name, count * seconds / turns.best(name), reference / turns.best(name), apart)
         tables.append(table)
     present(asked, f"torch {torch.__version__}, torchaudio {torchaudio.__version__}, 1 thread", *tables)
-    if asked.profile:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            extractor.extract(clips)
-        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=12))
 
 
 def by_torchaudio():

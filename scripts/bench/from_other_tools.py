@@ -11,8 +11,6 @@ is not in them, and only featcache flushes what it has written. `seconds` are by
 ratios within a round. Megabytes are those of all files that a tool has written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json
@@ -86,8 +84,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--tool"]:
         return one_tool(sys.argv[2], Path(sys.argv[4]))
     asked = options(__doc__, folder=KEPT, hours=0.7, rounds=3)
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    manifest = make_corpus(asked.folder, "long", hours=asked.hours)
+    manifest = make_corpus(asked.folder, "long", asked.hours)
     with manifest.open(newline="") as file:
         lengths = [float(row["duration"]) for row in csv.DictReader(file)]
     spent = measure(manifest, asked.rounds)

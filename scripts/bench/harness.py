@@ -3,8 +3,6 @@
 Whoever imports it can import what tests have in `tests/helpers` too: small models, made-up speech and features.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -167,13 +165,13 @@ class Turns:
         return max(each.others for rounds in self.taken.values() for each in rounds)
 
 
-def take_turns(runs: Mapping[str, Callable[[], object]], rounds: int, *, patience: float = 10.0) -> Turns:
+def take_turns(runs: Mapping[str, Callable[[], object]], rounds: int) -> Turns:
     """Call all in turns. A call that returns a `Timed` has taken that."""
     taken: dict[str, list[Timed]] = {name: [] for name in runs}
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
         for name, run in runs.items():
-            taken[name].append(undisturbed(partial(_timed_itself, run, patience)))
+            taken[name].append(undisturbed(partial(_timed_itself, run)))
     return Turns(taken)
 
 
@@ -219,9 +217,9 @@ def remark(*others: float) -> str:
     return f"other processes had up to {most:.0%} of the cores: repeat it when they are idle"
 
 
-def _timed_itself(run: Callable[[], object], patience: float) -> Timed:
+def _timed_itself(run: Callable[[], object]) -> Timed:
     found: list[object] = []
-    taken = timed(lambda: found.append(run()), patience=patience)
+    taken = timed(lambda: found.append(run()))
     return found[0] if isinstance(found[0], Timed) else taken
 
 

@@ -16,14 +16,9 @@ and their batches are padded by the same plain loop, as torch's pad_sequence is 
 Array2D is what its documentation has for matrices, and with_format converts to float32 unless told otherwise. A flat
 list, told so and reshaped by hand, is its fastest: a slice of a memory map.
 
-docs/figures.md has figures.
-
 Cold means that no byte of the features is in the page cache before each round, on the disk that holds --folder;
-"without asking ahead" is what the kernel's own readahead makes of it. On another day, on a virtual disk: 7,100 cold,
-and 1,340 without asking ahead.
+"without asking ahead" is what the kernel's own readahead makes of it.
 """
-
-from __future__ import annotations
 
 import math
 import os

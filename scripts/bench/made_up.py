@@ -1,7 +1,5 @@
 """Made-up features, and versions of them, written by what tests make theirs with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import make_cache

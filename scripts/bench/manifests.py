@@ -5,8 +5,6 @@ that lies in files of text, and read by `read_manifest` with all columns. CSV is
 the rounds counts. Seconds are those of the process on a core, so that others on the machine count little.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """How fast chunked attention masks are made, beside a loop over steps and a loop over chunks, at several lengths.
 
     pip install '.[extract]'
-    python scripts/bench/masks.py [--chunk-size 16] [--left-chunks 4] [--device cuda] [--cold] [--json]
+    python scripts/bench/masks.py [--rounds 15] [--cold] [--json]
 
 The loop over steps is WeNet's (`subsequent_chunk_mask`): a slice of each row. A loop over chunks sets the frames of a
 chunk at once. SpeechBrain's pull request 2426 is about going from one to the other, "10x 50x"; its loop had two passes,
@@ -13,11 +13,7 @@ shows what a mask costs that is kept. In each round all take turns, and the best
 timeit: the memory is then near. With --cold it is not: 64 MB of other memory are written before each call, and how
 fast the mask can be written decides. Times and ratios are medians of the rounds. The CPU has one thread, and malloc
 keeps what is freed: else the kernel's page faults, 2 ms for a mask of 2,000 frames, hide what is measured.
-
-docs/masks.md has figures.
 """
-
-from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
@@ -31,16 +27,17 @@ from featcache import masks
 from featcache.device import keep_freed_memory
 
 FRAMES = (500, 1000, 2000, 4000)
+CHUNK_SIZE, LEFT_CHUNKS = 16, 4
 CHUNK_SIZES = (4, 8, 16, 32)
 AT = 2000  # frames: where the chunk sizes are compared
 OTHER_MEMORY = torch.zeros(64 << 20, dtype=torch.uint8)
 
-Mask = Callable[[int, int, int | None, torch.device], Tensor]
+Mask = Callable[[int, int, int | None], Tensor]
 
 
-def loop_over_steps(num_frames: int, chunk_size: int, num_left_chunks: int | None, device: torch.device) -> Tensor:
+def loop_over_steps(num_frames: int, chunk_size: int, num_left_chunks: int | None) -> Tensor:
     """As in WeNet, wenet/utils/mask.py."""
-    mask = torch.zeros(num_frames, num_frames, dtype=torch.bool, device=device)
+    mask = torch.zeros(num_frames, num_frames, dtype=torch.bool)
     for frame in range(num_frames):
         chunk = frame // chunk_size
         first = 0 if num_left_chunks is None else max((chunk - num_left_chunks) * chunk_size, 0)
@@ -48,9 +45,9 @@ def loop_over_steps(num_frames: int, chunk_size: int, num_left_chunks: int | Non
     return mask
 
 
-def loop_over_chunks(num_frames: int, chunk_size: int, num_left_chunks: int | None, device: torch.device) -> Tensor:
+def loop_over_chunks(num_frames: int, chunk_size: int, num_left_chunks: int | None) -> Tensor:
     """In two passes, as SpeechBrain's loop was; it sets True what is masked."""
-    masked = torch.zeros(num_frames, num_frames, dtype=torch.bool, device=device)
+    masked = torch.zeros(num_frames, num_frames, dtype=torch.bool)
     for first in range(0, num_frames, chunk_size):
         masked[first : first + chunk_size, first + chunk_size :] = True
     if num_left_chunks is not None:
@@ -59,17 +56,17 @@ def loop_over_chunks(num_frames: int, chunk_size: int, num_left_chunks: int | No
     return masked
 
 
-def loop_of_one_pass(num_frames: int, chunk_size: int, num_left_chunks: int | None, device: torch.device) -> Tensor:
-    mask = torch.zeros(num_frames, num_frames, dtype=torch.bool, device=device)
+def loop_of_one_pass(num_frames: int, chunk_size: int, num_left_chunks: int | None) -> Tensor:
+    mask = torch.zeros(num_frames, num_frames, dtype=torch.bool)
     for first in range(0, num_frames, chunk_size):
         start = 0 if num_left_chunks is None else max(first - num_left_chunks * chunk_size, 0)
         mask[first : first + chunk_size, start : first + chunk_size] = True
     return mask
 
 
-def all_with_all(num_frames: int, chunk_size: int, num_left_chunks: int | None, device: torch.device) -> Tensor:
+def all_with_all(num_frames: int, chunk_size: int, num_left_chunks: int | None) -> Tensor:
     """As in SpeechBrain since 1.0: two comparisons, of int64; it sets True what is masked."""
-    frames = torch.arange(num_frames, device=device)
+    frames = torch.arange(num_frames)
     ends = (frames // chunk_size + 1) * chunk_size
     masked = frames[None] >= ends[:, None]
     if num_left_chunks is not None:
@@ -77,46 +74,32 @@ def all_with_all(num_frames: int, chunk_size: int, num_left_chunks: int | None, 
     return masked
 
 
-def ours(num_frames: int, chunk_size: int, num_left_chunks: int | None, device: torch.device) -> Tensor:
-    return masks.chunk_mask(num_frames, chunk_size, num_left_chunks, device=device)
-
-
-STEPS, TWO, ONE, ALL, MADE, KEPT = (
-    "loop over steps (WeNet)",
+TWO, ONE, ALL, MADE = (
     "loop over chunks (SpeechBrain's)",
     "loop over chunks, one pass",
     "all with all (SpeechBrain 1.0)",
     "featcache",
-    "featcache, kept",
 )
 RUNS: dict[str, Mask] = {
-    STEPS: loop_over_steps,
+    "loop over steps (WeNet)": loop_over_steps,
     TWO: loop_over_chunks,
     ONE: loop_of_one_pass,
     ALL: all_with_all,
-    MADE: ours,
-    KEPT: ours,  # which MADE has just made
+    MADE: masks.chunk_mask,
+    "featcache, kept": masks.chunk_mask,  # which MADE has just made
 }
 SETS_MASKED = {TWO, ALL}
 
 
 def main() -> None:
-    asked = options(
-        __doc__,
-        chunk_size=16,
-        left_chunks=(4, "-1 for all"),
-        device="cpu",
-        cold=(False, "write 64 MB of other memory before each call"),
-        rounds=15,
-    )
+    asked = options(__doc__, cold=(False, "write 64 MB of other memory before each call"), rounds=15)
     torch.set_num_threads(1)
     keep_freed_memory()
-    left = None if asked.left_chunks < 0 else asked.left_chunks
-    grid = [(num_frames, asked.chunk_size, left) for num_frames in FRAMES]
-    grid += [(AT, size, left) for size in CHUNK_SIZES for left in (None, asked.left_chunks)]
-    by_shape = {shape: measure(*shape, asked) for shape in dict.fromkeys(grid)}
-    of_frames = {f"{shape[0]:,} frames": by_shape[shape] for shape in grid[: len(FRAMES)]}
-    times = Table(f"µs, {title_of(*grid[0][1:])}", dict.fromkeys(of_frames, "{:,.0f}"))
+    by_frames = [(num_frames, CHUNK_SIZE, LEFT_CHUNKS) for num_frames in FRAMES]
+    by_chunks = [(AT, size, left) for size in CHUNK_SIZES for left in (None, LEFT_CHUNKS)]
+    found = {shape: measure(*shape, asked) for shape in dict.fromkeys([*by_frames, *by_chunks])}
+    of_frames = {f"{shape[0]:,} frames": found[shape] for shape in by_frames}
+    times = Table(f"µs, {title_of(CHUNK_SIZE, LEFT_CHUNKS)}", dict.fromkeys(of_frames, "{:,.0f}"))
     ratios = Table("× featcache", dict.fromkeys(of_frames, "{:.2f}"))
     for name in RUNS:
         times.add(name, *(turns.median(name) * 1e6 for turns in of_frames.values()))
@@ -124,37 +107,27 @@ def main() -> None:
     gains = Table(
         f"{AT:,} frames: times as fast as the loop over chunks", {"two passes": "{:.1f} ×", "one": "{:.1f} ×"}
     )
-    for shape in grid[len(FRAMES) :]:
-        gains.add(title_of(*shape[1:]), *(by_shape[shape].ratio(name, MADE) for name in (TWO, ONE)))
-    about = f"{asked.device}, torch {torch.__version__}, 1 thread{', cold' * asked.cold}"
-    present(asked, about, times, ratios, gains, remark(*(turns.others for turns in by_shape.values())))
+    for shape in by_chunks:
+        gains.add(title_of(*shape[1:]), *(found[shape].ratio(name, MADE) for name in (TWO, ONE)))
+    about = f"torch {torch.__version__}, 1 thread{', cold' * asked.cold}"
+    present(asked, about, times, ratios, gains, remark(*(turns.others for turns in found.values())))
 
 
 def measure(num_frames: int, chunk_size: int, left: int | None, asked: argparse.Namespace) -> Turns:
     """What each took; all have the same values, which is checked."""
-    device = torch.device(asked.device)
-    expected = loop_over_steps(num_frames, chunk_size, left, device)
+    shape = num_frames, chunk_size, left
+    expected = loop_over_steps(*shape)
     for name, run in RUNS.items():
-        values = run(num_frames, chunk_size, left, device)
+        values = run(*shape)
         assert torch.equal(~values if name in SETS_MASKED else values, expected), name
-
-    def settle() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
 
     def prepare(name: str) -> None:
         if name == MADE:
             masks._shared = masks._SharedMasks(masks._SHARED_BYTES)
         if asked.cold:
             OTHER_MEMORY.add_(1)
-        settle()
 
-    def call(run: Mask) -> Tensor:
-        mask = run(num_frames, chunk_size, left, device)
-        settle()
-        return mask
-
-    return quick_turns({name: partial(call, run) for name, run in RUNS.items()}, asked.rounds, 5, prepare)
+    return quick_turns({name: partial(run, *shape) for name, run in RUNS.items()}, asked.rounds, 5, prepare)
 
 
 def title_of(chunk_size: int, left: int | None) -> str:

@@ -4,14 +4,10 @@
 
 The clips are 64 WAV files, each named by many rows of the manifest under an id of its own; every row is decoded and
 extracted by itself. Commands run in processes of their own, whose resident memory is read 20 times a second. Peaks
-are beyond what `import torch` takes; a run with nothing to do imports none. A run that does not grow has much the
-same at a quarter, at half, at three quarters of its time and at its end.
+are beyond what `import torch` takes; a run with nothing to do imports none.
 """
 
-from __future__ import annotations
-
 import argparse
-import csv
 import subprocess
 import sys
 import tempfile
@@ -19,7 +15,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 
 import soundfile
-from corpus import make_corpus
+from corpus import make_corpus, write_manifest
 from harness import KEPT, Table, options, present, status_bytes
 
 from featcache.config import load_config
@@ -30,41 +26,33 @@ from featcache.manifest import read_manifest
 FILES, SECONDS, RATE = 64, 0.1, 16000
 
 
-def watch(command: list[str]) -> list[float]:
-    """Run a command: its seconds, the peak of its resident memory, and that after each quarter of its time, in MB."""
-    start = perf_counter()
+def watch(command: list[str]) -> tuple[float, float]:
+    """Run a command: its seconds, and the peak of its resident memory, in MB."""
+    start, peak = perf_counter(), 0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    resident, peak = [0], 0
     while process.poll() is None:
-        if size := status_bytes("VmRSS", process.pid):  # it has none when it has just ended
-            resident.append(size)
-            peak = max(peak, status_bytes("VmHWM", process.pid))
+        peak = max(peak, status_bytes("VmHWM", process.pid))
         sleep(0.05)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
-    quarters = [resident[(len(resident) - 1) * quarter // 4] for quarter in (1, 2, 3, 4)]
-    return [perf_counter() - start, *(size / 1e6 for size in (peak, *quarters))]
+    return perf_counter() - start, peak / 1e6
 
 
 def make_manifest(folder: Path, rows: int) -> Path:
     """A manifest of that many rows over a few short clips, under `folder`."""
     home = folder / "clips-0.1s"
     if not home.is_dir():
-        speech = make_corpus(folder, "long", hours=0.01).parent / "audio" / "000000.flac"
+        speech = make_corpus(folder, "long", 0.01).parent / "audio" / "000000.flac"
         samples, _ = soundfile.read(speech, dtype="int16")
         (home / "audio").mkdir(parents=True)
         for number in range(FILES):
             start = number * 160 % (len(samples) - 1600)
             soundfile.write(home / "audio" / f"{number}.wav", samples[start : start + int(SECONDS * RATE)], RATE)
-    manifest = home / f"{rows}.csv"
-    with manifest.open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(("id", "path", "duration"))
-        table.writerows((f"utterance-{row:08d}", f"audio/{row % FILES}.wav", SECONDS) for row in range(rows))
-    return manifest
+    clips = ((f"utterance-{row:08d}", f"audio/{row % FILES}.wav", SECONDS) for row in range(rows))
+    return write_manifest(home / f"{rows}.csv", clips)
 
 
-def measure(rows: int, asked: argparse.Namespace) -> dict[str, list[float]]:
+def measure(rows: int, asked: argparse.Namespace) -> dict[str, tuple[float, ...]]:
     """A manifest of that many rows: read, planned, extracted, and asked for again."""
     manifest = make_manifest(asked.folder, rows)
     with tempfile.TemporaryDirectory(dir=asked.folder) as cache:
@@ -77,20 +65,18 @@ def measure(rows: int, asked: argparse.Namespace) -> dict[str, list[float]]:
         planning = perf_counter() - start - reading
         del read
         watched = {"extract": watch(command), "nothing to do": watch(command)}
-    return {**watched, "reading": [reading], "planning": [planning]}
+    return {**watched, "reading": (reading,), "planning": (planning,)}
 
 
 def main() -> None:
     asked = options(__doc__, folder=KEPT, rows=[100_000, 1_000_000], threads=2)
     asked.folder.mkdir(parents=True, exist_ok=True)
     of_torch = max(watch([sys.executable, "-c", "import torch, time; time.sleep(0.5)"])[1] for _ in range(2))
-    sizes = dict.fromkeys(["peak", "at 1/4", "1/2", "3/4", "the end"], "{:,.0f}")
-    table = Table("MB beyond torch", {"seconds": "{:.2f}", **sizes})
+    table = Table("what", {"seconds": "{:.2f}", "MB beyond torch": "{:,.0f}"})
     for rows in asked.rows:
-        for what, (seconds, *megabytes) in measure(rows, asked).items():
+        for what, (seconds, *peak) in measure(rows, asked).items():
             imported = of_torch if what == "extract" else 0.0
-            beyond = [size - imported for size in megabytes] or [None] * len(sizes)
-            table.add(f"{rows:,} rows: {what}", seconds, *beyond)
+            table.add(f"{rows:,} rows: {what}", seconds, *([size - imported for size in peak] or [None]))
     present(asked, f"{SECONDS} s clips, {asked.threads} threads; import torch takes {of_torch:,.0f} MB", table)
 
 

@@ -1,41 +1,36 @@
 """What opening ten million utterances takes: seconds, and memory that no other process shares.
 
     pip install .
-    python scripts/bench/open.py [--utterances 10000000] [--folder FOLDER]
+    python scripts/bench/open.py [--utterances 10000000] [--folder FOLDER] [--json]
 
 A version of so many tiny utterances is made first, which takes some minutes and 0.2 kB each; with --folder it is kept
 there, and used again the next time. Memory is Private_Dirty of /proc/self/smaps_rollup, what a step leaves; and the
 most on the way is RssAnon, as a thread sees it every few milliseconds. Mapped files are in neither: they are the page
 cache's, and all processes share them. Cold means that the index is not in the page cache.
-
-Seen on 2 shared cores and a virtual disk that reads 2.4 GB/s, Python 3.11, torch 2.11, numpy 2.4, for 10^7 utterances
-with an index of 910 MB: opening takes 0.15 s and no memory to speak of; FeatureDataset(cache) 23 ms; BucketBatchSampler
-0.02 s and 80 MB on the way; its first batch 0.3 s, 180 MB on the way and 80 MB that stay; 500 random batches add 4 MB
-to a forked worker and 11 MB to a spawned one. Building the index took 14 s and 2.6 GB.
 """
 
-from __future__ import annotations
-
-import multiprocessing
-import os
 import pickle
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
-from harness import forget, in_child, options, private_bytes
+from harness import Table, forget, in_child, options, present, private_bytes, status_bytes
 from made_up import make_version
 
 import featcache
 
 BATCH, BATCHES = 64, 500
 ITEMS_PER_SHARD = 50_000
-PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Steps = dict[str, tuple[float, float, float]]
+"""What each step took: seconds, the MB that it left, and the most on the way."""
 
 
 def main() -> None:
@@ -43,53 +38,59 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = asked.folder or Path(name)
+        steps: Steps = {}
         if not list(folder.glob("*/zarr.json")):
-            in_child(make, folder, asked.utterances)
-        in_child(measure, folder)
+            steps |= in_child(make, folder, asked.utterances)
+        steps |= in_child(measure, folder)
+    table = Table("step", {"seconds": "{:.3f}", **dict.fromkeys(("MB left", "MB at most"), "{:.1f}")})
+    for step, figures in steps.items():
+        table.add(step, *figures)
+    present(asked, table)
 
 
-def make(folder: Path, count: int) -> None:
-    with step("make the version"):
+def make(folder: Path, count: int) -> Steps:
+    steps: Steps = {}
+    with watched(steps, "make the version"):
         make_version(folder, [np.zeros((2, 8), np.uint16)] * count, ITEMS_PER_SHARD)
+    return steps
 
 
-def measure(folder: Path) -> None:
+def measure(folder: Path) -> Steps:
+    steps: Steps = {}
     if not list(folder.glob("*/index/*")):
-        with step("open, the first time: the index is built"):
+        with watched(steps, "open, the first time: the index is built"):
             featcache.open(folder)
     featcache.open(folder)  # imports
     forget(folder.glob("*/index/*/*"))
-    with step("open, cold"):
+    with watched(steps, "open, cold"):
         featcache.open(folder)
-    with step("open"):
+    with watched(steps, "open"):
         cache = featcache.open(folder)
-    with step(f"{BATCHES} random batches"):
+    with watched(steps, f"{BATCHES} random batches"):
         read(cache)
-    with step("FeatureDataset(cache)"):
+    with watched(steps, "FeatureDataset(cache)"):
         dataset = featcache.FeatureDataset(cache)
-    with step("BucketBatchSampler"):
+    with watched(steps, "BucketBatchSampler"):
         sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=BATCH * 2)
-    with step("its first batch"):
+    with watched(steps, "its first batch"):
         batches = iter(sampler)
         next(batches)
     del batches, sampler
-    in_child(work, lambda: dataset, "forked")
-    worker = multiprocessing.get_context("spawn").Process(target=work_spawned, args=(dataset,))
-    worker.start()
-    worker.join()
+    steps |= in_child(work, lambda: dataset, "forked")
+    with ProcessPoolExecutor(1, get_context("spawn")) as spawned:
+        return steps | spawned.submit(work_unpickled, pickle.dumps(dataset)).result()
 
 
-def work(get: Callable[[], featcache.FeatureDataset], how: str) -> None:
-    with step(f"{BATCHES} random batches in a {how} worker"):
+def work(get: Callable[[], featcache.FeatureDataset], how: str) -> Steps:
+    steps: Steps = {}
+    with watched(steps, f"{BATCHES} random batches in a {how} worker"):
         read(get().cache)
+    return steps
 
 
-def work_spawned(dataset: featcache.FeatureDataset) -> None:
-    """In a new process: what it took to unpickle the dataset is behind us, and so done again."""
-    data = pickle.dumps(dataset)
-    del dataset
+def work_unpickled(pickled: bytes) -> Steps:
     torch.set_num_threads(1)
-    work(lambda: pickle.loads(data), "spawned")
+    return work(lambda: pickle.loads(pickled), "spawned")
 
 
 def read(cache: featcache.Cache) -> None:
@@ -99,15 +100,15 @@ def read(cache: featcache.Cache) -> None:
 
 
 @contextmanager
-def step(name: str) -> Iterator[None]:
-    """Say what is done within, how long it took, what memory it left, and the most on the way."""
-    before, before_anonymous, done = private_bytes(), anonymous_bytes(), threading.Event()
-    most = before_anonymous
+def watched(steps: Steps, name: str) -> Iterator[None]:
+    """Add what is done within to the steps."""
+    left, anonymous, done = private_bytes(), status_bytes("RssAnon"), threading.Event()
+    most = anonymous
 
     def watch() -> None:
         nonlocal most
         while not done.wait(0.004):
-            most = max(most, anonymous_bytes())
+            most = max(most, status_bytes("RssAnon"))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -116,15 +117,8 @@ def step(name: str) -> Iterator[None]:
     seconds = perf_counter() - start
     done.set()
     watcher.join()
-    left = private_bytes() - before
-    most = max(most - before_anonymous, left)
-    print(f"{name:46}{seconds:9.3f} s{left / 1e6:9.1f} MB{most / 1e6:9.1f} MB at most", flush=True)
-
-
-def anonymous_bytes() -> int:
-    """Cheap enough to be asked for all the time."""
-    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
-    return (resident - shared) * PAGE
+    left = private_bytes() - left
+    steps[name] = seconds, left / 1e6, max(most - anonymous, left) / 1e6
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""Lhotse's `compute_and_store_features` over a manifest: what `extract.py` holds featcache against.
+"""Lhotse's `compute_and_store_features` over a manifest, for `extract.py`, which holds featcache against it.
 
-    python scripts/bench/peer_lhotse.py MANIFEST --jobs 2 [--started]
+    python scripts/bench/peer_lhotse.py MANIFEST JOBS [started]
 
-Prints a JSON object: seconds, of this one call. `--started` hands it a pool of processes that have imported Lhotse
+Prints a JSON object: seconds, of this one call. `started` hands it a pool of processes that have imported Lhotse
 already; otherwise it starts them, as it does when called by a user. A process of its own and a small module, since
 those processes import it anew.
 """
 
-from __future__ import annotations
-
-import argparse
 import csv
 import json
 import multiprocessing
+import sys
 import tempfile
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -44,15 +42,7 @@ def extract(manifest: Path, jobs: int, started: bool) -> float:
         return perf_counter() - begin
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("manifest", type=Path)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--started", action="store_true")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    print(json.dumps({"seconds": extract(asked.manifest, asked.jobs, asked.started)}))
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    manifest, jobs, *started = sys.argv[1:]
+    print(json.dumps({"seconds": extract(Path(manifest), int(jobs), bool(started))}))

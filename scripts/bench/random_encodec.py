@@ -8,8 +8,6 @@ the signal is so large that the ELUs between them rectify it: energies in random
 It computes as much as the real one does; what its codes tell is not what the real ones tell.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

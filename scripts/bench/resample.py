@@ -1,14 +1,14 @@
 """Resampling: how fast, and how clean.
 
     pip install '.[extract,bench]'
-    python scripts/bench/resample.py [--rounds 7] [--device cuda] [--json]
+    python scripts/bench/resample.py [--rounds 7] [--json]
 
 From 8 to 24 kHz, from 22.05 and from 44.1 to 16 kHz, each of these takes turns, on one thread:
 
 soxr         LQ, MQ, HQ and VHQ of libsoxr, clip by clip
 featcache    `to_waveform` under the default policy: what a run does
 torchaudio   `transforms.Resample`, which keeps its filters, on batches of 16 clips: as it comes, and with the settings
-             that imitate librosa's kaiser_best; with --device cuda also there, waveforms and results on the GPU
+             that imitate librosa's kaiser_best
 scipy        `signal.resample_poly`, clip by clip
 
 The reference is a sinc under a Kaiser window (beta 16) that reaches 1,024 samples of the lower rate to either side, in
@@ -19,20 +19,14 @@ noise       what it makes of speech, against the reference with the resampler's 
 sweep       as `noise`, of a sweep
 ripple      the most by which it weakens or strengthens a tone
 left over   of tones above the lower Nyquist frequency, or on the way up of the mirror images of tones below it
-flat to     the part of the lower Nyquist frequency up to which tones lose no more than 0.1 dB
 
 A resampler is called clean here, if noise and sweep are above 90 dB, what is left over is below -90 dB, and the ripple
 is at most 0.01 dB. Rounding to 16 bits by itself leaves -98 dB of a loud sine; 0.01 dB move a log mel energy by 0.002,
-which is half of float16's rounding.
-
-Speeds are medians; docs/stories.md has figures.
+which is half of float16's rounding. Speeds are medians.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -41,68 +35,61 @@ import torch
 from corpus import speech_at
 from harness import Table, available, options, present, quick_turns, remark
 from numpy.typing import NDArray
-from resample_quality import Signal, is_clean, quality
 
 from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy
 
 PAIRS = ((8000, 24000), (22050, 16000), (44100, 16000))
-SHORT, LONG = 0.43, 10.0  # seconds of a clip: of a spoken digit, of a sentence
-BATCH = 16  # clips that torchaudio gets at once
+LENGTHS = {"long": 10.0, "short": 0.43}
+"""Seconds of a clip: of a sentence, and of a spoken digit."""
+BATCH = 16
+"""Clips that are resampled in a call."""
 SHIPPED = "featcache"
+PASSBAND = 0.9  # of the lower Nyquist frequency
+CLEAN_DB = 90.0
+RIPPLE_DB = 0.01
+REACH = 1024  # samples of the lower rate, to either side
+OUTSIDE = (1.05, 1.1, 1.25, 1.5)  # tones, in lower Nyquist frequencies, that no resampler may let through
+INSIDE = (0.5, 0.75, 0.9)  # tones whose mirror images it may not leave
+TONES = np.linspace(0.01, 0.99, 99)  # in lower Nyquist frequencies: where the response is measured
 COLUMNS = (
-    (f"× real time, {LONG:g} s", "{:,.0f}", "long"),
-    (f"{SHORT:g} s", "{:,.0f}", "short"),
+    ("× real time, 10 s", "{:,.0f}", "long"),
+    ("0.43 s", "{:,.0f}", "short"),
     ("noise", "{:.0f} dB", "noise_db"),
     ("sweep", "{:.0f} dB", "sweep_db"),
     ("ripple", "{:.4f} dB", "ripple_db"),
-    ("flat to", "{:.2f}", "flat_to"),
     ("left over", "{:.0f} dB", "left_over_db"),
     ("clean", "{}", "clean"),
 )
 """The figures of a table: their names, how they are written, and what they are in a result."""
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A resampler for one pair of rates."""
-
-    name: str
-    clips: Callable
-    """Resamples float32 `[clips, samples]`, which may lie on a GPU; this is what is timed."""
-    prepare: Callable = lambda clips: clips
-    """Makes the input of `clips` from a float32 array on the CPU."""
-    back: Callable = lambda clips: clips
-    """Brings the output back to the CPU."""
-
-    def __call__(self, samples: NDArray[np.floating]) -> Signal:
-        """One clip."""
-        made = self.back(self.clips(self.prepare(samples.astype(np.float32)[None])))
-        return np.asarray(made[0], np.float64)
+Signal = NDArray[np.float64]
+Resample = Callable[[Signal], Signal]
+"""Of one clip, from one rate to another."""
+Resampler = Callable[[NDArray[np.float32]], Sequence]
+"""Resamples clips `[clips, samples]`, one by one or all at once."""
 
 
-def candidates(source: int, target: int, device: torch.device) -> list[Candidate]:
+def resamplers(source: int, target: int) -> dict[str, Resampler]:
     """Every resampler that there is here."""
-    made = available({"soxr": _soxr, "torchaudio": _torchaudio, "scipy": _scipy}, source, target, device)
-    return [candidate for of_package in made.values() for candidate in of_package]
+    made = available({"soxr": _soxr, "torchaudio": _torchaudio, "scipy": _scipy}, source, target)
+    return {name: run for of_package in made.values() for name, run in of_package.items()}
 
 
-def _each(one: Callable) -> Callable:
+def _each(one: Callable) -> Resampler:
     return lambda clips: [one(clip) for clip in clips]
 
 
-def _soxr(source: int, target: int, device: torch.device) -> list[Candidate]:
+def _soxr(source: int, target: int) -> dict[str, Resampler]:
     policy = AudioPolicy(sample_rate=target)
-    return [
-        *(
-            Candidate(f"soxr {name}", _each(lambda clip, name=name: soxr.resample(clip, source, target, name)))
-            for name in ("LQ", "MQ", "HQ", "VHQ")
-        ),
-        Candidate(SHIPPED, _each(lambda clip: to_waveform(clip[:, None], source, policy))),
-    ]
+    made = {
+        f"soxr {name}": _each(lambda clip, name=name: soxr.resample(clip, source, target, name))
+        for name in ("LQ", "MQ", "HQ", "VHQ")
+    }
+    return made | {SHIPPED: _each(lambda clip: to_waveform(clip[:, None], source, policy))}
 
 
-def _torchaudio(source: int, target: int, device: torch.device) -> list[Candidate]:
+def _torchaudio(source: int, target: int) -> dict[str, Resampler]:
     from torchaudio.transforms import Resample
 
     best = {
@@ -111,84 +98,173 @@ def _torchaudio(source: int, target: int, device: torch.device) -> list[Candidat
         "resampling_method": "sinc_interp_kaiser",
         "beta": 14.769656459379492,
     }
-    found = []
-    for where in dict.fromkeys(["cpu", device.type]):
-        for name, settings in (("default", {}), ("kaiser_best", best)):
-            transform = Resample(source, target, **settings).to(where)
+    transforms = {"default": Resample(source, target), "kaiser_best": Resample(source, target, **best)}
 
-            def run(clips: torch.Tensor, transform: Resample = transform) -> torch.Tensor:
-                with torch.inference_mode():
-                    made = transform(clips)
-                if clips.is_cuda:
-                    torch.cuda.synchronize()
-                return made
+    @torch.inference_mode()
+    def run(transform: Resample, clips: NDArray[np.float32]) -> torch.Tensor:
+        return transform(torch.from_numpy(clips))
 
-            label = f"torchaudio {name}" + ("" if where == "cpu" else f", {where}")
-            to = lambda clips, where=where: torch.from_numpy(clips).to(where)  # noqa: E731
-            found.append(Candidate(label, run, to, lambda made: made.cpu().numpy()))
-    return found
+    return {f"torchaudio {name}": partial(run, transform) for name, transform in transforms.items()}
 
 
-def _scipy(source: int, target: int, device: torch.device) -> list[Candidate]:
+def _scipy(source: int, target: int) -> dict[str, Resampler]:
     from scipy.signal import resample_poly
 
     common = math.gcd(source, target)
-    return [Candidate("scipy", _each(lambda clip: resample_poly(clip, target // common, source // common)))]
+    return {"scipy": _each(lambda clip: resample_poly(clip, target // common, source // common))}
 
 
-# How fast
-
-
-def compare(source: int, target: int, voice: NDArray[np.float32], device: torch.device, rounds: int) -> list[dict]:
+def compare(source: int, target: int, rounds: int) -> list[dict]:
     """Quality and speed of every resampler, in turns."""
-    found = candidates(source, target, device)
-    speech = voice[: 6 * source]
-    results = [{"name": resampler.name, **quality(resampler, source, target, speech)} for resampler in found]
+    found, voice = resamplers(source, target), speech_at(source)
+
+    def one_clip(run: Resampler, samples: Signal) -> Signal:
+        return np.asarray(run(samples.astype(np.float32)[None])[0], np.float64)
+
+    results = [
+        {"name": name, **quality(partial(one_clip, run), source, target, voice[: 6 * source])}
+        for name, run in found.items()
+    ]
     others = 0.0
-    for key, seconds in (("long", LONG), ("short", SHORT)):
+    for length, seconds in LENGTHS.items():
         clips = np.resize(voice, (BATCH, int(seconds * source)))
-        runs = {resampler.name: partial(resampler.clips, resampler.prepare(clips)) for resampler in found}
+        runs = {name: partial(run, clips) for name, run in found.items()}
         quick_turns(runs, 1, 1)  # which warms up
         turns = quick_turns(runs, rounds, 1)
         others = max(others, turns.others)
         for result in results:
-            result[key] = BATCH * seconds / turns.median(result["name"])
-    for result in results:
-        result |= {"clean": is_clean(result), "others": others}
-    return results
+            result[length] = BATCH * seconds / turns.median(result["name"])
+    return [result | {"clean": is_clean(result), "others": others} for result in results]
 
 
-# What comes of it
+def against_fastest(results: list[dict], length: str) -> str:
+    """The fastest that is clean in all pairs, on clips of a length, by the geometric mean of its speeds."""
+
+    def speed(name: str) -> float:
+        return math.exp(np.mean([math.log(result[length]) for result in results if result["name"] == name]))
+
+    unclean = {result["name"] for result in results if not result["clean"]}
+    clean = {result["name"] for result in results} - unclean - {SHIPPED}
+    fastest = max(clean, key=speed)
+    return (
+        f"of {LENGTHS[length]:g} s: the fastest that is clean is {fastest}; "
+        f"featcache has {speed(SHIPPED) / speed(fastest):.2f} of its speed"
+    )
 
 
-def fastest_clean(results: list[dict]) -> dict[str, str]:
-    """The fastest that is clean in all pairs, on clips of either length, by the geometric mean of its speeds."""
-    names = dict.fromkeys(result["name"] for result in results if result["name"] != SHIPPED)
-    clean = [name for name in names if all(result["clean"] for result in results if result["name"] == name)]
-    return {key: max(clean, key=lambda name: mean_speed(results, name, key)) for key in ("long", "short")}
+# How clean
 
 
-def mean_speed(results: list[dict], name: str, key: str) -> float:
-    speeds = [result[key] for result in results if result["name"] == name]
-    return math.exp(sum(map(math.log, speeds)) / len(speeds))
+def ideal(samples: Signal, source: int, target: int) -> Signal:
+    """The reference: a windowed sinc at every output's own time, with zeros around the clip."""
+    up, down = target // math.gcd(source, target), source // math.gcd(source, target)
+    num_out = int(len(samples) * up / down + 0.5)
+    band = min(1.0, target / source)  # the lower Nyquist frequency, in the source's
+    reach = math.ceil(REACH / band)
+    padded = np.concatenate([np.zeros(reach), samples, np.zeros(reach + down)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1)
+    made = np.empty(num_out)
+    for phase in range(min(up, num_out)):  # output k = phase + j * up lies at k * down / up of the source's samples
+        whole, part = divmod(phase * down, up)
+        at = np.arange(-reach, reach + 1) - part / up
+        kernel = band * np.sinc(band * at) * np.i0(16.0 * np.sqrt(np.clip(1 - (at / reach) ** 2, 0, 1))) / np.i0(16.0)
+        made[phase::up] = windows[whole::down][: len(made[phase::up])] @ kernel
+    return made
+
+
+def response(resample: Resample, source: int, target: int) -> Signal:
+    """The gain at each of `TONES`."""
+    gains = []
+    for frequency in TONES * min(source, target) / 2:
+        made = resample(np.sin(2 * np.pi * frequency * np.arange(source) / source))
+        middle = slice(target // 4, target - target // 4)
+        window = np.hanning(target // 2)
+        turning = np.exp(-2j * np.pi * frequency * np.arange(len(made))[middle] / target)
+        gains.append(abs(2 * np.sum(made[middle] * window * turning) / window.sum()))
+    return np.array(gains)
+
+
+def snr(made: Signal, expected: Signal, rate: int, lower: int, gains: Signal) -> float:
+    """dB by which the expected signal, with these gains, is stronger than what differs from it, in the passband."""
+    length = min(len(made), len(expected))
+    window = np.hanning(length)
+    frequencies = np.fft.rfftfreq(length, 1 / rate) / (lower / 2)
+    wanted = np.fft.rfft(expected[:length] * window) * np.interp(frequencies, TONES, gains)
+    error = np.fft.rfft(made[:length] * window) - wanted
+    band = frequencies <= PASSBAND
+    return decibels(np.sum(np.abs(wanted[band]) ** 2) / np.sum(np.abs(error[band]) ** 2))
+
+
+def decibels(power: float) -> float:
+    return 10 * math.log10(max(power, 1e-20))
+
+
+def sweep(rate: int, seconds: float, top: float) -> Signal:
+    """A linear sweep from 0 to `top` Hz, at half of full scale."""
+    at = np.arange(int(seconds * rate)) / rate
+    return 0.5 * np.sin(np.pi * top / seconds * at**2)
+
+
+def tone(rate: int, frequency: float, seconds: float = 2.0) -> Signal:
+    """A sine that fades in and out, so that it has one frequency."""
+    at = np.arange(int(seconds * rate)) / rate
+    return 0.5 * np.sin(2 * np.pi * frequency * at) * np.hanning(len(at))
+
+
+def left_over(resample: Resample, source: int, target: int) -> float:
+    """dB of the strongest alias, or mirror image, against its tone."""
+    lower = min(source, target) / 2
+    worst = -math.inf
+    if target < source:
+        for frequency in (part * lower for part in OUTSIDE if part * lower < source / 2):
+            given = tone(source, frequency)
+            made = resample(given)
+            worst = max(worst, decibels(np.mean(made**2) / np.mean(given**2)))
+    else:
+        for frequency in (part * lower for part in INSIDE):
+            power = np.abs(np.fft.rfft(resample(tone(source, frequency)))) ** 2
+            mirrored = power[int(len(power) * source / target) :]
+            worst = max(worst, decibels(mirrored.sum() / power.sum()))
+    return worst
+
+
+def quality(resample: Resample, source: int, target: int, voice: Signal) -> dict:
+    """What a resampler does to speech, a sweep and tones."""
+    lower = min(source, target)
+    gains = response(resample, source, target)
+    swept = sweep(source, 4.0, PASSBAND * lower / 2)
+    made, expected = resample(voice), ideal(voice, source, target)
+    return {
+        "noise_db": snr(made, expected, target, lower, gains),
+        "sweep_db": snr(resample(swept), ideal(swept, source, target), target, lower, gains),
+        "ripple_db": float(np.abs(decibels_of(gains[TONES <= PASSBAND + 1e-9])).max()),
+        "left_over_db": left_over(resample, source, target),
+    }
+
+
+def decibels_of(gains: Signal) -> Signal:
+    return 20 * np.log10(np.maximum(gains, 1e-10))
+
+
+def is_clean(measured: dict) -> bool:
+    loudest = min(measured["noise_db"], measured["sweep_db"], -measured["left_over_db"])
+    return loudest >= CLEAN_DB and measured["ripple_db"] <= RIPPLE_DB
 
 
 def main() -> None:
-    asked = options(__doc__, device=("cpu", "for torchaudio"), rounds=7)
+    asked = options(__doc__, rounds=7)
     torch.set_num_threads(1)
-    parts, results = [f"torch {torch.__version__}, soxr {soxr.__version__}, 1 thread"], []
+    tables, results = [], []
     for source, target in PAIRS:
-        found = compare(source, target, speech_at(source), torch.device(asked.device), asked.rounds)
+        found = compare(source, target, asked.rounds)
         table = Table(f"{source:,} to {target:,} Hz", {head: text for head, text, _ in COLUMNS})
         for each in found:
             table.add(each["name"], *(each[key] for _, _, key in COLUMNS))
-        parts.append(table)
+        tables.append(table)
         results += found
-    for key, seconds in (("long", LONG), ("short", SHORT)):
-        name = fastest_clean(results)[key]
-        ratio = mean_speed(results, SHIPPED, key) / mean_speed(results, name, key)
-        parts.append(f"of {seconds:g} s: the fastest that is clean is {name}; featcache has {ratio:.2f} of its speed")
-    present(asked, *parts, remark(*(each["others"] for each in results)))
+    about = f"torch {torch.__version__}, soxr {soxr.__version__}, 1 thread"
+    said = [against_fastest(results, length) for length in LENGTHS]
+    present(asked, about, *tables, *said, remark(*(each["others"] for each in results)))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,7 @@
 
 Reading is a copy of all features, a megabyte at a time, by one thread. What is on the disk is read once before: both
 then come from the page cache. In each round all take turns; rates are medians of the rounds.
-
-docs/stats.md has figures.
 """
-
-from __future__ import annotations
 
 import numpy as np
 from harness import Table, options, present, remark, take_turns

@@ -1,7 +1,5 @@
 """Codes that lie on a tie: where the latents agree to rounding, and another codeword is as near."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

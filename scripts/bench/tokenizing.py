@@ -1,8 +1,8 @@
 """EnCodec from FLAC files to codes on disk: beside the model alone, and beside the loop that people write.
 
     pip install '.[extract,models]'
-    python scripts/bench/tokenizing.py [--hours 0.1] [--threads 2] [--rounds 3] [--device cpu] [--json]
-    python scripts/bench/tokenizing.py --kind short          clips of 0.43 s at 8 kHz, the worst case for padding
+    python scripts/bench/tokenizing.py [--hours 0.1] [--threads 2] [--rounds 3] [--json]
+    python scripts/bench/tokenizing.py --kind short      clips of 0.43 s at 8 kHz, the worst case for padding
 
 The model is EnCodec for 24 kHz at its full size, with random weights (`random_encodec.py`), at 6 kbps in fp32. In each
 round three things take turns:
@@ -10,13 +10,11 @@ round three things take turns:
 model   `EncodecModel.encode` on tensors that lie on the device, without padding, in the fastest of several shapes, on
         a CPU by as many threads as the others have: the limit
 featcache   `run_extraction`: decode, resample, extract, commit
-loop    for each file: soundfile.read, torchaudio's resample, model.encode, np.save; over the first `--loop-minutes`
+loop    for each file: soundfile.read, torchaudio's resample, model.encode, np.save; over the first two minutes
 
 The table has the median of the rounds; ratios are medians of the ratios within a round. At the end every code that
 featcache has stored is held against the loop's: a difference is a tie where the latents agree to rounding.
 """
-
-from __future__ import annotations
 
 import argparse
 import shutil
@@ -46,8 +44,10 @@ from featcache.manifest import Manifest, read_manifest
 LIMIT, OURS = "the model alone", "featcache, from files to shards"
 RATE = 24000
 BANDWIDTH = 6.0
-SHAPES = {"cpu": [(1, 1.0), (4, 1.0), (1, 4.0), (2, 4.0), (1, 10.0)], "cuda": [(8, 10.0), (24, 10.0), (64, 10.0)]}
+SHAPES = [(1, 1.0), (4, 1.0), (1, 4.0), (2, 4.0), (1, 10.0)]
 """Rows and seconds of the batches among which the fastest is the limit."""
+LIMIT_SECONDS, LOOP_SECONDS = 60.0, 120.0
+"""How much audio the model alone and the loop are measured on."""
 
 
 class Model:
@@ -65,8 +65,7 @@ class Model:
         for module in self._model.modules():
             if torch.nn.utils.parametrize.is_parametrized(module):
                 torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
-        self._device = device
-        self._workers = 1 if device.is_cuda else device.threads
+        self._workers = device.threads
 
     def encode(self, waveforms: torch.Tensor) -> torch.Tensor:
         """Codes `[R, Q, F]` of waveforms `[R, P]` on the device."""
@@ -81,8 +80,8 @@ class Model:
     def fastest(self, seconds: float) -> tuple[str, Timed]:
         """The fastest shape, and what a second of audio takes in it, over about so many seconds of audio."""
         found = {}
-        for rows, length in SHAPES[self._device.torch_device.type]:
-            waveforms = 0.1 * torch.randn(rows, round(length * RATE), device=self._device.torch_device)
+        for rows, length in SHAPES:
+            waveforms = 0.1 * torch.randn(rows, round(length * RATE))
             count = max(1, round(seconds / (rows * length * self._workers)))
             self._run(waveforms, 1)
             taken = timed(lambda waveforms=waveforms, count=count: self._run(waveforms, count))
@@ -101,34 +100,31 @@ class Model:
             worker.start()
         for worker in workers:
             worker.join()
-        if self._device.is_cuda:
-            torch.cuda.synchronize()
 
 
-def loop(manifest: Manifest, rows: Sequence[int], model: Model, device: Device, folder: Path) -> None:
+def loop(manifest: Manifest, rows: Sequence[int], model: Model, threads: int, folder: Path) -> None:
     """What people write: one file after the other, one .npy for each."""
     import torchaudio
 
     folder.mkdir()
-    torch.set_num_threads(device.threads)
+    torch.set_num_threads(threads)
     for row in rows:
         utterance = manifest[row]
         samples, rate = soundfile.read(manifest.resolve(utterance.path), dtype="float32")
-        waveform = torchaudio.functional.resample(torch.from_numpy(samples).to(device.torch_device), rate, RATE)
-        np.save(folder / f"{utterance.id}.npy", model.encode(waveform[None])[0].T.cpu().numpy().astype(np.uint16))
+        waveform = torchaudio.functional.resample(torch.from_numpy(samples), rate, RATE)
+        np.save(folder / f"{utterance.id}.npy", model.encode(waveform[None])[0].T.numpy().astype(np.uint16))
     torch.set_num_threads(1)
 
 
-def compare(manifest: Manifest, config: Config, cache: Path, model: Model, device: Device) -> str:
+def compare(manifest: Manifest, config: Config, cache: Path, model: Model) -> str:
     """Hold every code in the cache against the model alone on the same waveforms; ties apart."""
     stored = featcache.open(cache)
-    extractor = config.build(device.torch_device).as_codec_extractor()
+    extractor = config.build(torch.device("cpu")).as_codec_extractor()
     assert extractor is not None
     counts: Counter[str] = Counter()
     distinct: set[int] = set()
     for id_, waveform in waveforms_of(manifest, config):
-        waveform = waveform.to(device.torch_device)
-        alone = model.encode(waveform[None])[0].T.cpu().numpy()
+        alone = model.encode(waveform[None])[0].T.numpy()
         counts += differences(stored[id_], alone, extractor, waveform)
         distinct.update(alone[:, 0].tolist())
     return (
@@ -139,40 +135,42 @@ def compare(manifest: Manifest, config: Config, cache: Path, model: Model, devic
 
 def measure(asked: argparse.Namespace) -> list[Table | str]:
     """All rounds."""
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    manifest = read_manifest(make_corpus(asked.folder, asked.kind, hours=asked.hours, count=asked.count))
+    manifest = read_manifest(make_corpus(asked.folder, asked.kind, asked.hours))
     weights = make_weights(asked.folder)
     params = {"weights": str(weights), "bandwidth": BANDWIDTH}
     config = config_from(
         {"name": "encodec24k", "extractor": "encodec", "params": params, "audio": {"sample_rate": RATE}}
     )
-    device = Device(asked.device or None, asked.threads)
+    device = Device("cpu", asked.threads)
     device.configure_torch()
     model = Model(weights, device)
     seconds = float(manifest.duration.sum())
-    in_loop = np.flatnonzero(np.cumsum(manifest.duration) <= asked.loop_minutes * 60).tolist() or [0]
+    in_loop = np.flatnonzero(np.cumsum(manifest.duration) <= LOOP_SECONDS).tolist() or [0]
     shapes, summaries = [], []
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
 
         def alone() -> Timed:
-            shape, taken = model.fastest(asked.limit_seconds)
+            shape, taken = model.fastest(LIMIT_SECONDS)
             shapes.append(shape)
             return taken
 
         def extraction() -> Timed:
             shutil.rmtree(folder / "cache", ignore_errors=True)
-            options = Options(asked.device or None, asked.threads)
-            plan = lambda: plan_extraction(manifest, [config], folder / "cache", options)  # noqa: E731
-            return of_audio(timed(lambda: summaries.append(run_extraction(plan(), run_locally))), seconds)
+
+            def run() -> None:
+                plan = plan_extraction(manifest, [config], folder / "cache", Options("cpu", asked.threads))
+                summaries.append(run_extraction(plan, run_locally))
+
+            return of_audio(timed(run), seconds)
 
         def by_hand() -> Timed:
             shutil.rmtree(folder / "loop", ignore_errors=True)
-            taken = timed(lambda: loop(manifest, in_loop, model, device, folder / "loop"))
+            taken = timed(lambda: loop(manifest, in_loop, model, asked.threads, folder / "loop"))
             return of_audio(taken, float(manifest.duration[in_loop].sum()))
 
         turns = take_turns({LIMIT: alone, OURS: extraction, "load, resample, encode, np.save": by_hand}, asked.rounds)
-        compared = compare(manifest, config, folder / "cache", model, device)
+        compared = compare(manifest, config, folder / "cache", model)
     about = f"{len(manifest):,} files, {seconds / 3600:.2f} h, {device.label}, {device.threads} threads"
     table = Table(about, {"× real time": "{:,.1f}", "of the limit": "{:.2f}", "featcache is": "{:.1f} ×"})
     for name in turns.taken:
@@ -192,13 +190,9 @@ def main() -> None:
         __doc__,
         folder=KEPT,
         kind=("long", f"of corpus: {' or '.join(sorted(KINDS))}"),
-        hours=(0.1, "of a long corpus"),
-        count=(600, "files of a short corpus"),
-        device="",
+        hours=0.1,
         threads=CORES,
         rounds=3,
-        limit_seconds=(60.0, "audio in a measurement of the model alone"),
-        loop_minutes=(2.0, "audio that the loop is measured on"),
     )
     present(asked, *measure(asked))
 

@@ -10,8 +10,6 @@ memory that begins at a page, in the same pieces, as verify does: the kernel cop
 all take turns; the table has the median of the rounds, and ratios are medians of the ratios within a round.
 """
 
-from __future__ import annotations
-
 import argparse
 import mmap
 import tempfile

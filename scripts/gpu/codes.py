@@ -9,8 +9,6 @@ batching                  each policy at each precision, against every clip alon
 A mismatch is a code that differs by more than rounding explains; what differs else is a tie.
 """
 
-from __future__ import annotations
-
 from step import Step, main
 
 # isort: split

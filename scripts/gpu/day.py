@@ -8,8 +8,6 @@ has found until then is kept: in OUT/<step>.jsonl, a result a line, and for peop
 anew after each step, of all steps that are in OUT. So a day may be several commands with the same OUT.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

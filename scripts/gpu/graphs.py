@@ -6,8 +6,6 @@ compares with eager: the bits, the speed, the memory that is held, and the secon
 On a CPU there are no graphs: eager is compared with itself.
 """
 
-from __future__ import annotations
-
 from step import Step, main
 
 # isort: split

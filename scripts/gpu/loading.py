@@ -7,8 +7,6 @@
 On a CPU, the limit copies from memory to memory.
 """
 
-from __future__ import annotations
-
 from step import Step, main
 
 # isort: split

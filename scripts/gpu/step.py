@@ -5,9 +5,6 @@ A step is a script of its own, so that it can be killed; it can be run by hand, 
     python scripts/gpu/codes.py --device cuda --out codes.jsonl --seconds 240
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -19,11 +16,11 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / folder) for folder in ("", "scripts", "scripts/bench", "scripts/stories", "tests/helpers")]
+sys.path += [str(ROOT / folder) for folder in ("", "scripts/bench", "scripts/stories", "tests/helpers")]
 
 import small_models  # noqa: E402
 import small_ssl  # noqa: E402
-from harness import median  # noqa: E402
+from harness import KEPT, median, options  # noqa: E402
 
 from featcache.config import Config, config_from  # noqa: E402
 from featcache.device import Device  # noqa: E402
@@ -105,15 +102,16 @@ class Step:
 def main(run: Callable[[Step], object], description: str) -> None:
     """Run a step as a script."""
     started = perf_counter()
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default=None)
-    parser.add_argument("--out", type=Path, required=True, help="the file of the results")
-    parser.add_argument("--work", type=Path, required=True, help="a folder for models and corpora")
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--small", action="store_true")
-    asked = parser.parse_args()
+    asked = options(
+        description,
+        device="",
+        out=(Path("results.jsonl"), "the file of the results"),
+        work=(KEPT, "a folder for models and corpora"),
+        seconds=600.0,
+        small=False,
+    )
     asked.work.mkdir(parents=True, exist_ok=True)
-    device = Device(asked.device)
+    device = Device(asked.device or None)
     device.configure_torch()
     step = Step(device, asked.out, asked.work, asked.seconds, asked.small, started)
     with torch.inference_mode():

@@ -13,8 +13,6 @@ The audio is 16 kHz FLAC; for MAX_ROWS it is clips of 0.43 s. Speeds are × real
 is featcache's own extractor.
 """
 
-from __future__ import annotations
-
 from step import Step, main
 
 # isort: split
@@ -206,7 +204,7 @@ def kernels(step: Step, name: str, function: Callable[[], object]) -> None:
 
 def files(step: Step, speed: float, kind: str = "long") -> Manifest:
     """Files whose extraction takes some seconds at this speed: the same ones, time and again."""
-    path = corpus.make_corpus(step.work, kind, hours=0.003 if step.small else 0.5, count=40 if step.small else 3000)
+    path = corpus.make_corpus(step.work, kind, 0.003 if step.small else 0.5)
     once = read_manifest(path)
     speed = min(speed, DECODED_BY_A_CORE * step.device.threads)
     wanted = 1 if step.small else max(1, round(speed * SECONDS_OF_A_RUN / float(once.duration.sum())))

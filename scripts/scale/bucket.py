@@ -6,8 +6,6 @@ The store is moto's S3 on loopback, behind a proxy that counts requests and hold
 share the cores with what is measured. Shards are uploaded as a run uploads them, of a few tiny items each.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

@@ -6,8 +6,6 @@ One part is made by the store's own writer: items of one frame each, of rows of 
 links of it under other names. Each figure is of a process of its own.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -29,7 +27,7 @@ from featcache.version.selection import select_version
 from featcache.version.version import Version
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import in_child, options, status_bytes
+from harness import Table, in_child, options, present, status_bytes
 from make_cache import add_shard, want_nothing
 from memory import watch
 
@@ -55,74 +53,74 @@ def make_part(cache: Path, manifest: Path, rows: int) -> None:
     open_index(version)
 
 
-def open_corpus(path: Path) -> str:
-    """What opening a corpus takes, and its first batch."""
+def open_corpus(path: Path) -> list[float]:
+    """What opening a corpus takes: time, memory, maps and descriptors; and the time of a batch of 64 of all parts."""
     started, before = perf_counter(), resources()
     corpus = featcache.open(path)
-    opened, after = perf_counter(), resources()
-    own, mapped, descriptors, maps = (now - earlier for now, earlier in zip(after, before, strict=True))
+    seconds = perf_counter() - started
+    used = [now - earlier for now, earlier in zip(resources(), before, strict=True)]
     began = perf_counter()
     corpus.batch(range(0, len(corpus), max(1, len(corpus) // 64)))
-    return (
-        f"{len(corpus.parts)} parts, {len(corpus):,} utterances: opened in {opened - started:.3f} s, "
-        f"{own / 1e6:.0f} MB of its own, {mapped / 1e6:.0f} MB mapped, {maps} maps, {descriptors} descriptors; "
-        f"the first batch, of 64 from all parts, in {perf_counter() - began:.3f} s"
-    )
+    return [seconds, *used, perf_counter() - began]
 
 
-def begin_epoch(path: Path) -> str:
-    """What the first batch of an epoch takes."""
+def begin_epoch(path: Path) -> list[float]:
+    """What the first batch of an epoch takes: seconds, and MB more of memory."""
     dataset = featcache.FeatureDataset(featcache.open(path))
     before, started = status_bytes("VmHWM"), perf_counter()
     next(iter(featcache.BucketBatchSampler(dataset.lengths, batch_size=1000)))
-    memory = (status_bytes("VmHWM") - before) / 1e6
-    return f"first batch of an epoch after {perf_counter() - started:.2f} s, {memory:.0f} MB more memory"
+    return [perf_counter() - started, (status_bytes("VmHWM") - before) / 1e6]
 
 
-def resources() -> tuple[int, ...]:
-    """This process's own memory, what it has mapped of files, its descriptors and its maps."""
+def resources() -> list[float]:
+    """MB of this process's own, MB that it has mapped of files, its maps and its descriptors."""
     maps = Path("/proc/self/maps").read_text().count("\n")
-    return status_bytes("RssAnon"), status_bytes("RssFile"), len(os.listdir("/proc/self/fd")), maps
+    return [status_bytes("RssAnon") / 1e6, status_bytes("RssFile") / 1e6, maps, len(os.listdir("/proc/self/fd"))]
 
 
-def corpus_of(folder: Path, source: Path, manifest: Path, count: int) -> tuple[Path, Path]:
-    """A corpus of so many links of a part, and the folder of their manifests."""
-    manifests, corpus = folder / f"manifests-{count}", folder / f"corpus-{count}"
-    manifests.mkdir()
+def corpus_of(part: Path, corpus: Path, count: int) -> Path:
+    """A corpus of so many links of a part."""
     for number in range(count):
-        shutil.copytree(source, corpus / f"part-{number:03}", copy_function=os.link)
-        os.link(manifest, manifests / f"part-{number:03}.parquet")
-    return manifests, corpus
+        shutil.copytree(part, corpus / f"part-{number:04}", copy_function=os.link)
+    return corpus
 
 
 def main() -> None:
-    given = options(
+    asked = options(
         __doc__,
         rows=1_000_000,
         parts=[1, 3, 10],
         open=([10, 100, 1000], "how many parts to open"),
         folder=(Path, "where to work; a temporary folder by default"),
     )
-    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
+    runs = Table("runs", {"seconds": "{:.1f}", "a part": "{:.2f}", "MB": "{:,.0f}"})
+    opening = {
+        "opened in": "{:.3f} s",
+        **dict.fromkeys(("MB of its own", "MB mapped", "maps", "descriptors"), "{:,.0f}"),
+    }
+    epoch = {"a batch in": "{:.3f} s", "an epoch begins in": "{:.2f} s", "more MB": "{:,.0f}"}
+    opened = Table("opened", opening | epoch)
+    with tempfile.TemporaryDirectory(dir=asked.folder) as temporary:
         folder = Path(temporary)
-        started = perf_counter()
-        in_child(make_part, folder / "part", folder / "part.parquet", given.rows)  # whose memory is not this process's
-        print(f"a part of {given.rows:,} rows, made in {perf_counter() - started:.0f} s", flush=True)
-        start, base, *_ = watch([*FEATCACHE, "configs"])
-        print(f"a command that does nothing: {start:.1f} s, {base:.0f} MB", flush=True)
-        for count in given.parts:
-            manifests, corpus = corpus_of(folder, folder / "part", folder / "part.parquet", count)
+        part, manifest = folder / "part", folder / "part.parquet"
+        in_child(make_part, part, manifest, asked.rows)  # whose memory is not this process's
+        seconds, memory = watch([*FEATCACHE, "configs"])
+        runs.add("a command that does nothing", seconds, None, memory)
+        for count in asked.parts:
+            corpus, manifests = corpus_of(part, folder / f"corpus-{count}", count), folder / f"manifests-{count}"
+            manifests.mkdir()
+            for path in corpus.iterdir():
+                os.link(manifest, manifests / f"{path.name}.parquet")
             command = [*FEATCACHE, "extract", f"{manifests}/*.parquet", "-c", "mfcc13", "-o", str(corpus)]
             for what in ("first run, which finds everything there", "the same again"):
-                seconds, memory, *_ = watch([*command, "--device", "cpu"])
-                print(f"{count} parts, {what}: {seconds:.1f} s, {seconds / count:.2f} s a part, {memory:.0f} MB")
-        for count in given.open:
-            corpus = folder / f"opened-{count}"
-            for number in range(count):
-                shutil.copytree(folder / "part", corpus / f"part-{number:04}", copy_function=os.link)
+                seconds, memory = watch([*command, "--device", "cpu"])
+                runs.add(f"{count} parts, {what}", seconds, seconds / count, memory)
+        for count in asked.open:
+            corpus = corpus_of(part, folder / f"opened-{count}", count)
             record(corpus)
-            print(in_child(open_corpus, corpus), flush=True)
-            print(f"{count} parts: {in_child(begin_epoch, corpus)}", flush=True)
+            figures = in_child(open_corpus, corpus) + in_child(begin_epoch, corpus)
+            opened.add(f"{count} parts, {count * asked.rows:,} utterances", *figures)
+    present(asked, runs, opened)
 
 
 def record(corpus: Path) -> None:

@@ -5,11 +5,8 @@ as well, with one thread each: two threads in one call are no faster on a clip o
 On a GPU, and where a padded batch is tokenised at once, the training process does it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -49,17 +46,12 @@ CodesOfBatch = tuple[list[int], Tensor, Tensor]
 """The rows of a batch, their codes `[B, F, Q]` and lengths `[B]`."""
 
 
-@dataclass(frozen=True)
-class Collate:
-    """Makes a batch of rows and waveforms: the rows, `num_samples` `[B]`, and the waveforms or codes, padded."""
-
-    tokenise: Tokenise | None
-
-    def __call__(self, items: list[tuple[int, Tensor]]) -> tuple[list[int], Tensor, Tensor]:
-        waveforms = pad_sequence([waveform for _, waveform in items], batch_first=True)
-        num_samples = torch.tensor([len(waveform) for _, waveform in items])
-        padded = waveforms if self.tokenise is None else self.tokenise(waveforms, num_samples)
-        return [row for row, _ in items], num_samples, padded
+def collate(tokenise: Tokenise | None, items: list[tuple[int, Tensor]]) -> tuple[list[int], Tensor, Tensor]:
+    """The rows of a batch, `num_samples` `[B]`, and the waveforms or codes, padded."""
+    waveforms = pad_sequence([waveform for _, waveform in items], batch_first=True)
+    num_samples = torch.tensor([len(waveform) for _, waveform in items])
+    padded = waveforms if tokenise is None else tokenise(waveforms, num_samples)
+    return [row for row, _ in items], num_samples, padded
 
 
 class Waveforms(Dataset[tuple[int, Tensor]]):
@@ -107,7 +99,7 @@ class OnTheFly:
         self._loader = DataLoader(
             Waveforms(manifest),
             batch_sampler=sampler,
-            collate_fn=Collate(tokenise if in_workers else None),
+            collate_fn=partial(collate, tokenise if in_workers else None),
             num_workers=device.threads,
             persistent_workers=True,
             pin_memory=device.is_cuda,

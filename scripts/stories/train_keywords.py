@@ -18,11 +18,7 @@ one, but its accuracies say nothing of that one's.
 All three train for --epochs from the same seed; featcache goes on until --more-epochs. An epoch's time is the median of
 them, without the test. The extraction is the whole command, from the start of Python on, of both splits. The codes of
 the first way are held against featcache's; one that differs is a tie where the latents agree to rounding.
-
-docs/stories.md has figures.
 """
-
-from __future__ import annotations
 
 import argparse
 import math
@@ -31,21 +27,19 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 import yaml
 from on_the_fly import CodesOfBatch, OnTheFly, Waveforms
-from training import OPTIONS, SPLITS, GpuUse, Loader, Pass, Trainer, extract, split
+from training import OPTIONS, Data, GpuUse, Pass, Trainer, split
 from xvector import EmbeddedCodes, XVector
 
 import featcache
 from featcache import weights
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
-from featcache.extractors.codec import CodecExtractor
 from featcache.manifest import read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
@@ -60,17 +54,14 @@ HUB = "encodec24k-6kbps"
 DIGITS = [str(digit) for digit in range(10)]
 
 
-def make_config(asked: argparse.Namespace, folder: Path) -> Path:
-    """Write the config of EnCodec with the weights asked for."""
+def make_config(asked: argparse.Namespace) -> dict:
+    """The config of EnCodec with the weights asked for."""
     document = yaml.safe_load(packaged_configs()[HUB])
     params = document["params"]
     if asked.weights != params["weights"]:
-        asked.folder.mkdir(parents=True, exist_ok=True)
         chosen = asked.weights or make_weights(asked.folder)
         params |= {"weights": str(Path(chosen).resolve()), "revision": None}
-    path = folder / "encodec.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
+    return document
 
 
 @dataclass
@@ -106,44 +97,29 @@ class Story:
 
     def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
         self.asked = asked
-        self.manifests = split(asked.data, folder, asked.limit)
-        config = make_config(asked, folder)
-        self.extraction = extract(self.manifests["all"], config, folder / "features", asked)
-        self.config: Config = load_config(config)
-        self.cache = featcache.open(folder / "features")
-        self.datasets = {
-            name: featcache.FeatureDataset(self.cache, self.manifests[name], columns=["digit"]) for name in SPLITS
-        }
+        manifests = split(asked.data, folder, asked.limit)
+        self.data = Data(asked, manifests, make_config(asked), {"digit": DIGITS})
+        self.config: Config = load_config(self.data.config)
         self.device = Device(str(asked.device), asked.threads)
         self.device.configure_torch()
         params = self.config.params
         self.model = Model(weights.locate(params.weights, params.revision).folder, self.device)
 
-    def loader(self, way: str, name: str) -> Loader:
+    def loader(self, way: str, name: str) -> featcache.DataLoader | OnTheFly:
         """Of a split: the same batches in each way."""
-        dataset = self.datasets[name]
-        size, shuffle = self.asked.batch_size, name == "train"
-        sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=size, shuffle=shuffle, seed=self.asked.seed)
         if way == CACHED:
-            return featcache.DataLoader(dataset, sampler, device=self.asked.device, dtype=torch.long)
-        manifest = read_manifest(self.manifests[name])
-        return OnTheFly(manifest, sampler, self.model, self.device, padded=way == PADDED)
-
-    @cached_property
-    def extractor(self) -> CodecExtractor:
-        """Of the config, to tell ties with."""
-        extractor = self.config.build(self.asked.device).as_codec_extractor()
-        assert extractor is not None
-        return extractor
+            return self.data.loader(name, torch.long)
+        manifest = read_manifest(self.data.manifests[name])
+        return OnTheFly(manifest, self.data.sampler(name), self.model, self.device, padded=way == PADDED)
 
     def run(self, way: str) -> Outcome:
         """Train in one way."""
         print(f"training: {way}", file=sys.stderr)
         torch.set_num_threads(1)  # which is no slower for a network so small, and leaves the cores to workers
         torch.manual_seed(self.asked.seed)
-        codebooks = self.model.codebooks[: self.cache.spec.item_shape[0]]
+        codebooks = self.model.codebooks[: self.data.cache.spec.item_shape[0]]
         network = XVector(codebooks[0].shape[1], len(DIGITS), self.asked.channels)
-        trainer = Trainer(EmbeddedCodes(codebooks, network), "digit", DIGITS, self.asked.device)
+        trainer = Trainer(EmbeddedCodes(codebooks, network), self.data.column, self.asked.device)
         outcome, gpu = Outcome(), GpuUse(self.asked.device)
         with gpu.watched():
             self._epochs(trainer, way, range(self.asked.epochs), outcome)
@@ -158,12 +134,14 @@ class Story:
     def compare(self, outcome: Outcome, *, ties: bool) -> Counter[str]:
         """Hold the codes that a way had against featcache's; `ties`: count ties too."""
         counts: Counter[str] = Counter()
+        extractor = self.config.build(self.asked.device).as_codec_extractor()
+        assert extractor is not None
         for name, batches in outcome.codes.items():
-            waveforms, ids = Waveforms(read_manifest(self.manifests[name])), self.datasets[name].ids
+            waveforms, ids = Waveforms(read_manifest(self.data.manifests[name])), self.data.datasets[name].ids
             for row, codes in rows_of(batches):
-                expected = self.cache[ids[row]]
+                expected = self.data.cache[ids[row]]
                 if ties:
-                    counts += differences(codes, expected, self.extractor, waveforms[row][1].to(self.asked.device))
+                    counts += differences(codes, expected, extractor, waveforms[row][1].to(self.asked.device))
                 else:
                     counts += Counter(codes=codes.size, different=int((codes != expected).sum()))
         return counts
@@ -193,6 +171,8 @@ def rows_of(batches: Iterable[CodesOfBatch]) -> Iterator[tuple[int, np.ndarray]]
 def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
     """All of it."""
     story = Story(asked, folder)
+    data = story.data
+    num_train, num_test = map(len, data.datasets.values())
     outcomes = {way: story.run(way) for way in (ALONE, PADDED, CACHED)}
     table = Table(
         "tokens",
@@ -208,17 +188,17 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
         fetching = median([epoch.fetched / epoch.seconds for epoch in outcome.passes])
         cpu = sum(part.cpu_seconds for part in outcome.parts) / sum(part.seconds for part in outcome.parts)
         table.add(way, outcome.epoch_seconds, fetching, cpu, outcome.gpu, outcome.accuracy)
-    cached, extraction = outcomes[CACHED], story.extraction.seconds
+    cached, extraction = outcomes[CACHED], data.extraction.seconds
     waited = median([epoch.waited / epoch.seconds for epoch in cached.passes])
     in_all = extraction + sum(epoch.seconds for epoch in cached.passes)
     fastest = min(outcomes[way].epoch_seconds for way in (ALONE, PADDED))
     gained = fastest - cached.epoch_seconds
     paid = f"after {math.ceil(extraction / gained)} epochs" if gained > 0 else "never"
     alone, padded = story.compare(outcomes[ALONE], ties=True), story.compare(outcomes[PADDED], ties=False)
-    parts = [story.extraction, *(part for outcome in outcomes.values() for part in outcome.parts)]
+    parts = [data.extraction, *(part for outcome in outcomes.values() for part in outcome.parts)]
     weights = asked.weights or "random ones, of the full size, with codebooks made from its own latents"
     return [
-        f"{len(story.datasets['train']):,} digits to train on, {len(story.datasets['test']):,} to test with; "
+        f"{num_train:,} digits to train on, {num_test:,} to test with; "
         f"{story.device.label}, {asked.threads} threads; EnCodec 24 kHz, 6 kbps; weights: {weights}",
         table,
         f"epochs from featcache are {gained / fastest:.1%} shorter than in the faster of the other two",

@@ -13,11 +13,7 @@ on the device   featcache.augment.GaussianNoise(1e-5): nothing is copied, and th
 Both train on the same batches from the same seed, and take turns. A step goes from the end of the one before to its
 own end, its batch included; on a GPU it is measured by events in the stream, which hold nothing up, and so is the noise
 in it: the time for which the stream stood at it. The first epoch of each is not counted.
-
-docs/stories.md has figures.
 """
-
-from __future__ import annotations
 
 import argparse
 import sys
@@ -28,9 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
-from training import OPTIONS, SPLITS, GpuUse, Pass, Trainer, Watch, extract, split
+from training import OPTIONS, Data, GpuUse, Pass, Trainer, Watch, split
 from xvector import Noise, XVector
 
 import featcache
@@ -47,26 +42,21 @@ CONFIG = {
     "audio": {"sample_rate": 8000},
     "store": {"dtype": "float16"},
 }
-COPIED, IN_PLACE = "on the CPU", "on the device"
 ON_THE_CPU = """The device is the CPU: both draw as many numbers on the same cores, and nothing is copied, so there is
 little between them. What costs is drawing for a GPU on the CPU, and the copy: see --device cuda."""
 TURN = 5
 """Epochs in a row: long enough for NVML to tell how busy a GPU is."""
 
 
-def copied(x: Tensor, lengths: Tensor, step: int) -> Tensor:
+def on_the_cpu(x: Tensor, lengths: Tensor, step: int) -> Tensor:
     """The common way."""
     return x + STD * torch.randn(x.shape).to(x.device)
 
 
-class InPlace:
+def on_the_device(seed: int) -> Noise:
     """featcache's way."""
-
-    def __init__(self, seed: int) -> None:
-        self._noise = featcache.augment.GaussianNoise(STD, seed=seed)
-
-    def __call__(self, x: Tensor, lengths: Tensor, step: int) -> Tensor:
-        return self._noise(x, lengths, step=step)
+    noise = featcache.augment.GaussianNoise(STD, seed=seed)
+    return lambda x, lengths, step: noise(x, lengths, step=step)
 
 
 class Watched:
@@ -131,28 +121,15 @@ FIGURES = {
 
 def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
     """All of it."""
-    manifests = split(asked.data, folder, asked.limit)
-    config = folder / "fbank24.yaml"
-    config.write_text(yaml.safe_dump(CONFIG))
-    extraction = extract(manifests["all"], config, folder / "features", asked)
-    cache = featcache.open(folder / "features")
-    datasets = {name: featcache.FeatureDataset(cache, manifests[name], columns=["speaker"]) for name in SPLITS}
-    speakers = sorted(set(datasets["train"].columns["speaker"]))
+    data = Data(asked, split(asked.data, folder, asked.limit), CONFIG, "speaker")
     torch.set_num_threads(asked.threads)
-
-    def loader(name: str) -> featcache.DataLoader:
-        sampler = featcache.BucketBatchSampler(
-            datasets[name].lengths, batch_size=asked.batch_size, shuffle=name == "train", seed=asked.seed
-        )
-        return featcache.DataLoader(datasets[name], sampler, device=asked.device, dtype=torch.float32)
-
     ways = {}
-    for name, noise in {COPIED: copied, IN_PLACE: InPlace(asked.seed)}.items():
+    for name, noise in {"on the CPU": on_the_cpu, "on the device": on_the_device(asked.seed)}.items():
         torch.manual_seed(asked.seed)
         watched = Watched(noise, asked.device)
-        model = XVector(cache.spec.item_shape[0], len(speakers), asked.channels, watched)
-        trainer = Trainer(model, "speaker", speakers, asked.device)
-        ways[name] = Way(trainer, watched, loader("train"), GpuUse(asked.device))
+        model = XVector(data.cache.spec.item_shape[0], len(data.classes), asked.channels, watched)
+        trainer = Trainer(model, data.column, asked.device)
+        ways[name] = Way(trainer, watched, data.loader("train", torch.float32), GpuUse(asked.device))
 
     def take_turns() -> None:
         for first in range(0, asked.epochs, TURN):
@@ -162,16 +139,16 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
     taken = timed(take_turns, patience=0)
     table = Table("noise drawn", FIGURES)
     for name, way in ways.items():
-        table.add(name, *way.figures(loader("test")))
-    num_train, num_test = (len(dataset) for dataset in datasets.values())
+        table.add(name, *way.figures(data.loader("test", torch.float32)))
+    num_train, num_test = map(len, data.datasets.values())
     return [
-        f"{num_train:,} utterances of {len(speakers)} speakers to train on, {num_test:,} to test with; {asked.epochs} "
-        f"epochs; {Device(str(asked.device)).label}, {asked.threads} threads",
-        f"fbank of 24 bins, extracted in {extraction.seconds:.1f} s; {asked.channels} channels, batches of "
+        f"{num_train:,} utterances of {len(data.classes)} speakers to train on, {num_test:,} to test with; "
+        f"{asked.epochs} epochs; {Device(str(asked.device)).label}, {asked.threads} threads",
+        f"fbank of 24 bins, extracted in {data.extraction.seconds:.1f} s; {asked.channels} channels, batches of "
         f"{asked.batch_size}",
         table,
         "" if asked.device.type == "cuda" else ON_THE_CPU,
-        remark(extraction.others, taken.others),
+        remark(data.extraction.others, taken.others),
     ]
 
 

@@ -1,23 +1,24 @@
 """What the training stories share: splits of a manifest, a training loop, and what it costs the CPU and the GPU."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+import yaml
+from torch import nn
+
+import featcache
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from corpus import make_digits
@@ -75,6 +76,42 @@ def split(manifest: Path | None, folder: Path, limit: int | None) -> dict[str, P
     return paths
 
 
+class Data:
+    """What a story trains on: features of the splits of a manifest, extracted once.
+
+    Args:
+        asked: The options of the story.
+        manifests: What `split` gave.
+        config: What is extracted.
+        classes: The column that is learnt, or its name with its labels in order.
+    """
+
+    def __init__(
+        self, asked: argparse.Namespace, manifests: dict[str, Path], config: dict, classes: str | dict[str, list[str]]
+    ) -> None:
+        self.manifests, folder = manifests, manifests["all"].parent
+        self.config = folder / "config.yaml"
+        self.config.write_text(yaml.safe_dump(config))
+        self.extraction = extract(self.manifests["all"], self.config, folder / "features", asked)
+        self.cache = featcache.open(folder / "features")
+        self.column = classes if isinstance(classes, str) else next(iter(classes))
+        self.datasets: dict[str, featcache.FeatureDataset] = {}
+        for name in SPLITS:
+            dataset = featcache.FeatureDataset(self.cache, self.manifests[name], columns=[self.column], classes=classes)
+            self.datasets[name], classes = dataset, dataset.classes
+        self.classes: list[str] = dataset.classes[self.column]
+        self._asked = asked
+
+    def sampler(self, name: str) -> featcache.BucketBatchSampler:
+        """Batches of a split: the same ones for everyone."""
+        size, seed = self._asked.batch_size, self._asked.seed
+        lengths = self.datasets[name].lengths
+        return featcache.BucketBatchSampler(lengths, batch_size=size, shuffle=name == "train", seed=seed)
+
+    def loader(self, name: str, dtype: torch.dtype) -> featcache.DataLoader:
+        return featcache.DataLoader(self.datasets[name], self.sampler(name), device=self._asked.device, dtype=dtype)
+
+
 def extract(manifest: Path, config: Path, cache: Path, asked: argparse.Namespace) -> Timed:
     """Run the command, in a process of its own; what it says goes to stderr."""
     options = ["-c", config, "-o", cache, "--device", asked.device, "--threads", asked.threads]
@@ -113,6 +150,24 @@ class Watch:
     def seconds(self, first: Any, second: Any) -> float:
         """From one moment to a later one."""
         return second - first if isinstance(first, float) else first.elapsed_time(second) / 1000
+
+
+@dataclass
+class Pass:
+    """What an epoch took."""
+
+    seconds: float
+    """Seconds by the clock on the wall."""
+    cpu_seconds: float
+    """CPU seconds of this process's threads."""
+    steps: list[float]
+    """The seconds of each step, with the wait for its batch."""
+    waited: float
+    """Seconds waited for batches, as the loader says."""
+    fetched: float
+    """Seconds that the loop was in the loader, for whatever reason."""
+    busy: float
+    """Seconds from each step's beginning to its end on the device: no less than a GPU was at work."""
 
 
 class GpuUse:
@@ -162,69 +217,28 @@ class GpuUse:
 # Training
 
 
-class Loader(Protocol):
-    """Gives the batches of an epoch; `featcache.DataLoader` is one."""
-
-    waited: float
-    """Seconds that the loop waited for batches, in the current or the last pass."""
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-    def __iter__(self) -> Iterator[dict[str, Any]]: ...
-
-
-@dataclass
-class Pass:
-    """What an epoch took."""
-
-    seconds: float
-    """Seconds by the clock on the wall."""
-    cpu_seconds: float
-    """CPU seconds of this process's threads."""
-    steps: list[float]
-    """The seconds of each step, with the wait for its batch."""
-    waited: float
-    """Seconds waited for batches, as the loader says."""
-    fetched: float
-    """Seconds that the loop was in the loader, for whatever reason."""
-    loss: float
-    """The mean loss over the steps."""
-    busy: float
-    """Seconds from each step's beginning to its end on the device: no less than a GPU was at work."""
-
-
-@dataclass
 class Trainer:
-    """A model that learns to tell one column of the manifest, by Adam and cross-entropy.
+    """A model that learns to tell one column of numbers, by Adam and cross-entropy.
 
-    Attributes:
+    Loaders give batches, and have `set_epoch` and `waited`, as `featcache.DataLoader` has.
+
+    Args:
         model: A function of features, lengths and the number of the step.
-        column: The manifest's column that holds the classes, by name or numbered from 0.
-        classes: The names of the classes.
-        device: The model's device.
-        learning_rate: Adam's.
-        steps: The number of steps done.
+        column: The column of the classes.
+        device: Where the model is to be.
     """
 
-    model: nn.Module
-    column: str
-    classes: Sequence[str]
-    device: torch.device
-    learning_rate: float = 1e-3
-    steps: int = 0
-    _optimizer: torch.optim.Optimizer = field(init=False)
+    def __init__(self, model: nn.Module, column: str, device: torch.device) -> None:
+        self.model, self.column, self.device = model.to(device), column, device
+        self.steps = 0
+        self._optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 
-    def __post_init__(self) -> None:
-        self.model.to(self.device)
-        self._optimizer = torch.optim.Adam(self.model.parameters(), self.learning_rate)
-
-    def epoch(self, loader: Loader, number: int) -> Pass:
+    def epoch(self, loader: Any, number: int) -> Pass:
         """Train on all batches of an epoch."""
         watch = Watch(self.device)
         self.model.train()
         loader.set_epoch(number)
         watch.settle()
-        losses: list[Tensor] = []
         begins, ends = [], [watch.mark()]
         cpu, start = process_time(), perf_counter()
         asked, fetched = start, 0.0
@@ -232,12 +246,11 @@ class Trainer:
             fetched += perf_counter() - asked
             begins.append(watch.mark())
             scores = self.model(batch["features"], batch["lengths"], self.steps)
-            loss = nn.functional.cross_entropy(scores, self._labels(batch))
+            loss = nn.functional.cross_entropy(scores, batch[self.column])
             self._optimizer.zero_grad()
             loss.backward()
             self._optimizer.step()
             self.steps += 1
-            losses.append(loss.detach())
             ends.append(watch.mark())
             asked = perf_counter()
         watch.settle()
@@ -247,23 +260,16 @@ class Trainer:
             steps=[watch.seconds(*pair) for pair in pairwise(ends)],
             waited=loader.waited,
             fetched=fetched,
-            loss=float(torch.stack(losses).mean()),
             busy=sum(watch.seconds(*pair) for pair in zip(begins, ends[1:], strict=True)),
         )
 
     @torch.inference_mode()
-    def accuracy(self, loader: Loader) -> float:
+    def accuracy(self, loader: Iterable[dict[str, Any]]) -> float:
         """The share of utterances whose class it tells."""
         self.model.eval()
         right, count = 0, 0
         for batch in loader:
-            labels = self._labels(batch)
+            labels = batch[self.column]
             right += int((self.model(batch["features"], batch["lengths"]).argmax(1) == labels).sum())
             count += len(labels)
         return right / count
-
-    def _labels(self, batch: dict[str, Any]) -> Tensor:
-        values = batch[self.column]
-        if isinstance(values, Tensor):
-            return values
-        return torch.tensor([self.classes.index(value) for value in values]).to(self.device, non_blocking=True)

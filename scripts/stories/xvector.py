@@ -7,8 +7,6 @@ more layers; classes. Ours pads in time, since the shortest spoken digits have f
 Shapes: `B` rows of a batch, `T` frames of the longest, `D` dimensions of a frame, `C` channels, `Q` codebooks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

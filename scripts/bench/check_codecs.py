@@ -1,7 +1,7 @@
 """Every codec against the real model run on each clip alone, code for code, over whole corpora.
 
     pip install '.[extract,models,speechtokenizer]'
-    python scripts/check_codecs.py [--only encodec24k ...] [--limit 500] [--json]
+    python scripts/bench/check_codecs.py [--only encodec24k ...] [--limit 500] [--json]
 
 The models are small, with the real strides, rates and numbers of codebooks (tests/helpers/small_models.py): no weights
 are needed. The corpora are those in ../shared/data: 3,000 spoken digits at 8 kHz, and 32 sentences at 22.05 kHz.
@@ -11,8 +11,6 @@ and in rows as a GPU has them, up to 256 at once. The first two must be the same
 the model's own `encode` gives for each clip by itself. What differs is a tie where the latents agree to rounding, and
 an error otherwise. `naive` is what a batch of 16 clips padded with zeros differs by, in the same model.
 """
-
-from __future__ import annotations
 
 import json
 import random
@@ -30,6 +28,9 @@ from unittest import mock
 
 import numpy as np
 import torch
+from harness import Table, options, present
+from small_models import dac_16khz, dac_24khz, dac_44khz, encodec_24khz, encodec_48khz, mimi, speechtokenizer, xcodec
+from ties import differences, waveforms_of
 from torch.nn.functional import pad
 
 import featcache
@@ -43,13 +44,7 @@ from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
 from featcache.manifest import Manifest, read_manifest
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
-sys.path.append(str(Path(__file__).parent / "bench"))
-import small_models
-from harness import Table, options, present
-from ties import differences, waveforms_of
-
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 WRONG = ("errors", "errors of 256 rows", "changed bits")
 COUNTS = ("clips", "refused", "codes", "distinct", "ties", "errors", "ties of 256 rows", *WRONG[1:])
 CORPORA = {"digits": DATA / "fsdd" / "manifest.csv", "sentences": DATA / "ljspeech" / "flac.csv"}
@@ -103,29 +98,27 @@ def _stereo(model: Any, x: Waveforms) -> torch.Tensor:
 
 CODECS = {
     "encodec24k": Codec(
-        small_models.encodec_24khz,
+        encodec_24khz,
         "encodec",
         24000,
         _transformers("EncodecModel"),
         lambda model, x: model.encode(x[:, None], bandwidth=24.0).audio_codes[0].transpose(1, 2),
         {"bandwidth": 24.0},
     ),
-    "encodec48k": Codec(
-        small_models.encodec_48khz, "encodec", 48000, _transformers("EncodecModel"), _stereo, {"bandwidth": 6.0}
-    ),
+    "encodec48k": Codec(encodec_48khz, "encodec", 48000, _transformers("EncodecModel"), _stereo, {"bandwidth": 6.0}),
     **{
         f"dac{rate // 1000}k": Codec(
-            getattr(small_models, f"dac_{rate // 1000}khz"),
+            make,
             "dac",
             rate,
             _transformers("DacModel"),
             lambda model, x: model.encode(_whole_hops(x, model.config.hop_length)).audio_codes.transpose(1, 2),
             {},
         )
-        for rate in (16000, 24000, 44100)
+        for rate, make in ((16000, dac_16khz), (24000, dac_24khz), (44100, dac_44khz))
     },
     "mimi": Codec(
-        small_models.mimi,
+        mimi,
         "mimi",
         24000,
         _transformers("MimiModel"),
@@ -133,7 +126,7 @@ CODECS = {
         {"codebooks": 8},
     ),
     "xcodec": Codec(
-        small_models.xcodec,
+        xcodec,
         "xcodec",
         16000,
         _transformers("XcodecModel"),
@@ -141,7 +134,7 @@ CODECS = {
         {},
     ),
     "speechtokenizer": Codec(
-        small_models.speechtokenizer,
+        speechtokenizer,
         "speechtokenizer",
         16000,
         _speechtokenizer,

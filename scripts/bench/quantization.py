@@ -1,27 +1,20 @@
 """What float16 and uint8 cost: bytes, differences from float32, and the time of an epoch's batches.
 
     pip install '.[extract]'
-    python scripts/measure_quantization.py MANIFEST [--config fbank80]
+    python scripts/bench/quantization.py MANIFEST [--config fbank80]
 
 The manifest is extracted three times, into a folder of its own, which goes afterwards. `bytes` are those of features
 on disk, for uint8 with their scales and offsets. Differences are in the features' units; `noise` is the root of the
 mean square of them over the standard deviation of the values. Time is of reading all utterances in padded batches of
 64 from the page cache, best of twenty: as values, and as levels, whose values a GPU would compute.
-
-docs/configs.md has figures.
 """
 
-from __future__ import annotations
-
-import sys
 import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).parent / "bench"))
 from harness import Table, options, present, quick_turns
 
 import featcache
