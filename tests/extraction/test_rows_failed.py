@@ -14,14 +14,11 @@ from cache_contents import check, items, only_version
 from changed_rows import is_quiet, make_corpus, refusal, with_row
 from corpora import Corpus
 from damage import flip
-from extractions import extract_here, extracted, failures_of
+from extractions import extracted, failures_of
 
 import featcache
-from featcache.config import load_config
 from featcache.errors import ManifestError, Reason
 from featcache.extraction.from_version import StoredUtterance, open_source
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
 from featcache.manifest import Utterance, read_manifest
 from featcache.stats import moments
 from featcache.version.index import open_index
@@ -154,7 +151,7 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
     the dataset serves those rows, and no others; and all others are failures that stand.
     """
     random = np.random.default_rng(seed)
-    config, cache, truth = load_config("fbank80"), scratch / "c", {}
+    cache, truth = scratch / "c", {}
     good = {name: (corpus.folder / f"{name}.wav").read_bytes() for name in "abd"}
     files = ["x.wav", "y.wav", "z.wav"]
     rows = [{"id": f"u{n}", "path": files[n % 3]} for n in range(5)]
@@ -173,43 +170,42 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
                 (corpus.folder / file).write_bytes(good.get(which, b"junk"))
                 clock += 10**9
                 os.utime(corpus.folder / file, ns=(clock, clock))
-        path = corpus.manifest(rows, "random.csv")
-        manifest = read_manifest(path)
-        options = Options("cpu", 1, check_sources=True, replace=True, retry_failed=bool(random.random() < 0.3))
-        summary = extract_here(manifest, [config], cache, options)
+        manifest = corpus.manifest(rows, "random.csv")
+        options = featcache.Options("cpu", 1, check_sources=True, replace=True, retry_failed=random.random() < 0.3)
+        summary = featcache.extract(manifest, cache=cache, options=options)
         expected = {}
         for row in rows:
             key = content[row["path"]], row.get("duration", "")
             if key not in truth:
-                truth[key] = alone(corpus, config, key, scratch / f"alone-{seed}-{len(truth)}")
+                truth[key] = alone(corpus, key, scratch / f"alone-{len(truth)}")
             expected[row["id"]] = truth[key]
         bad = {id_ for id_, features in expected.items() if features is None}
         assert summary.failed == len(bad), step
         version = only_version(cache)
         assert set(standing_failures(version, open_index(version))) >= bad
-        again = plan_extraction(manifest, [config], cache, Options("cpu", 1, check_sources=True))
-        assert (again.versions[0].num_missing, int(again.versions[0].rows.failed.sum())) == (0, len(bad))
+        planned = featcache.Options("cpu", check_sources=True, dry_run=True)
+        (again,) = featcache.extract(manifest, cache=cache, options=planned).versions
+        assert (again.missing, again.failed) == (0, len(bad))
         served = items(cache)
         assert all(served[id_] == features for id_, features in expected.items() if features is not None)
-        report = check(cache, manifest=manifest)
+        report = check(cache, manifest=read_manifest(manifest))
         assert report.failed == len(bad)
         assert {problem.id for problem in report.problems} == bad & set(served)
         opened = featcache.open(cache)
         if stale := bad & set(opened.ids):
             with pytest.raises(ManifestError, match=f"for {len(stale)} of 5 utterances"):
-                featcache.FeatureDataset(opened, path, skip_missing=True)
+                featcache.FeatureDataset(opened, manifest, skip_missing=True)
         elif bad != set(expected):
             with warnings.catch_warnings(action="error"):
-                dataset = featcache.FeatureDataset(opened, path, skip_missing=True)
+                dataset = featcache.FeatureDataset(opened, manifest, skip_missing=True)
             assert set(dataset.ids) == set(expected) - bad
 
 
-def alone(corpus, config, key, cache):
+def alone(corpus, key, cache):
     """What a row of some content and duration gives, extracted alone; None where it fails."""
     which, duration = key
     rows = [{"id": "alone", "path": f"{which}.wav", "duration": duration}]
-    manifest = read_manifest(corpus.manifest(rows, "alone.csv"))
-    extract_here(manifest, [config], cache, Options("cpu", 1))
+    featcache.extract(corpus.manifest(rows, "alone.csv"), cache=cache)
     return items(cache).get("alone")
 
 
