@@ -73,7 +73,6 @@ def test_two_processes_make_what_one_makes(corpus, scratch):
 
 @pytest.mark.parametrize(("how", "most_deaths"), [("segfault", 1), pytest.param("7", 2, marks=pytest.mark.slow)])
 def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratch, how, most_deaths):
-    """It is in the ledger as after several runs of one process; everything else is there, bit for bit."""
     config = write_config(scratch, "Crashing")
     job = ("extract", crashing(plain, how), "-c", config, "--shard-size", "0.0008")
     done = cli(*job, "-o", scratch / "c", *TWO)

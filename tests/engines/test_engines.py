@@ -85,7 +85,6 @@ def assert_all_is_done(plan: ExtractionPlan) -> None:
     ],
 )
 def test_a_run_that_cannot_write_lets_go_of_its_shards(plan, scratch, monkeypatch, owner, method, call):
-    """Wherever the disk is full: as a version is made, as a shard is filled or published."""
     with monkeypatch.context() as patched:
         patched.setattr(owner, method, failing(call, getattr(owner, method), NO_SPACE))
         with pytest.raises(StoreError, match="cannot be written: No space left"):

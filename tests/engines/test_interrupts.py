@@ -13,7 +13,7 @@ from pathlib import Path
 import odd_extractors
 import pytest
 import soundfile
-from cache_contents import check, items, ledger, shard_folders
+from cache_contents import check, items, ledger, only_version, shard_folders
 from corpora import Corpus, speech
 from extractions import write_config
 from pausing import interrupt, wait_at
@@ -217,6 +217,9 @@ def test_stopped_after_any_batch_a_run_keeps_a_beginning(
         assert there == {id_: whole[id_] for id_ in [*whole][: len(there)]}
         assert len(there) % copies == 0
         assert summary.versions[0].missing == len(whole) - len(there)
+        version = only_version(cache)
+        committed = sum(version.shard(name).info.seconds for name in version.shard_names())
+        assert summary.audio_seconds == pytest.approx(committed)
         run(clips, config, cache, threads)
         assert items(cache) == whole
         assert (check(cache).problems, check(cache).repeated) == ([], 0)

@@ -64,7 +64,6 @@ def test_who_comes_second_is_told_who_is_at_work(cli, plain, job, at_gate, gate,
 
 
 def test_with_wait_the_second_does_what_the_first_has_not(cli, plain, job, at_gate, gate, scratch):
-    """It says once that it waits, and plans again."""
     waiting = cli.start(*job, "--wait", "--json")
     waiting.wait_until(lambda: WAITS in waiting.err())
     assert interrupt(at_gate, gate).code == 130

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 from cache_contents import items
 from extractions import ONE_EACH, write_config
+from forking import wait_until
 from processes import MOST_SECONDS, TESTS
 from test_devices import assert_whole, wait_for_end
 from test_suspects import assert_it_cost_itself_alone, crashing
@@ -74,13 +74,6 @@ def command(scratch, alone):
     for process in started:
         process.kill()
         process.wait()
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + MOST_SECONDS / 4
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def actors_at(gate: Path, count: int) -> set[int]:

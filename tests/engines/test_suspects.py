@@ -109,7 +109,6 @@ def test_clips_that_kill_their_process_cost_few_runs(cli, plain, scratch):
 
 @pytest.mark.parametrize("how", ["numpy", "memory"])
 def test_a_clip_without_enough_memory_is_that_clips_failure(cli, plain, scratch, how):
-    """Its neighbours are extracted; and it is tried again by the next run, which may have more."""
     job = ("extract", crashing(plain, how), "-c", write_config(scratch, "Crashing"), "-o", scratch / "c")
     made = cli(*job)
     assert made.code == 3, made.err
