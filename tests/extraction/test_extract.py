@@ -3,8 +3,6 @@
 import os
 import random
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -14,16 +12,14 @@ import soundfile
 import zarr
 from cache_contents import check, chunk_files, items, items_of, only_version, shard_folders
 from extractions import TINY, extracted, write_config
-from forking import wait_until
 
 import featcache
 from featcache.config import load_config
-from featcache.device import BATCH_SECONDS, Device
+from featcache.device import Device
 from featcache.errors import ArgumentError
 from featcache.extraction import from_audio
 from featcache.extraction.version_plan import BuiltConfig, new_version_notes
 from featcache.storage import directory
-from featcache.version.index import open_index
 from featcache.version.version import Version
 
 # A value depends on nothing but the audio and the config
@@ -236,27 +232,6 @@ def test_the_summary_tells_what_was_done(cli, corpus, scratch):
     assert summary["bottleneck"] in summary["stages"]
     assert summary["audio_seconds"] == pytest.approx(26.5, abs=0.1)
     assert summary["versions"][0]["bytes"] == sum(len(chunk) - 4 for chunk in chunk_files(scratch).values())
-
-
-def test_an_interrupted_run_counts_what_it_has_committed(plain, gate, gated_config, scratch, monkeypatch):
-    """Not what was extracted for a shard that never became whole."""
-    monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.5)  # a batch each: one shard has several
-    options, stop = featcache.Options("cpu", 1, shard_megabytes=0.0014), threading.Event()
-    gate.write_text("5")
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(featcache.extract, plain.manifest(), gated_config, scratch, options, stop=stop)
-        wait_until(lambda: shard_folders(scratch))
-        stop.set()
-        gate.unlink()
-        summary = running.result()
-    assert summary.interrupted
-    version = only_version(scratch)
-    there = len(open_index(version))
-    assert 0 < there < len(plain.rows)
-    assert summary.versions[0].extracted == there
-    assert summary.audio_seconds == pytest.approx(
-        sum(version.shard(name).info.seconds for name in version.shard_names())
-    )
 
 
 def test_a_version_that_another_run_creates_meanwhile_is_not_one_that_was_renamed(tmp_path):

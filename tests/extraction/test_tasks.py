@@ -100,7 +100,6 @@ def test_after_any_tasks_are_done_the_others_remain_as_they_were(durations, seco
 
 @given(ROWS, st.floats(0.1, 100))
 def test_ranges_rise_one_by_one_and_hold_a_shard_of_audio_at_most(durations, seconds_per_shard):
-    """Whatever durations a manifest claims, ranges are no more than its rows."""
     seconds = np.array(durations)
     ranges = shard_ranges(seconds, seconds_per_shard)
     assert ranges[0] == 0

@@ -114,14 +114,13 @@ def test_a_trial_is_a_dry_run(cli, plain, scratch):
     assert refused.err == "featcache: --trial goes with --dry-run\n"
 
 
-def test_where_nothing_is_missing_or_all_fails_a_trial_says_so(cli, plain, scratch):
-    cli("extract", plain.manifest(), "-o", scratch / "c")
-    done = cli("extract", plain.manifest(), "-o", scratch / "c", "--dry-run", "--trial")
+def test_where_nothing_is_missing_or_all_fails_a_trial_says_so(cli, plain, cache):
+    done = cli("extract", plain.manifest(), "-o", cache, "--dry-run", "--trial")
     assert (done.code, done.err) == (0, "")
     assert "trial" not in done.out
     (plain.folder / "bad.wav").write_text("no audio")
     bad = plain.manifest([{"id": "bad", "path": "bad.wav", "duration": 1}], "bad.csv")
-    failed = cli("extract", bad, "-o", scratch / "c", "--dry-run", "--trial")
+    failed = cli("extract", bad, "-o", cache, "--dry-run", "--trial")
     assert failed.code == 0
     assert "1 utterance of it failed" in failed.out
     assert "nothing of the sample was extracted, so nobody can say how long" in failed.out

@@ -197,7 +197,6 @@ def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
 
 
 def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
-    """Each item has as many entries as pieces, in the manifest's order."""
     config = write_config(tmp_path, "Moments", module="row_extractors", piece=10)
     extract(corpus.manifest(), config, scratch, shard_megabytes=0.004)
     version = only_version(scratch)
@@ -214,7 +213,6 @@ def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
 
 
 def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
-    """After an out-of-memory error, the batch is computed in smaller ones, and later batches are small at once."""
     job = planned(corpus, write_config(tmp_path, "Small", module="row_extractors"), scratch)
     assert not run_to_its_end(job).failed
     sizes = [count for count, _ in job.versions[0].built.extractor.calls]
