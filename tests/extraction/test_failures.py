@@ -3,26 +3,29 @@
 import csv
 import io
 import json
+import os
 import random
 import re
 import shutil
 import struct
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from audio_files import patch_file
 from cache_contents import check, chunk_files, items, only_version
 from corpora import speech
-from extractions import extracted, failures_of, write_config
+from extractions import extracted, failures_of, reasons_of, write_config
 from loud_extractors import LOUD_SAMPLES
 
 import featcache
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
-from featcache.errors import AudioError, Reason
+from featcache.errors import AudioError, ConfigError, Reason
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
@@ -73,7 +76,7 @@ def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scr
     assert check(cache, manifest=read_manifest(corpus.manifest())).failed == 0
 
 
-def test_every_kind_of_bad_file_is_named_with_its_reason(cli, bad, plain, scratch):
+def test_every_kind_of_bad_file_is_named_with_its_reason(cli, bad, plain, scratch, written):
     found = {name: one for name, one in bad.items() if "\0" not in str(one[0])}  # which no manifest may hold
     rows = [{"id": name, "path": str(path)} for name, (path, _) in found.items()]
     expected = {name: reason for name, (_, reason) in found.items()}
@@ -97,10 +100,9 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, bad, plain, scratc
     random.Random(3).shuffle(mixed)
     manifest = scratch / "mixed.jsonl"
     manifest.write_text("".join(json.dumps(row) + "\n" for row in mixed))
-    config = scratch / "strict.yaml"
-    config.write_text("name: strict\nextractor: fbank\naudio: {resample: forbid, max_seconds: 3.5}\n")
-
-    made = cli("extract", manifest, "-o", scratch / "c", "-c", config, "--json")
+    text = "name: strict\nextractor: fbank\naudio: {resample: forbid, max_seconds: 3.5}\n"
+    job = ("extract", manifest, "-o", scratch / "c", "-c", written(text, "strict.yaml"), "--json")
+    made = cli(*job)
     assert made.code == 3, made.err
     ledger = read_failures(only_version(scratch / "c"))
     assert {failure.id: failure.reason for failure in ledger} == expected
@@ -110,31 +112,32 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, bad, plain, scratc
     assert check(scratch / "c").problems == []
     told = cli("info", scratch / "c", "--failures").out
     assert all(name in told and reason in told for name, reason in expected.items())
-    again = cli("extract", manifest, "-o", scratch / "c", "-c", config, "--json")
-    assert again.json()["failed_by_reason"] == {"file_unreadable": 1}  # by now it might be readable
+    assert cli(*job).json()["failed_by_reason"] == {"file_unreadable": 1}  # by now it might be readable
 
 
-@pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x1c", "\r", "é"])
-def test_the_ledger_keeps_names_of_any_characters(cli, scratch, separator):
+def test_the_ledger_keeps_names_of_any_characters(cli, plain, scratch, written):
     """What Unicode, or Python, takes for the end of a line is no end of a record."""
-    path = f"no{separator}such.wav"
-    manifest = scratch / "odd.jsonl"
-    manifest.write_text(json.dumps({"id": "odd", "path": path}) + "\n")
+    paths = {f"no{separator}such.wav" for separator in ("\u2028", "\u0085", "\x1c", "\r", "é")}
+    rows = [{"id": str(n), "path": path} for n, path in enumerate([*paths, str(plain.folder / "00.wav")])]
+    manifest = written("".join(json.dumps(row) + "\n" for row in rows), "odd.jsonl")
     assert cli("extract", manifest, "-o", scratch / "c").code == 3
-    (failure,) = failures_of(cli, scratch / "c")
-    assert failure["path"] == path
+    assert {failure["path"] for failure in failures_of(cli, scratch / "c")} == paths
     assert "0 extracted" in cli("extract", manifest, "-o", scratch / "c").out
 
 
-def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch):
+@pytest.mark.parametrize("store", ["", "store: {dtype: uint8}\n"], ids=["float32", "uint8"])
+def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch, store):
     rows = [
         {**row, "id": f"{name}-{i}"}
         for i, (row, name) in enumerate(zip(plain.rows, ["ok", "refuse", "nan"] * 4, strict=True))
     ]
     config = write_config(scratch, "Picky")
+    config.write_text(config.read_text() + store)
     made = cli("extract", plain.manifest(rows, "picky.csv"), "-o", scratch / "c", "-c", config, "--json")
     assert made.code == 3
     assert made.json()["failed_by_reason"] == {"extractor_refused": 4, "non_finite_features": 4}
+    told = cli("info", scratch / "c", "--failures").out
+    assert "nan-2\tnon_finite_features\t02.wav\tfeatures are NaN or infinite as float32" in told
     assert set(items(scratch / "c")) == {row["id"] for row in rows if row["id"].startswith("ok")}
     assert check(scratch / "c").problems == []
 
@@ -157,31 +160,27 @@ def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scr
     assert made.out.endswith(f"featcache info {scratch / 'both'} --failures\n")  # the first one alone may have none
 
 
-def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch):
+def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch, written):
     """`max_seconds` is not in the fingerprint: utterances that it kept out are missing once it no longer does."""
-    config = scratch / "limited.yaml"
-    config.write_text("name: limited\nextractor: fbank\naudio: {max_seconds: 0.5}\n")
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config)
-    assert made.code == 3
-    assert "too_long 6" in made.out
-    config.write_text("name: limited\nextractor: fbank\naudio: {max_seconds: 0.55}\n")
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--json")
-    assert (made.code, extracted(made)) == (3, 2)
-    config.write_text("name: limited\nextractor: fbank\n")
-    assert cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config).code == 0
+    for audio, added, failed in (("{max_seconds: 0.5}", 6, 6), ("{max_seconds: 0.55}", 2, 4), ("{}", 4, 0)):
+        config = written(f"name: limited\nextractor: fbank\naudio: {audio}\n", "limited.yaml")
+        made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--json")
+        assert (made.code, extracted(made)) == (3 if failed else 0, added)
+        assert list(reasons_of(cli, scratch / "c").values()) == ["too_long"] * failed
 
 
-def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, scratch):
+def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, scratch, written):
     """1 Hz, by a flipped bit, say; and a file that is all hole. A config may lift either bound, and lets them in."""
     corpus = plain.copy(scratch / "corpus")
     soundfile.write(corpus.folder / "slow.wav", speech(0.05), 1)
     soundfile.write(corpus.folder / "low.wav", speech(0.05), 999)
-    shutil.copy(corpus.folder / "00.wav", corpus.folder / "sparse.wav")
-    grow_wav(corpus.folder / "sparse.wav", 7 * 3600 * 16000 * 2)
+    sparse, num_bytes = Path(shutil.copy(corpus.folder / "00.wav", corpus.folder / "sparse.wav")), 7 * 3600 * 16000 * 2
+    for at in (4, 40):
+        patch_file(sparse, at, struct.pack("<I", num_bytes + 40 - at))
+    os.truncate(sparse, 44 + num_bytes)
     for name in ("slow", "low", "sparse"):
         corpus.add(name, f"{name}.wav")
-    config = scratch / "default.yaml"
-    config.write_text("name: bounded\nextractor: fbank\n")
+    config = written("name: bounded\nextractor: fbank\n", "default.yaml")
     job = ("extract", corpus.manifest(), "-o", scratch / "c", "-c", config)
     made = cli(*job, "--json", limits={"DATA": 2 << 30})
     assert made.code == 3, made.err
@@ -193,16 +192,6 @@ def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, sc
     told = cli("info", scratch / "c", "--failures").out
     assert "sampled at 1 Hz" in told
     assert "audio.min_source_rate" in told
-
-
-def grow_wav(path, num_bytes):
-    """Let a WAV file of 16 bits hold so many bytes of samples, most of them a hole in the file."""
-    with path.open("r+b") as file:
-        file.seek(4)
-        file.write(struct.pack("<I", 36 + num_bytes))
-        file.seek(40)
-        file.write(struct.pack("<I", num_bytes))
-        file.truncate(44 + num_bytes)
 
 
 # What extractors get wrong
@@ -238,11 +227,6 @@ def with_loud(plain, scratch):
     return corpus
 
 
-def values(cache, name=None):
-    opened = featcache.open(cache, name)
-    return {id_: opened[id_].tobytes() for id_ in opened.ids}
-
-
 @pytest.mark.parametrize(
     ("extractor", "params", "where", "is_suspect"),
     [
@@ -271,8 +255,8 @@ def test_a_clip_at_which_an_extractor_raises_an_exception_fails(
     assert failure.id == "loud"
     assert re.fullmatch(rf"ValueError: too loud \(helpers/loud_extractors\.py:\d+, {where}\)", failure.message)
     featcache.extract(plain.manifest(), both, scratch / "without", Options("cpu", 1))
-    assert values(scratch / "c", config.name) == values(scratch / "without", config.name)
-    assert len(values(scratch / "c", "fbank80")) == len(with_loud.rows)
+    assert items(scratch / "c", config.name) == items(scratch / "without", config.name)
+    assert len(items(scratch / "c", "fbank80")) == len(with_loud.rows)
     again = featcache.extract(with_loud.manifest(), both, scratch / "c", Options("cpu", 2))
     assert again.failed_by_reason == {}
 
@@ -291,7 +275,7 @@ def test_many_exceptions_in_a_row_end_the_run_and_not_the_next_one(with_loud, sc
     assert 21 <= len(read_failures(only_version(scratch / "c"))) < 30
     second = featcache.extract(manifest, config, scratch / "c", Options("cpu", 1))
     assert (second.too_many_failures, second.failed) == ("", 31)
-    assert len(values(scratch / "c")) == len(with_loud.rows) - 1
+    assert len(items(scratch / "c")) == len(with_loud.rows) - 1
 
 
 def test_an_extractor_that_always_raises_an_exception_ends_the_run_with_one_traceback(cli, plain, scratch):
@@ -310,13 +294,12 @@ def test_a_single_clip_tells_where_its_extractor_raised_an_exception(with_loud, 
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])
-def test_features_are_not_stored_as_integers(cli, plain, scratch, dtype):
+def test_features_are_not_stored_as_integers(plain, scratch, written, dtype):
     """A cast would leave noise: it is refused before anything is written. Only uint8 quantises."""
-    (scratch / "a.yaml").write_text(f"name: a\nextractor: fbank\nstore: {{dtype: {dtype}}}\n")
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", scratch / "a.yaml")
-    assert made.code == 2
-    assert f"store.dtype: {dtype} cannot hold the features of fbank" in made.err
-    assert "or uint8, which quantises them" in made.err
+    config = written(f"name: a\nextractor: fbank\nstore: {{dtype: {dtype}}}\n", "a.yaml")
+    message = rf"store\.dtype: {dtype} cannot hold the features of fbank, .* or uint8, which quantises them"
+    with pytest.raises(ConfigError, match=message):
+        featcache.extract(plain.manifest(), config, scratch / "c")
     assert not (scratch / "c").exists()
 
 
