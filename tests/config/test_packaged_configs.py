@@ -95,13 +95,11 @@ def test_the_fingerprint_with_chunks_is_what_it_was(monkeypatch):
 
 
 def test_there_is_one_for_each_extractor_of_models():
-    """And each names a commit."""
     assert {DOCUMENTS[name]["extractor"] for name in OF_HUB} == set(_BUILT_IN) - WITHOUT_HUB
 
 
 @every_config
 def test_it_is_read_without_its_weights(name, no_hub):
-    """Its parameters are checked; its revision is a commit; what is stored holds what is extracted."""
     config = load_config(name)
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", config.params.weights)
     assert re.fullmatch(r"[0-9a-f]{40}", config.params.revision)
@@ -129,7 +127,6 @@ def test_extraction_without_its_weights_says_what_to_download(name, no_hub, tmp_
 
 
 def test_extraction_without_torchaudios_weights_says_what_to_download(tmp_path, monkeypatch):
-    """torchaudio's are no hub's, but a file of its own."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     line = line_of("torchaudio-hubert-base", tmp_path)
     assert "download https://download.pytorch.org/torchaudio/models/hubert_fairseq_base_ls960.pth to " in line

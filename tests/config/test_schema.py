@@ -77,7 +77,6 @@ def test_what_is_refused_does_not_fit(schema, bad):
 
 
 def test_every_key_says_what_it_means(schema):
-    """An editor shows it."""
     for name in registered():
         params = find(name).Params
         described = schema.schema["$defs"][params.__name__]["properties"]

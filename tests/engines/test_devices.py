@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cache_contents import being_written, check, items, shard_folders
 from extractions import write_config
-from test_suspects import assert_it_cost_itself_alone, children_of, crashing
+from test_suspects import arrays, assert_it_cost_itself_alone, children_of, crashing
 
 import featcache
 from featcache.device import cores_near
@@ -20,10 +20,20 @@ from featcache.manifest import read_manifest
 TWO = ("--device", "cpu,cpu", "--threads", 2)
 
 
-def arrays(cache: Path) -> dict[str, bytes]:
-    """The bytes of all arrays of all shards."""
-    files = (path for shard in shard_folders(cache) for path in shard.glob("*/c/**/*"))
-    return {str(path.relative_to(cache)): path.read_bytes() for path in files if path.is_file()}
+def start_two(cli, *job: object, gate: Path, count: int):
+    """A run whose two processes each stand at the gate, having extracted so many utterances; and their pids."""
+    gate.write_text(str(count))
+    running = cli.start(*job)
+    running.wait_until(lambda: len(children_of(running.pid)) == 2)
+    pids = children_of(running.pid)
+    running.wait_until(lambda: all(Path(f"{gate}.{pid}").stat().st_size == count + 1 for pid in pids))
+    return running, pids
+
+
+def assert_whole(cache: Path, manifest: Path) -> None:
+    """All twelve utterances are there, each once."""
+    report = check(cache, manifest=read_manifest(manifest))
+    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
 
 
 def wait_for_end(pids: list[int]) -> None:
@@ -63,7 +73,6 @@ def test_two_processes_make_what_one_makes(corpus, scratch):
 
 @pytest.mark.parametrize(("how", "most_deaths"), [("segfault", 1), pytest.param("7", 2, marks=pytest.mark.slow)])
 def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratch, how, most_deaths):
-    """It is in the ledger as after several runs of one process; everything else is there, bit for bit."""
     config = write_config(scratch, "Crashing")
     job = ("extract", crashing(plain, how), "-c", config, "--shard-size", "0.0008")
     done = cli(*job, "-o", scratch / "c", *TWO)
@@ -74,12 +83,8 @@ def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratc
 
 
 def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(cli, plain, gate, gated_config, scratch):
-    gate.write_text("2")
     job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, "--shard-size", "0.0015")
-    running = cli.start(*job)
-    running.wait_until(lambda: len(children_of(running.pid)) == 2)
-    pids = children_of(running.pid)
-    running.wait_until(lambda: all(Path(f"{gate}.{pid}").stat().st_size == 3 for pid in pids))
+    running, pids = start_two(cli, *job, gate=gate, count=2)
     for pid in (*pids, running.pid):  # as a terminal does
         os.kill(pid, signal.SIGINT)
     running.wait_until(lambda: "interrupted" in running.err())
@@ -91,20 +96,15 @@ def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(cli, plain, ga
     assert being_written(scratch) == []
     assert [problem.kind for problem in check(scratch).problems] == ["unfinished"]
     assert cli(*job).code == 0
-    report = check(scratch, manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
+    assert_whole(scratch, plain.manifest())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_asked_before", [False, True])
 def test_a_killed_run_leaves_no_process(cli, plain, gate, gated_config, scratch, is_asked_before):
     """They commit what they have; and end at once if they had been told to stop, and a second signal came."""
-    gate.write_text("1")
     job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, "--shard-size", "0.0015")
-    running = cli.start(*job)
-    running.wait_until(lambda: len(children_of(running.pid)) == 2)
-    pids = children_of(running.pid)
-    running.wait_until(lambda: all(Path(f"{gate}.{pid}").stat().st_size == 2 for pid in pids))
+    running, pids = start_two(cli, *job, gate=gate, count=1)
     if is_asked_before:
         running.send(signal.SIGTERM)
         running.wait_until(lambda: "interrupted" in running.err())
@@ -122,8 +122,7 @@ def test_a_killed_run_leaves_no_process(cli, plain, gate, gated_config, scratch,
         assert len(items(scratch)) >= 2
     finished = cli(*job)
     assert finished.code == 0, finished.err
-    report = check(scratch, manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
+    assert_whole(scratch, plain.manifest())
     assert being_written(scratch) == []
 
 

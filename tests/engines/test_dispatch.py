@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partialmethod
@@ -10,18 +11,17 @@ from pathlib import Path
 
 import pytest
 from cache_contents import check, items, ledger, only_version
-from extractions import ONE_EACH, extract_here, write_config
+from extractions import ONE_EACH, write_config
+from hypothesis import given
+from hypothesis import strategies as st
 
-from featcache import __version__
-from featcache.config import load_config
+import featcache
 from featcache.engines import worker as workers
-from featcache.engines.dispatch import dispatch
+from featcache.engines.dispatch import MOST_DEATHS, MOST_TASKS, Chunks, dispatch
 from featcache.engines.process import Fault
 from featcache.engines.worker import Died, End, Ended, Ready, Stop, Work, WorkerSetup, serve
 from featcache.errors import ConfigError, ExtractorError, ManifestError
-from featcache.extraction.extraction import run_extraction
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
+from featcache.extraction.tasks import ShardTask
 from featcache.manifest import read_manifest
 
 
@@ -81,20 +81,19 @@ class InlineTeam:
     def end(self):
         """Nothing has to end: there are no processes."""
 
-    def engine(self, options=Options("cpu", 1)):  # noqa: B008
-        """The engine that has this team do everything."""
-        return lambda group, tasks, control: dispatch(group, tasks, control, self, options)
-
 
 @pytest.fixture
 def run(plain, slow_config, scratch):
-    """Runs a job over the plain utterances with a team."""
+    """Runs a job over the plain utterances, all of which a team does."""
 
-    def run(team, manifest=None, report=lambda progress: None, **options):
-        chosen = Options("cpu", 1, **{"shard_megabytes": ONE_EACH, **options})
-        read = read_manifest(manifest or plain.manifest())
-        plan = plan_extraction(read, [load_config(slow_config)], scratch / "cache", chosen)
-        return run_extraction(plan, team.engine(), report)
+    def run(team, manifest=None, config=slow_config, **options):
+        options = featcache.Options("cpu", 1, **{"shard_megabytes": ONE_EACH, **options})
+
+        def engine(group, tasks, control):
+            dispatch(group, tasks, control, team, options)
+
+        chosen = replace(options, engine=engine)
+        return featcache.extract(manifest or plain.manifest(), config, scratch / "cache", chosen)
 
     return run
 
@@ -102,8 +101,7 @@ def run(plain, slow_config, scratch):
 @pytest.fixture
 def whole(plain, slow_config, scratch):
     """What one process makes."""
-    options = Options("cpu", 1, shard_megabytes=ONE_EACH)
-    extract_here(read_manifest(plain.manifest()), [load_config(slow_config)], scratch / "whole", options)
+    featcache.extract(plain.manifest(), slow_config, scratch / "whole", featcache.Options("cpu", 1))
     return items(scratch / "whole")
 
 
@@ -132,7 +130,6 @@ def test_a_whole_shard_is_poison_if_nothing_tells_which_utterance_is(run, plain,
 
 
 def test_a_device_that_ends_every_process_is_left_out(run, scratch, whole):
-    """What it had goes to the other, and nothing is poison."""
     team = InlineTeam(2, fate=lambda number, work: Died("SIGBUS") if number == 0 else None)
     assert run(team).versions[0].extracted == 12
     assert items(scratch / "cache") == whole
@@ -140,7 +137,6 @@ def test_a_device_that_ends_every_process_is_left_out(run, scratch, whole):
 
 
 def test_where_nothing_lives_long_the_run_fails(run, scratch):
-    """And no utterance is blamed, neither of many shards nor of few."""
     for size in (ONE_EACH, 6 * ONE_EACH):
         team = InlineTeam(2, fate=lambda number, work: Died("SIGBUS"))
         with pytest.raises(ExtractorError, match=r"worker 1, worker 2: processes ended again and again.*SIGBUS"):
@@ -149,7 +145,6 @@ def test_where_nothing_lives_long_the_run_fails(run, scratch):
 
 
 def test_nobody_waits_for_a_worker_that_never_begins(run, scratch, whole):
-    """What another has died of is given to it again."""
 
     class Alone(InlineTeam):
         def start(self, worker, setup):
@@ -165,25 +160,18 @@ def test_nobody_waits_for_a_worker_that_never_begins(run, scratch, whole):
     assert items(scratch / "cache") == whole
 
 
-def test_preemption_is_no_death(run, scratch, whole):
-    """However often it happens."""
+def test_preemption_is_no_death_however_often_it_happens(run, scratch, whole):
     fates = iter([Died("its node was preempted", counts=False)] * 20)
-    team = InlineTeam(2, fate=lambda number, work: next(fates, None))
-    summary = run(team)
+    summary = run(InlineTeam(2, fate=lambda number, work: next(fates, None)))
     assert (summary.versions[0].extracted, summary.failed_by_reason) == (12, {})
     assert items(scratch / "cache") == whole
 
 
-def test_devices_of_several_models_are_refused_unless_they_are_wanted(plain, slow_config, scratch):
-    config, manifest = load_config(slow_config), read_manifest(plain.manifest())
-
-    def job(options):
-        plan = plan_extraction(manifest, [config], scratch, options)
-        return run_extraction(plan, InlineTeam(2, labels=["NVIDIA A", "NVIDIA B"]).engine(options))
-
+def test_devices_of_several_models_are_refused_unless_they_are_wanted(run):
+    labels = ["NVIDIA A", "NVIDIA B"]
     with pytest.raises(ConfigError, match=r"worker 2 is NVIDIA B, and worker 1 is NVIDIA A.*--allow-mixed-devices"):
-        job(Options("cpu", 1))
-    assert job(Options("cpu", 1, allow_mixed_devices=True)).device == "NVIDIA A, NVIDIA B"
+        run(InlineTeam(2, labels=labels))
+    assert run(InlineTeam(2, labels=labels), allow_mixed_devices=True).device == "NVIDIA A, NVIDIA B"
 
 
 def test_failures_of_all_workers_count_for_the_limit(run, plain):
@@ -229,18 +217,14 @@ def test_what_one_machine_cannot_read_and_another_can_has_not_failed(run, plain,
 
 
 def test_another_checkout_of_the_same_version_is_another_featcache(run, monkeypatch):
-    monkeypatch.setattr(
-        WorkerSetup, "__init__", partialmethod(WorkerSetup.__init__, featcache=f"{__version__}, code 0")
-    )
-    with pytest.raises(ExtractorError, match=rf"has featcache {__version__}, code [0-9a-f]{{12}}, .*code 0: install"):
+    version = featcache.__version__
+    monkeypatch.setattr(WorkerSetup, "__init__", partialmethod(WorkerSetup.__init__, featcache=f"{version}, code 0"))
+    with pytest.raises(ExtractorError, match=rf"has featcache {version}, code [0-9a-f]{{12}}, .*code 0: install"):
         run(InlineTeam(1))
 
 
-def test_an_extractor_that_always_raises_an_exception_in_a_worker_ends_the_run(plain, scratch):
-    config = load_config(write_config(scratch, "Broken"))
-    options = Options("cpu", 1, shard_megabytes=ONE_EACH)
-    plan = plan_extraction(read_manifest(plain.manifest()), [config], scratch / "cache", options)
-    summary = run_extraction(plan, InlineTeam(2).engine())
+def test_an_extractor_that_always_raises_an_exception_in_a_worker_ends_the_run(run, scratch):
+    summary = run(InlineTeam(2), config=write_config(scratch, "Broken"))
     assert "Broken raised exceptions at 5 utterances in a row" in summary.too_many_failures
     assert summary.traceback.endswith("RuntimeError: CUDA error: out of cheese\n")
     assert summary.interrupted
@@ -257,3 +241,74 @@ def test_a_worker_that_cannot_read_its_setup_says_so():
     assert not thread.is_alive()
     assert isinstance(fault, Fault)
     assert "define extractors in a module of their own" in fault.message
+
+
+# Chunks of tasks
+
+
+def tasks(count: int):
+    return iter([ShardTask(f"{number:012x}", number, (), (), (), "") for number in range(count)])
+
+
+@given(st.integers(0, 60), st.integers(1, 5), st.sets(st.integers(0, 59), max_size=4), st.data())
+def test_every_task_is_done_once_or_is_poison(count, workers, deadly, data):
+    """Deaths that have another cause, and workers that are preempted, come at any time; a task that always kills is
+    poison, and costs no more than six workers.
+    """
+    chunks = Chunks(tasks(count), workers)
+    done, poison, held = Counter(), Counter(), {}
+    accidents = most_accidents = data.draw(st.integers(0, 5))
+    deaths, names = 0, {f"{number:012x}" for number in deadly if number < count}
+    while not chunks.are_done:
+        worker = data.draw(st.integers(0, workers - 1))
+        if worker not in held:
+            chunk = chunks.take(worker, is_alone=workers == 1)
+            if chunk is None:
+                assert held or workers > 1
+                continue
+            assert 1 <= len(chunk.tasks) <= MOST_TASKS
+            held[worker] = chunk
+            continue
+        chunk = held.pop(worker)
+        kills = [number for number, task in enumerate(chunk.tasks) if task.name in names]
+        accident = accidents > 0 and data.draw(st.booleans())
+        accidents -= accident
+        reached = kills[0] if kills else len(chunk.tasks)
+        if accident:
+            reached = data.draw(st.integers(0, reached))
+        committed = {task.name for task in chunk.tasks[:reached]}
+        done.update(committed)
+        if accident or kills:
+            preempted = accident and data.draw(st.booleans())
+            deaths += not preempted
+            poison.update(task.name for task in chunks.died(worker, committed, counts=not preempted))
+        else:
+            chunks.done(worker)
+    assert not chunks.is_any_held
+    assert {*done, *poison} == {f"{number:012x}" for number in range(count)}
+    assert max([*done.values(), *poison.values()], default=1) == 1
+    assert not {*done} & {*poison}
+    assert names <= {*poison}
+    assert len(poison) <= len(names) + most_accidents // MOST_DEATHS
+    assert deaths <= 2 * MOST_DEATHS * len(poison) + most_accidents
+
+
+def test_chunks_get_smaller_near_the_end():
+    chunks = Chunks(tasks(70), 2)
+    sizes = []
+    while not chunks.are_done:
+        sizes.append(len(chunks.take(0, is_alone=True).tasks))
+        chunks.done(0)
+    assert sum(sizes) == 70
+    assert sizes[:5] == [8] * 5
+    assert sizes[-4:] == [1] * 4
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_worker_is_not_given_what_it_died_of_while_there_are_others():
+    chunks = Chunks(tasks(1), 2)
+    assert chunks.take(0) is not None
+    assert chunks.died(0, set()) == ()
+    assert chunks.take(0) is None
+    assert not chunks.are_done
+    assert chunks.take(1).deaths == 1

@@ -13,19 +13,15 @@ from pathlib import Path
 import odd_extractors
 import pytest
 import soundfile
-from cache_contents import check, items, ledger, shard_folders
-from corpora import speech
+from cache_contents import check, items, ledger, only_version, shard_folders
+from corpora import Corpus, speech
 from extractions import write_config
 from pausing import interrupt, wait_at
 from processes import POLL_SECONDS, TESTS, Cli, commands
 
-from featcache.config import load_config
+import featcache
 from featcache.device import BATCH_SECONDS
-from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
-from featcache.extraction.extraction import run_extraction
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -77,7 +73,6 @@ def test_of_the_shard_under_way_what_is_extracted_is_kept(by_ones, job, plain, g
 
 
 def test_interrupted_again_and_again_it_ends_as_if_it_had_not_been(by_ones, job, gate, whole, scratch):
-    """Each run adds two utterances, in shards of their own."""
     for there in range(0, len(whole) - 2, 2):
         ended = interrupt(stand_at(gate, 1, by_ones, *job), gate, signal.SIGTERM)
         assert (ended.code, len(items(scratch / "cache"))) == (130, there + 2)
@@ -172,28 +167,26 @@ def test_a_second_interrupt_stops_at_once(cli, plain, gate, gated_config, scratc
 
 
 @pytest.fixture
-def clips(plain, tmp_path) -> Path:
+def clips(tmp_path) -> Path:
     """Ten clips of four lengths."""
-    rows = []
+    made = Corpus(tmp_path)
     for number in range(10):
-        soundfile.write(tmp_path / f"{number}.wav", speech(0.11 + 0.1 * (number % 4), seed=number), 16000)
-        rows.append(f"{number},{number}.wav,{0.11 + 0.1 * (number % 4):.2f}")
-    path = tmp_path / "clips.csv"
-    path.write_text("id,path,duration\n" + "\n".join(rows) + "\n")
-    return path
+        seconds = round(0.11 + 0.1 * (number % 4), 2)
+        soundfile.write(tmp_path / f"{number}.wav", speech(seconds, seed=number), 16000)
+        made.add(str(number), f"{number}.wav", duration=seconds)
+    return made.manifest()
 
 
 def run(manifest: Path, config: Path, cache: Path, threads: int, stop_after: int | None = None):
     """Extract in this process; the run is stopped when so many batches have been appended."""
-    plan = plan_extraction(read_manifest(manifest), [load_config(config)], cache, Options("cpu", threads))
-    stop, reports = threading.Event(), []
+    stop, reports = threading.Event(), itertools.count(1)
 
     def report(progress):
-        reports.append(progress.audio_seconds)
-        if len(reports) == stop_after:
+        if next(reports) == stop_after:
             stop.set()
 
-    return run_extraction(plan, run_locally, report, stop)
+    observer = featcache.Observer(progress=report)
+    return featcache.extract(manifest, config, cache, featcache.Options("cpu", threads), observer=observer, stop=stop)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -201,8 +194,8 @@ def run(manifest: Path, config: Path, cache: Path, threads: int, stop_after: int
     ("extractor", "module", "augment"),
     [
         ("Slow", "odd_extractors", ""),
-        ("Moments", "row_extractors", ""),
-        ("Moments", "row_extractors", "augment: {speed: [0.9, 1.0, 1.1]}\n"),
+        ("Shapes", "row_extractors", ""),
+        ("Shapes", "row_extractors", "augment: {speed: [0.9, 1.0, 1.1]}\n"),
     ],
     ids=["clips", "rows", "copies"],
 )
@@ -224,6 +217,9 @@ def test_stopped_after_any_batch_a_run_keeps_a_beginning(
         assert there == {id_: whole[id_] for id_ in [*whole][: len(there)]}
         assert len(there) % copies == 0
         assert summary.versions[0].missing == len(whole) - len(there)
+        version = only_version(cache)
+        committed = sum(version.shard(name).info.seconds for name in version.shard_names())
+        assert summary.audio_seconds == pytest.approx(committed)
         run(clips, config, cache, threads)
         assert items(cache) == whole
         assert (check(cache).problems, check(cache).repeated) == ([], 0)

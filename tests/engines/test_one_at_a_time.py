@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from cache_contents import check, chunk_files, items, only_version
-from extractions import ONE_EACH, extract_here
+from extractions import ONE_EACH
 from pausing import interrupt
 
 import featcache
@@ -15,7 +15,6 @@ from featcache.config import load_config
 from featcache.engines.local import run_locally
 from featcache.errors import LockedError
 from featcache.extraction.extraction import exclusively, run_extraction
-from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
@@ -65,7 +64,6 @@ def test_who_comes_second_is_told_who_is_at_work(cli, plain, job, at_gate, gate,
 
 
 def test_with_wait_the_second_does_what_the_first_has_not(cli, plain, job, at_gate, gate, scratch):
-    """It says once that it waits, and plans again."""
     waiting = cli.start(*job, "--wait", "--json")
     waiting.wait_until(lambda: WAITS in waiting.err())
     assert interrupt(at_gate, gate).code == 130
@@ -101,16 +99,19 @@ def test_a_kill_lets_the_next_one_begin(cli, job, at_gate, gate, scratch):
 
 def test_what_has_changed_since_it_was_planned_is_planned_again(plain, scratch):
     """All of it was pruned away but six, or done by another run in the meantime."""
-    manifest, options = read_manifest(plain.manifest()), Options("cpu", 1)
-    half = read_manifest(plain.manifest(plain.rows[:6], "half.csv"))
-    new = read_manifest(plain.manifest([*plain.rows, {**plain.rows[0], "id": "new"}], "more.csv"))
-    early = plan_extraction(manifest, [load_config("fbank80")], scratch, options)
-    expected = extract_here(manifest, [load_config("fbank80")], scratch, options).versions[0].extracted
+
+    def planned(rows, name):
+        manifest = read_manifest(plain.manifest(rows, name))
+        return plan_extraction(manifest, [load_config("fbank80")], scratch, featcache.Options("cpu", 1))
+
+    early = planned(plain.rows, "manifest.csv")
+    expected = featcache.extract(plain.manifest(), cache=scratch).versions[0].extracted
     with exclusively(early, threading.Event()) as plan:
         assert [one.versions[0].num_missing for one in (early, plan)] == [expected, 0]
-    more = plan_extraction(new, [load_config("fbank80")], scratch, options)
+    more = planned([*plain.rows, {**plain.rows[0], "id": "new"}], "more.csv")
     whole, version = items(scratch), only_version(scratch)
-    assert prune(version, plan_prune(version, half.ids.hashes()), half.ids.hashes()).rewritten == 1
+    half = planned(plain.rows[:6], "half.csv").manifest.ids.hashes()
+    assert prune(version, plan_prune(version, half), half).rewritten == 1
     with exclusively(more, threading.Event()) as plan:
         assert run_extraction(plan, run_locally).versions[0].extracted == 7
     assert items(scratch).items() >= whole.items()

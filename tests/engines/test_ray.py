@@ -7,19 +7,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
-from cache_contents import check, items
+from cache_contents import items
 from extractions import ONE_EACH, write_config
+from forking import wait_until
 from processes import MOST_SECONDS, TESTS
-from test_devices import wait_for_end
+from test_devices import assert_whole, wait_for_end
 from test_suspects import assert_it_cost_itself_alone, crashing
 
 from featcache.engines.ray import actors_on
 from featcache.errors import ArgumentError
-from featcache.manifest import read_manifest
 
 pytest.importorskip("ray")
 
@@ -77,13 +76,6 @@ def command(scratch, alone):
         process.wait()
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + MOST_SECONDS / 4
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def actors_at(gate: Path, count: int) -> set[int]:
     """The processes that stand at a gate, as the `count`th to enter of theirs."""
     return {int(path.suffix[1:]) for path in gate.parent.glob(f"{gate.name}.*") if path.stat().st_size == count}
@@ -110,8 +102,7 @@ def test_a_driver_that_ends_loses_at_most_the_shards_under_way(command, plain, g
     again = command(*job)
     assert again.wait() == 0, again.err()
     assert there <= {*items(scratch / "c")}
-    report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
+    assert_whole(scratch / "c", plain.manifest())
 
 
 LOSE_A_NODE = """
@@ -172,8 +163,7 @@ def test_a_lost_node_costs_what_it_had_under_way(plain, gate, gated_config, scra
     assert done.returncode == 0, done.stderr
     assert "RESULT 12 0\n" in done.stdout, done.stderr
     assert len(re.findall(rf"the process ended at work \({how}\)", done.stderr)) == 1, done.stderr
-    report = check(scratch / "c", manifest=read_manifest(plain.manifest()))
-    assert (report.problems, report.repeated, report.utterances) == ([], 0, 12)
+    assert_whole(scratch / "c", plain.manifest())
 
 
 def test_an_actor_for_each_gpu_or_for_so_many_cores():

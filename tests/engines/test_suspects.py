@@ -5,21 +5,17 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from cache_contents import check, items, ledger, only_version, shard_folders
 from corpora import Corpus
-from extractions import ONE_EACH, extract_here, extracted, write_config
+from extractions import ONE_EACH, extracted, write_config
 
-from featcache.config import load_config
-from featcache.engines.local import run_locally
-from featcache.extraction.extraction import run_extraction
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
-from featcache.manifest import read_manifest
+import featcache
 from featcache.version.in_flight import InFlight, Suspects, find_suspects
 from featcache.version.records import Run, run_names
 from featcache.version.version import Version
+
+ONE_THREAD = featcache.Options("cpu", 1)
 
 
 def crashing(corpus: Corpus, *culprits: str) -> Path:
@@ -37,6 +33,12 @@ def run_until_it_ends(cli, *job, **options) -> tuple[int, int]:
         if finished.code in (0, 3):
             return finished.code, deaths
     raise AssertionError(f"it dies again and again: {finished.err}")
+
+
+def arrays(cache: Path) -> dict[str, bytes]:
+    """The bytes of all arrays of all shards."""
+    files = (path for shard in shard_folders(cache) for path in shard.glob("*/c/**/*"))
+    return {str(path.relative_to(cache)): path.read_bytes() for path in files if path.is_file()}
 
 
 def marks(cache: Path) -> list[Path]:
@@ -75,7 +77,6 @@ def assert_it_cost_itself_alone(cli, plain, config, cache: Path, how: str) -> No
 
 
 def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch):
-    """A real SIGSEGV."""
     manifest, config = crashing(plain, "segfault"), write_config(scratch, "Crashing")
     job = ("extract", manifest, "-c", config, "-o", scratch / "c", "--threads", 1, "--shard-size", "0.0008")
     (scratch / "here").mkdir()
@@ -108,7 +109,6 @@ def test_clips_that_kill_their_process_cost_few_runs(cli, plain, scratch):
 
 @pytest.mark.parametrize("how", ["numpy", "memory"])
 def test_a_clip_without_enough_memory_is_that_clips_failure(cli, plain, scratch, how):
-    """Its neighbours are extracted; and it is tried again by the next run, which may have more."""
     job = ("extract", crashing(plain, how), "-c", write_config(scratch, "Crashing"), "-o", scratch / "c")
     made = cli(*job)
     assert made.code == 3, made.err
@@ -162,35 +162,23 @@ def children_of(pid: int) -> list[int]:
 
 def test_what_is_extracted_apart_is_bit_for_bit_the_same(plain, scratch):
     """Frames, rows and quantised values, of several versions at once; shards have the same names, too."""
-    configs = [load_config(name) for name in ("fbank80", "fbank80-uint8")]
-    configs.append(load_config(write_config(scratch, "Moments", module="row_extractors", piece=20)))
-    manifest = read_manifest(plain.manifest())
-    one = manifest.take(np.array([0]))
-    caches = [scratch / "usual", scratch / "apart"]
-    for cache in caches:
-        extract_here(one, configs, cache, Options("cpu", 1))
-    for folder in caches[1].iterdir():
+    configs = ["fbank80", "fbank80-uint8", write_config(scratch, "Moments", module="row_extractors", piece=20)]
+    usual, apart = scratch / "usual", scratch / "apart"
+    for cache in (usual, apart):
+        featcache.extract(plain.manifest(plain.rows[:1], "one.csv"), configs, cache, ONE_THREAD)
+    for folder in apart.iterdir():
         as_if_killed(Version.open(folder), plain.ids[3:6], crash="Fatal Python error: Aborted")
-    found = []
-    for cache in caches:
-        extraction = plan_extraction(manifest, configs, cache, Options("cpu", 2))
-        assert run_extraction(extraction, run_locally).failed == 0
-        found.append({folder.relative_to(cache): chunks(folder) for folder in shard_folders(cache)})
-    assert found[0] == found[1]
-    assert marks(caches[1]) == []
-
-
-def chunks(shard: Path) -> dict[str, bytes]:
-    """The bytes of all arrays of a shard."""
-    return {str(path.relative_to(shard)): path.read_bytes() for path in shard.glob("*/c/**/*") if path.is_file()}
+    for cache in (usual, apart):
+        assert featcache.extract(plain.manifest(), configs, cache, featcache.Options("cpu", 2)).failed == 0
+    assert arrays(usual) == arrays(apart)
+    assert marks(apart) == []
 
 
 def test_what_leaves_a_device_useless_is_a_crash(plain, scratch, monkeypatch):
     """Some CUDA errors stay until the process ends: what was in flight is suspected, as after a fatal signal."""
     monkeypatch.setattr("featcache.device.Device.is_lost", lambda self: True)
-    config = load_config(write_config(scratch, "Broken"))
     with pytest.raises(RuntimeError, match="CUDA error"):
-        extract_here(read_manifest(plain.manifest()), [config], scratch / "c", Options("cpu", 1))
+        featcache.extract(plain.manifest(), write_config(scratch, "Broken"), scratch / "c", ONE_THREAD)
     version = only_version(scratch / "c")
     (crash,) = [path.read_text() for path in marks(scratch / "c") if path.name == "crash.txt"]
     assert crash == "cpu: CUDA error: out of cheese"
@@ -200,10 +188,9 @@ def test_what_leaves_a_device_useless_is_a_crash(plain, scratch, monkeypatch):
 def test_suspects_fail_where_no_other_process_can_begin(plain, slow_config, scratch, monkeypatch):
     """Better than to crash everything again: the rest is extracted, and the ledger says why."""
     monkeypatch.setattr("featcache.engines.isolated._MAIN", "odd_extractors:end_at_once")
-    config = load_config(slow_config)
-    extract_here(read_manifest(plain.manifest(plain.rows[:1], "one.csv")), [config], scratch, Options("cpu", 1))
+    featcache.extract(plain.manifest(plain.rows[:1], "one.csv"), slow_config, scratch, ONE_THREAD)
     as_if_killed(only_version(scratch), plain.ids[2:5], crash="Fatal Python error: Aborted")
-    extract_here(read_manifest(plain.manifest()), [config], scratch, Options("cpu", 2))
+    featcache.extract(plain.manifest(), slow_config, scratch, featcache.Options("cpu", 2))
     found = failures(scratch)
     assert {*found} == {*plain.ids[2:5]}
     assert found[plain.ids[2]][1] == "a process of its own cannot begin: it ended: exit code 5"

@@ -4,7 +4,6 @@ import csv
 
 import numpy as np
 import pytest
-from audio_server import audio_server
 from foreign_manifests import RATE, WRITERS, Clip, archive, dataset, shar, tarred
 from real_speech import DATA
 
@@ -45,12 +44,6 @@ def expected(clips, tmp_path_factory):
     top = tmp_path_factory.mktemp("expected")
     featcache.extract(DIGITS / "manifest.csv", "fbank80", top / "cache")
     return featcache.open(top / "cache")
-
-
-@pytest.fixture
-def server():
-    with audio_server() as server:
-        yield server
 
 
 @pytest.mark.slow

@@ -44,6 +44,14 @@ def serve(server, folder, kind="tar"):
         path.unlink()
 
 
+@pytest.fixture
+def served(plain, server, scratch):
+    """The plain corpus in two tars, which the server has, and nobody else."""
+    inside = packed(plain, scratch, "tar")
+    serve(server, scratch)
+    return inside
+
+
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow", "ark"])
 def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
     """Bit for bit, by a request for each piece of a container; the members have the sizes of the files."""
@@ -63,10 +71,9 @@ def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
     assert extract_fbank(manifest, scratch / "c", server.address, check_sources=True).versions[0].extracted == 0
 
 
-def test_commands_find_the_members_as_they_were(cli, plain, server, scratch):
+def test_commands_find_the_members_as_they_were(cli, served, server, scratch):
     """Who gives no manifest causes no request."""
-    manifest = packed(plain, scratch, "tar").manifest()
-    serve(server, scratch)
+    manifest = served.manifest()
     root = ["--root", server.address]
     made = cli("extract", manifest, "-o", scratch / "c", *root)
     assert (made.code, "each is fetched whole to" in made.err) == (0, True)
@@ -90,36 +97,30 @@ def test_commands_find_the_members_as_they_were(cli, plain, server, scratch):
     assert again.json()["versions"][0]["extracted"] == 6
 
 
-def test_faults_that_pass_leave_no_trace(plain, server, scratch):
-    inside = packed(plain, scratch, "tar")
-    serve(server, scratch)
+def test_faults_that_pass_leave_no_trace(plain, served, server, scratch):
     for path in server.files:
         server.faults[path] = ["drop", 503, "half", 429, "reset"]
-    assert not extract_fbank(inside.manifest(), scratch / "c", server.address).failed
+    assert not extract_fbank(served.manifest(), scratch / "c", server.address).failed
     assert set(items(scratch / "c")) == set(plain.ids)
 
 
 @pytest.mark.parametrize("lacks", ["has_ranges", "has_etags"])
-def test_servers_that_give_only_whole_files_or_no_etags(plain, server, scratch, lacks):
-    inside = packed(plain, scratch, "tar")
-    serve(server, scratch)
+def test_servers_that_give_only_whole_files_or_no_etags(served, server, scratch, lacks):
     setattr(server, lacks, False)
-    assert not extract_fbank(inside.manifest(), scratch / "c", server.address).failed
-    assert not extract_fbank(inside.manifest(), scratch / "c", server.address, check_sources=True).versions[0].extracted
+    assert not extract_fbank(served.manifest(), scratch / "c", server.address).failed
+    assert not extract_fbank(served.manifest(), scratch / "c", server.address, check_sources=True).versions[0].extracted
 
 
-def test_faults_that_stay_are_in_the_ledger(cli, plain, server, scratch, monkeypatch):
+def test_faults_that_stay_are_in_the_ledger(cli, served, server, scratch, monkeypatch):
     """Of the container that is not had all utterances, and of one that is cut short, those that are lost."""
-    inside = packed(plain, scratch, "tar")
-    serve(server, scratch)
     whole = dict(server.files)
     server.files["/audio_0.tar"] = whole["/audio_0.tar"][: len(whole["/audio_0.tar"]) // 2]
     server.always["/audio_1.tar"] = 403
-    inside.rows[0]["path"] = "audio_0.tar/none.wav"
-    manifest = inside.manifest()
+    served.rows[0]["path"] = "audio_0.tar/none.wav"
+    manifest = served.manifest()
     extract_fbank(manifest, scratch / "c", server.address)
     found = reasons_of(cli, scratch / "c")
-    second = {row["id"] for row in inside.rows if row["path"].startswith("audio_1")}
+    second = {row["id"] for row in served.rows if row["path"].startswith("audio_1")}
     assert {id_ for id_, reason in found.items() if reason == "file_unreadable"} == second
     assert {reason for id_, reason in found.items() if id_ not in second} == {"truncated"}
 
@@ -131,26 +132,22 @@ def test_faults_that_stay_are_in_the_ledger(cli, plain, server, scratch, monkeyp
     server.files = whole
     forget(monkeypatch)
     extract_fbank(manifest, scratch / "c", server.address)
-    assert reasons_of(cli, scratch / "c") == {inside.rows[0]["id"]: "file_missing"}
+    assert reasons_of(cli, scratch / "c") == {served.rows[0]["id"]: "file_missing"}
     server.requests.clear()
     extract_fbank(manifest, scratch / "c", server.address)
     assert not server.asked("GET")
 
 
-def test_a_container_that_changes_while_it_is_fetched(cli, plain, server, scratch):
-    inside = packed(plain, scratch, "tar")
-    serve(server, scratch)
+def test_a_container_that_changes_while_it_is_fetched(cli, served, server, scratch):
     server.faults["/audio_0.tar"] = [None, "replace"]
-    extract_fbank(inside.manifest(), scratch / "c", server.address)
-    lost = {row["id"]: "file_unreadable" for row in inside.rows if row["path"].startswith("audio_0")}
+    extract_fbank(served.manifest(), scratch / "c", server.address)
+    lost = {row["id"]: "file_unreadable" for row in served.rows if row["path"].startswith("audio_0")}
     assert reasons_of(cli, scratch / "c") == lost
 
 
-def test_one_that_is_too_large_for_the_disk_is_said_to_be(cli, plain, server, scratch, monkeypatch):
-    inside = packed(plain, scratch, "tar")
-    serve(server, scratch)
+def test_one_that_is_too_large_for_the_disk_is_said_to_be(cli, served, server, scratch, monkeypatch):
     monkeypatch.setattr(members, "_LEFT_FREE", 1 << 60)
-    extract_fbank(inside.manifest(), scratch / "c", server.address)
+    extract_fbank(served.manifest(), scratch / "c", server.address)
     message = failures_of(cli, scratch / "c")[0]["message"]
     assert message.startswith(f"the container cannot be copied to {tempfile.gettempdir()}: it has 0.0 GB, and ")
     assert message.endswith("GB would not be left free there: set TMPDIR to a disk with more room")
@@ -179,7 +176,6 @@ def test_a_network_that_goes_away_ends_the_run(plain, server, scratch, monkeypat
 
 
 def test_the_next_containers_are_fetched_ahead(plain, server):
-    """As many as may be, and each that is wanted makes room for another."""
     server.files = {f"/audio_{number}.tar": plain.folder.joinpath("00.wav").read_bytes() for number in range(6)}
     tasks = [
         ShardTask(

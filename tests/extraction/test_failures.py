@@ -3,27 +3,29 @@
 import csv
 import io
 import json
+import os
 import random
 import re
 import shutil
 import struct
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-from audio_files import bad_files
+from audio_files import patch_file
 from cache_contents import check, chunk_files, items, only_version
 from corpora import speech
-from extractions import extract_here, extracted, failures_of, write_config
+from extractions import extracted, failures_of, reasons_of, write_config
 from loud_extractors import LOUD_SAMPLES
 
 import featcache
 from featcache.config import load_config
 from featcache.device import BATCH_SECONDS
 from featcache.engines.local import run_locally
-from featcache.errors import AudioError, Reason
+from featcache.errors import AudioError, ConfigError, Reason
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
@@ -36,7 +38,6 @@ from featcache.version.selection import select_version
 
 
 def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scratch):
-    """It is named with its reason; a second run says so and does nothing; a new file or --retry-failed tries again."""
     corpus = plain.copy(scratch / "corpus")
     cache = scratch / "c"
     (corpus.folder / "02.wav").write_bytes(b"RIFF, in name only")
@@ -75,14 +76,10 @@ def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scr
     assert check(cache, manifest=read_manifest(corpus.manifest())).failed == 0
 
 
-def test_every_kind_of_bad_file_is_named_with_its_reason(cli, plain, scratch):
-    """Missing, empty, cut off, no audio, not finite, too short, beside the file: and everything else is there."""
-    (scratch / "bad").mkdir()
-    expected, rows = {}, []
-    for name, (path, reason) in bad_files(scratch / "bad").items():
-        if "\0" not in str(path):  # which no manifest may hold
-            rows.append({"id": name, "path": str(path)})
-            expected[name] = reason
+def test_every_kind_of_bad_file_is_named_with_its_reason(cli, bad, plain, scratch, written):
+    found = {name: one for name, one in bad.items() if "\0" not in str(one[0])}  # which no manifest may hold
+    rows = [{"id": name, "path": str(path)} for name, (path, _) in found.items()]
+    expected = {name: reason for name, (_, reason) in found.items()}
     good = str(plain.folder / "00.wav")
     soundfile.write(scratch / "short.wav", np.zeros(399), 16000)
     soundfile.write(scratch / "long.wav", speech(3.6), 16000)
@@ -103,10 +100,9 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, plain, scratch):
     random.Random(3).shuffle(mixed)
     manifest = scratch / "mixed.jsonl"
     manifest.write_text("".join(json.dumps(row) + "\n" for row in mixed))
-    config = scratch / "strict.yaml"
-    config.write_text("name: strict\nextractor: fbank\naudio: {resample: forbid, max_seconds: 3.5}\n")
-
-    made = cli("extract", manifest, "-o", scratch / "c", "-c", config, "--json")
+    text = "name: strict\nextractor: fbank\naudio: {resample: forbid, max_seconds: 3.5}\n"
+    job = ("extract", manifest, "-o", scratch / "c", "-c", written(text, "strict.yaml"), "--json")
+    made = cli(*job)
     assert made.code == 3, made.err
     ledger = read_failures(only_version(scratch / "c"))
     assert {failure.id: failure.reason for failure in ledger} == expected
@@ -116,39 +112,32 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, plain, scratch):
     assert check(scratch / "c").problems == []
     told = cli("info", scratch / "c", "--failures").out
     assert all(name in told and reason in told for name, reason in expected.items())
-    again = cli("extract", manifest, "-o", scratch / "c", "-c", config, "--json")
-    assert again.json()["failed_by_reason"] == {"file_unreadable": 1}  # by now it might be readable
+    assert cli(*job).json()["failed_by_reason"] == {"file_unreadable": 1}  # by now it might be readable
 
 
-@pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x1c", "\r", "é"])
-def test_the_ledger_keeps_names_of_any_characters(cli, scratch, separator):
+def test_the_ledger_keeps_names_of_any_characters(cli, plain, scratch, written):
     """What Unicode, or Python, takes for the end of a line is no end of a record."""
-    path = f"no{separator}such.wav"
-    manifest = scratch / "odd.jsonl"
-    manifest.write_text(json.dumps({"id": "odd", "path": path}) + "\n")
+    paths = {f"no{separator}such.wav" for separator in ("\u2028", "\u0085", "\x1c", "\r", "é")}
+    rows = [{"id": str(n), "path": path} for n, path in enumerate([*paths, str(plain.folder / "00.wav")])]
+    manifest = written("".join(json.dumps(row) + "\n" for row in rows), "odd.jsonl")
     assert cli("extract", manifest, "-o", scratch / "c").code == 3
-    (failure,) = failures_of(cli, scratch / "c")
-    assert failure["path"] == path
+    assert {failure["path"] for failure in failures_of(cli, scratch / "c")} == paths
     assert "0 extracted" in cli("extract", manifest, "-o", scratch / "c").out
 
 
-def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch):
-    """Those utterances are in the ledger, and those beside them in the cache."""
+@pytest.mark.parametrize("store", ["", "store: {dtype: uint8}\n"], ids=["float32", "uint8"])
+def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch, store):
     rows = [
         {**row, "id": f"{name}-{i}"}
         for i, (row, name) in enumerate(zip(plain.rows, ["ok", "refuse", "nan"] * 4, strict=True))
     ]
-    made = cli(
-        "extract",
-        plain.manifest(rows, "picky.csv"),
-        "-o",
-        scratch / "c",
-        "-c",
-        write_config(scratch, "Picky"),
-        "--json",
-    )
+    config = write_config(scratch, "Picky")
+    config.write_text(config.read_text() + store)
+    made = cli("extract", plain.manifest(rows, "picky.csv"), "-o", scratch / "c", "-c", config, "--json")
     assert made.code == 3
     assert made.json()["failed_by_reason"] == {"extractor_refused": 4, "non_finite_features": 4}
+    told = cli("info", scratch / "c", "--failures").out
+    assert "nan-2\tnon_finite_features\t02.wav\tfeatures are NaN or infinite as float32" in told
     assert set(items(scratch / "c")) == {row["id"] for row in rows if row["id"].startswith("ok")}
     assert check(scratch / "c").problems == []
 
@@ -156,8 +145,8 @@ def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch):
 def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scratch):
     """A disk that gives files without what is in them, say: nothing is lost by mending it and running again."""
     corpus = plain.copy(scratch / "corpus")
-    for row in corpus.rows:
-        (corpus.folder / row["path"]).write_bytes(b"")
+    for path in corpus.folder.glob("*.wav"):
+        path.write_bytes(b"")
     made = cli("extract", corpus.manifest(), "-o", scratch / "c")
     assert made.code == 3
     assert "empty 12" in made.out
@@ -186,31 +175,27 @@ def test_a_batch_of_which_all_utterances_fail_holds_up_no_other(plain, scratch, 
     assert (again.failed_by_reason, again.versions[0].missing) == ({"file_missing": 1}, 0)
 
 
-def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch):
+def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch, written):
     """`max_seconds` is not in the fingerprint: utterances that it kept out are missing once it no longer does."""
-    config = scratch / "limited.yaml"
-    config.write_text("name: limited\nextractor: fbank\naudio: {max_seconds: 0.5}\n")
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config)
-    assert made.code == 3
-    assert "too_long 6" in made.out
-    config.write_text("name: limited\nextractor: fbank\naudio: {max_seconds: 0.55}\n")
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--json")
-    assert (made.code, extracted(made)) == (3, 2)
-    config.write_text("name: limited\nextractor: fbank\n")
-    assert cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config).code == 0
+    for audio, added, failed in (("{max_seconds: 0.5}", 6, 6), ("{max_seconds: 0.55}", 2, 4), ("{}", 4, 0)):
+        config = written(f"name: limited\nextractor: fbank\naudio: {audio}\n", "limited.yaml")
+        made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", config, "--json")
+        assert (made.code, extracted(made)) == (3 if failed else 0, added)
+        assert list(reasons_of(cli, scratch / "c").values()) == ["too_long"] * failed
 
 
-def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, scratch):
+def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, scratch, written):
     """1 Hz, by a flipped bit, say; and a file that is all hole. A config may lift either bound, and lets them in."""
     corpus = plain.copy(scratch / "corpus")
     soundfile.write(corpus.folder / "slow.wav", speech(0.05), 1)
     soundfile.write(corpus.folder / "low.wav", speech(0.05), 999)
-    shutil.copy(corpus.folder / "00.wav", corpus.folder / "sparse.wav")
-    grow_wav(corpus.folder / "sparse.wav", 7 * 3600 * 16000 * 2)
+    sparse, num_bytes = Path(shutil.copy(corpus.folder / "00.wav", corpus.folder / "sparse.wav")), 7 * 3600 * 16000 * 2
+    for at in (4, 40):
+        patch_file(sparse, at, struct.pack("<I", num_bytes + 40 - at))
+    os.truncate(sparse, 44 + num_bytes)
     for name in ("slow", "low", "sparse"):
         corpus.add(name, f"{name}.wav")
-    config = scratch / "default.yaml"
-    config.write_text("name: bounded\nextractor: fbank\n")
+    config = written("name: bounded\nextractor: fbank\n", "default.yaml")
     job = ("extract", corpus.manifest(), "-o", scratch / "c", "-c", config)
     made = cli(*job, "--json", limits={"DATA": 2 << 30})
     assert made.code == 3, made.err
@@ -224,32 +209,19 @@ def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, sc
     assert "audio.min_source_rate" in told
 
 
-def grow_wav(path, num_bytes):
-    """Let a WAV file of 16 bits hold so many bytes of samples, most of them a hole in the file."""
-    with path.open("r+b") as file:
-        file.seek(4)
-        file.write(struct.pack("<I", 36 + num_bytes))
-        file.seek(40)
-        file.write(struct.pack("<I", num_bytes))
-        file.truncate(44 + num_bytes)
-
-
 # What extractors get wrong
 
 
 def test_an_extractor_that_would_end_the_process_is_told_of(cli, plain, scratch):
     """As `sys.exit` does, which says nothing and may say that all went well."""
-    rows = [{**plain.rows[0], "id": "one!exit"}, *plain.rows[1:3]]
-    made = cli(
-        "extract", plain.manifest(rows, "exit.csv"), "-o", scratch / "c", "-c", write_config(scratch, "Crashing")
-    )
+    manifest = plain.manifest([{**plain.rows[0], "id": "one!exit"}, *plain.rows[1:3]], "exit.csv")
+    made = cli("extract", manifest, "-o", scratch / "c", "-c", write_config(scratch, "Crashing"))
     assert made.code == 1
     (line,) = made.err.splitlines()
     assert "Crashing called sys.exit(0) while it extracted one!exit" in line
 
 
 def test_an_extractor_that_breaks_its_contract_ends_the_run(cli, plain, scratch):
-    """One line says what it did; nothing of it is kept."""
     made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Wrong"))
     assert made.code == 1
     (line,) = made.err.splitlines()
@@ -270,11 +242,6 @@ def with_loud(plain, scratch):
     return corpus
 
 
-def values(cache, name=None):
-    opened = featcache.open(cache, name)
-    return {id_: opened[id_].tobytes() for id_ in opened.ids}
-
-
 @pytest.mark.parametrize(
     ("extractor", "params", "where", "is_suspect"),
     [
@@ -291,7 +258,6 @@ def values(cache, name=None):
 def test_a_clip_at_which_an_extractor_raises_an_exception_fails(
     plain, with_loud, scratch, extractor, params, where, is_suspect
 ):
-    """The ledger says which exception and where; other clips and versions get what they get without it."""
     config = load_config(write_config(scratch, extractor, module="loud_extractors", **params))
     both = [config, load_config("fbank80")]
     plan = plan_extraction(read_manifest(with_loud.manifest()), both, scratch / "c", Options("cpu", 2))
@@ -303,29 +269,28 @@ def test_a_clip_at_which_an_extractor_raises_an_exception_fails(
     (failure,) = read_failures(select_version(scratch / "c", config.name))
     assert failure.id == "loud"
     assert re.fullmatch(rf"ValueError: too loud \(helpers/loud_extractors\.py:\d+, {where}\)", failure.message)
-    extract_here(read_manifest(plain.manifest()), both, scratch / "without", Options("cpu", 1))
-    assert values(scratch / "c", config.name) == values(scratch / "without", config.name)
-    assert len(values(scratch / "c", "fbank80")) == len(with_loud.rows)
-    again = extract_here(read_manifest(with_loud.manifest()), both, scratch / "c", Options("cpu", 2))
+    featcache.extract(plain.manifest(), both, scratch / "without", Options("cpu", 1))
+    assert items(scratch / "c", config.name) == items(scratch / "without", config.name)
+    assert len(items(scratch / "c", "fbank80")) == len(with_loud.rows)
+    again = featcache.extract(with_loud.manifest(), both, scratch / "c", Options("cpu", 2))
     assert again.failed_by_reason == {}
 
 
 def test_many_exceptions_in_a_row_end_the_run_and_not_the_next_one(with_loud, scratch, monkeypatch):
-    """What was extracted is kept, and what failed is on record."""
     monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
     loud = [{"id": f"loud-{number}", "path": f"loud-{number}.wav"} for number in range(30)]
     for row in loud:  # of one file, they would be one batch
         (with_loud.folder / row["path"]).symlink_to("loud.wav")
-    manifest = read_manifest(with_loud.manifest([*with_loud.rows[:5], *loud, *with_loud.rows[5:]], "many.csv"))
-    config = load_config(write_config(scratch, "Clips", module="loud_extractors"))
-    first = extract_here(manifest, [config], scratch / "c", Options("cpu", 1))
+    manifest = with_loud.manifest([*with_loud.rows[:5], *loud, *with_loud.rows[5:]], "many.csv")
+    config = write_config(scratch, "Clips", module="loud_extractors")
+    first = featcache.extract(manifest, config, scratch / "c", Options("cpu", 1))
     assert "clips: Clips raised exceptions at 20 utterances in a row, the last one loud-19" in first.too_many_failures
     assert first.traceback.count("ValueError: too loud") == 1
     assert {*items(scratch / "c")} == {row["id"] for row in with_loud.rows[:5]} - {"loud"}
     assert 21 <= len(read_failures(only_version(scratch / "c"))) < 30
-    second = extract_here(manifest, [config], scratch / "c", Options("cpu", 1))
+    second = featcache.extract(manifest, config, scratch / "c", Options("cpu", 1))
     assert (second.too_many_failures, second.failed) == ("", 31)
-    assert len(values(scratch / "c")) == len(with_loud.rows) - 1
+    assert len(items(scratch / "c")) == len(with_loud.rows) - 1
 
 
 def test_an_extractor_that_always_raises_an_exception_ends_the_run_with_one_traceback(cli, plain, scratch):
@@ -344,13 +309,12 @@ def test_a_single_clip_tells_where_its_extractor_raised_an_exception(with_loud, 
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int64"])
-def test_features_are_not_stored_as_integers(cli, plain, scratch, dtype):
+def test_features_are_not_stored_as_integers(plain, scratch, written, dtype):
     """A cast would leave noise: it is refused before anything is written. Only uint8 quantises."""
-    (scratch / "a.yaml").write_text(f"name: a\nextractor: fbank\nstore: {{dtype: {dtype}}}\n")
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", scratch / "a.yaml")
-    assert made.code == 2
-    assert f"store.dtype: {dtype} cannot hold the features of fbank" in made.err
-    assert "or uint8, which quantises them" in made.err
+    config = written(f"name: a\nextractor: fbank\nstore: {{dtype: {dtype}}}\n", "a.yaml")
+    message = rf"store\.dtype: {dtype} cannot hold the features of fbank, .* or uint8, which quantises them"
+    with pytest.raises(ConfigError, match=message):
+        featcache.extract(plain.manifest(), config, scratch / "c")
     assert not (scratch / "c").exists()
 
 
@@ -358,7 +322,6 @@ def test_features_are_not_stored_as_integers(cli, plain, scratch, dtype):
 
 
 def test_the_ledger_is_a_manifest_of_what_failed(cli, plain, written, scratch):
-    """Each utterance once, whatever copies of it failed, with its segment; it can be extracted again."""
     audio = plain.copy(scratch / "audio")
     bad = [
         {"id": "a,b", "path": "bad, too.wav", "start": 0.1, "duration": 0.2},
@@ -393,13 +356,8 @@ def test_the_ledger_as_a_manifest_is_asked_for_alone(cli, scratch, options):
 
 def test_a_corpus_has_no_such_manifest(cli, plain, scratch):
     """Its parts may have the same ids."""
-    cli(
-        "extract",
-        plain.manifest(plain.rows[:1], "a.csv"),
-        plain.manifest(plain.rows[1:2], "b.csv"),
-        "-o",
-        scratch / "c",
-    )
+    parts = [plain.manifest(plain.rows[n : n + 1], f"{name}.csv") for n, name in enumerate("ab")]
+    cli("extract", *parts, "-o", scratch / "c")
     refused = cli("info", scratch / "c", "--failures", "--csv")
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == f"featcache: {scratch}/c: is a corpus: --csv is about one version, as {scratch}/c/a\n"

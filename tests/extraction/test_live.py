@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from extractions import extract_here
 
 import featcache
 from featcache.config import config_from
 from featcache.errors import ArgumentError, AudioError, ConfigError, Reason, StoreError
-from featcache.extraction.options import Options
-from featcache.manifest import read_manifest
 
 CONFIGS = {
     "dithered": {"extractor": "fbank", "params": {"dither": 1.0}},
@@ -30,20 +27,16 @@ def assert_same(found, wanted):
 def test_files_give_what_the_cache_holds(corpus, reference):
     extractor, cache = featcache.extractor(reference, device="cpu"), featcache.open(reference)
     assert extractor.spec.item_shape == (80,)
-    done = 0
     for row in corpus.rows:
         segment = {name: row[name] for name in ("start", "duration", "channel") if name in row}
-        if row["id"] in cache:
-            assert_same(extractor.file(corpus.folder / row["path"], **segment), cache[row["id"]])
-            done += 1
-    assert done == len(cache)
+        assert_same(extractor.file(corpus.folder / row["path"], **segment), cache[row["id"]])
 
 
 @pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("source", CONFIGS.values(), ids=CONFIGS)
 def test_waveforms_give_what_the_cache_holds(source, plain, scratch):
     config = config_from({"name": "some", **source})
-    extract_here(read_manifest(plain.manifest()), [config], scratch, Options(device="cpu"))
+    featcache.extract(plain.manifest(), config, scratch, featcache.Options("cpu"))
     cache = featcache.open(scratch)
     of_version, of_config = featcache.extractor(cache, device="cpu"), featcache.extractor(config=config, device="cpu")
     path_of = {row["id"]: row["path"] for row in plain.rows}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cache_contents import check, chunk_files, items, only_version, shard_folders
+from extractions import extracted
 from hypothesis import given
 from hypothesis import strategies as st
 from pausing import interrupt, wait_at
@@ -24,8 +25,21 @@ THREE = "0.03"
 """MB: a shard size that gives twelve clips three or four shards."""
 
 
+COUNTS = st.integers(1, 30)
+
+
 def extract(manifest, cache, *options):
     return ("extract", manifest, "-o", cache, "--threads", 1, "--shard-size", THREE, *options)
+
+
+def kill(cli, gate, count, job, cache, there):
+    """Kill a run that may extract so many utterances, once so many shards are there."""
+    gate.write_text(str(count))
+    running = cli.start(*job)
+    running.wait_until(lambda: len(shard_folders(cache)) >= there)
+    running.send(signal.SIGKILL)
+    running.wait()
+    gate.unlink()
 
 
 def problems(cache):
@@ -36,17 +50,13 @@ def slices(durations, count):
     return [slice(*Partition(number, count).span(np.array(durations, np.float64))) for number in range(count)]
 
 
-ODD = st.sampled_from([5e-324, 1e-9, 1e9, 1.7e308])
-
-
-@given(st.lists(st.floats(0.1, 40) | ODD | st.just(np.nan), max_size=60), st.integers(1, 30))
+@given(st.lists(st.floats(0.1, 40) | st.sampled_from([5e-324, 1e-9, 1e9, 1.7e308, np.nan]), max_size=60), COUNTS)
 def test_parts_are_all_rows_in_order(durations, count):
-    """Whatever durations a manifest claims, and whether or not it does."""
     rows = [row for some in slices(durations, count) for row in range(some.start, some.stop)]
     assert rows == list(range(len(durations)))
 
 
-@given(st.lists(st.floats(0.1, 40), min_size=1, max_size=60), st.integers(1, 30), st.booleans())
+@given(st.lists(st.floats(0.1, 40), min_size=1, max_size=60), COUNTS, st.booleans())
 def test_parts_are_equally_long_or_have_equally_many_rows(durations, count, is_known):
     given = np.array(durations) if is_known else np.array([*durations[1:], np.nan])
     weights = given if is_known else np.ones(len(given))
@@ -99,12 +109,10 @@ def test_a_part_that_there_is_not_is_refused_in_one_line(text, environment, said
     assert "\n" not in str(error.value)
 
 
-def test_parts_are_together_one_run(cli, plain, scratch):
+def test_parts_are_together_one_run(cli, plain, sound, scratch):
     """Item by item, in whatever order they run; on the way, the version is said to lack some. What is there is not done
     again, nor recorded; what is gone is made again by its part."""
-    manifest = plain.manifest()
-    assert cli(*extract(manifest, scratch / "whole")).code == 0
-    cache = scratch / "parts"
+    manifest, cache = plain.manifest(), scratch / "parts"
     for number in (2, 0, 3):
         assert cli(*extract(manifest, cache, "--partition", f"{number}/4")).code == 0
     (problem,) = problems(cache)
@@ -116,8 +124,8 @@ def test_parts_are_together_one_run(cli, plain, scratch):
     assert problems(cache) == []
     assert "missing" not in cli("info", cache).out
     featcache.open(cache, strict=True)
-    assert items(cache) == items(scratch / "whole")
-    assert list(featcache.open(cache).ids) == list(featcache.open(scratch / "whole").ids)
+    assert items(cache) == items(sound)
+    assert list(featcache.open(cache).ids) == list(featcache.open(sound).ids)
     version = only_version(cache)
     runs = run_names(version.store)
     assert [read_run(version.store, name).asked["partition"] for name in runs] == ["2/4", "0/4", "3/4", "1/4"]
@@ -128,7 +136,7 @@ def test_parts_are_together_one_run(cli, plain, scratch):
     for number in range(4):
         assert cli(*extract(manifest, cache, "--partition", f"{number}/4")).code == 0
     assert problems(cache) == []
-    assert items(cache) == items(scratch / "whole")
+    assert items(cache) == items(sound)
 
 
 def test_parts_of_a_manifest_are_together_one_run_however_its_path_was_typed(cli, plain, scratch):
@@ -156,15 +164,10 @@ def test_a_part_that_was_killed_and_is_run_again_makes_the_same_shards(cli, plai
     assert cli(*extract(manifest, scratch / "whole", *options)).code == 0
     cache = scratch / "parts"
     assert cli(*extract(manifest, cache, *options, "--partition", "1/2")).code == 0
-    gate.write_text("3")
-    running = cli.start(*extract(manifest, cache, *options, "--partition", "0/2"))
-    running.wait_until(lambda: len(shard_folders(cache)) >= 8)
-    running.send(signal.SIGKILL)
-    running.wait()
-    there = len(items(cache))
-    assert f"{12 - there} of the 12 utterances of" in problems(cache)[0]
-    gate.unlink()
-    assert cli(*extract(manifest, cache, *options, "--partition", "0/2")).code == 0
+    half = extract(manifest, cache, *options, "--partition", "0/2")
+    kill(cli, gate, 3, half, cache, there=8)
+    assert f"{12 - len(items(cache))} of the 12 utterances of" in problems(cache)[0]
+    assert cli(*half).code == 0
     assert problems(cache) == []
     assert chunk_files(cache) == chunk_files(scratch / "whole")
 
@@ -189,12 +192,7 @@ def test_a_part_that_was_interrupted_keeps_what_it_has(cli, plain, gate, gated_c
 
 def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(cli, plain, gate, gated_config, scratch):
     manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
-    gate.write_text("2")
-    running = cli.start(*extract(manifest, scratch, *options))
-    running.wait_until(lambda: len(shard_folders(scratch)) >= 2)
-    running.send(signal.SIGKILL)
-    running.wait()
-    gate.unlink()
+    kill(cli, gate, 2, extract(manifest, scratch, *options), scratch, there=2)
     for number in range(2):
         assert problems(scratch) != []
         assert cli(*extract(manifest, scratch, *options, "--partition", f"{number}/2")).code == 0
@@ -209,9 +207,7 @@ def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(cli, plain, ga
 
 
 def test_failures_of_parts_are_in_the_ledger(cli, plain, scratch):
-    """Exit code 3, now and when nothing is to be done; retried by the partition that has the row, and by no other."""
-    rows = [dict(row) for row in plain.rows]
-    rows[1]["path"] = "missing.wav"
+    rows = [plain.rows[0], {**plain.rows[1], "path": "missing.wav"}, *plain.rows[2:]]
     manifest = plain.manifest(rows, "failing.csv")
     codes = [cli(*extract(manifest, scratch, "--partition", f"{number}/3")).code for number in range(3)]
     assert codes == [3, 0, 0]
@@ -226,8 +222,7 @@ def test_failures_of_parts_are_in_the_ledger(cli, plain, scratch):
 
 
 def test_more_parts_than_shards(cli, plain, scratch):
-    """Some have no rows; they say so and end well, and nothing is missing. Without durations, too."""
-    rows = [{key: value for key, value in row.items() if key != "duration"} for row in plain.rows]
+    rows = [{"id": row["id"], "path": row["path"]} for row in plain.rows]
     manifest = plain.manifest(rows, "no-durations.csv")
     ended = [cli(*extract(manifest, scratch, "--partition", f"{number}/16")) for number in range(16)]
     assert {part.code for part in ended} == {0}
@@ -238,22 +233,17 @@ def test_more_parts_than_shards(cli, plain, scratch):
 
 
 def test_a_part_does_what_is_missing_of_its_rows(cli, plain, scratch):
-    """Whoever has made the others: a run over some rows, or a part of another size."""
     some = plain.manifest(plain.rows[2:4], "some.csv")
     assert cli(*extract(some, scratch)).code == 0
     ended = [cli(*extract(plain.manifest(), scratch, "--partition", f"{number}/2", "--json")) for number in range(2)]
-    versions = [one.json()["versions"][0] for one in ended]
-    assert [version["present"] for version in versions] == [2, 0]
-    assert sum(version["extracted"] for version in versions) == 10
-    assert (
-        cli(*extract(plain.manifest(), scratch, "--partition", "0/3", "--json")).json()["versions"][0]["extracted"] == 0
-    )
+    assert [one.json()["versions"][0]["present"] for one in ended] == [2, 0]
+    assert sum(map(extracted, ended)) == 10
+    assert extracted(cli(*extract(plain.manifest(), scratch, "--partition", "0/3", "--json"))) == 0
     assert problems(scratch) == []
 
 
-def test_copies_are_dealt_out_too(cli, plain, scratch):
-    config = scratch / "copies.yaml"
-    config.write_text("name: c\nextractor: fbank\naudio: {sample_rate: 16000}\naugment: {speed: [1.0, 0.9]}\n")
+def test_copies_are_dealt_out_too(cli, plain, scratch, written):
+    config = written("name: c\nextractor: fbank\naugment: {speed: [1.0, 0.9]}\n", "copies.yaml")
     options = ("-c", config, "--shard-size", ONE_EACH)
     assert cli(*extract(plain.manifest(), scratch / "whole", *options)).code == 0
     for number in range(5):

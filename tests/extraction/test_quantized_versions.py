@@ -7,9 +7,10 @@ import pytest
 import soundfile
 import torch
 from cache_contents import check
-from corpora import Corpus, speech
-from extractions import TINY, extract_here, write_config
+from corpora import speech
+from extractions import TINY
 from real_speech import digits
+from small_units import nearest
 
 import featcache
 from featcache.care.recompute import recompute
@@ -17,12 +18,11 @@ from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import BatchPart
-from featcache.extraction.options import Options
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams, read_codebook
 from featcache.format.shard import dequantize_array
-from featcache.manifest import Utterance, read_manifest
+from featcache.manifest import Utterance
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
 from featcache.stats.kmeans import draw_frames, fit_version
@@ -44,7 +44,7 @@ def config_of(source, dtype="uint8"):
 
 def extract(manifest, config, cache, **options):
     """Fill a version; opened."""
-    extract_here(read_manifest(manifest), [config], cache, Options(device="cpu", **options))
+    featcache.extract(manifest, config, cache, featcache.Options("cpu", **options))
     return featcache.open(cache)
 
 
@@ -86,15 +86,14 @@ def test_threads_shards_and_order_change_no_byte(source, corpus, scratch):
     assert stored(extract(backwards, config_of(source), scratch / "backwards", threads=2)) == expected
 
 
-def test_recomputing_finds_the_same_bytes(corpus, scratch):
-    for number, source in enumerate((FBANK, ROWS, PIECES)):
-        cache = extract(corpus.manifest(), config_of(source), scratch / str(number))
-        again = recompute(cache.version, cache.index, range(len(cache)), None, Device("cpu", 1))
-        assert (again.problems, again.identical, again.largest_difference) == ([], len(cache), 0.0)
+@every_kind
+def test_recomputing_finds_the_same_bytes(source, corpus, scratch):
+    cache = extract(corpus.manifest(), config_of(source), scratch)
+    again = recompute(cache.version, cache.index, range(len(cache)), None, Device("cpu", 1))
+    assert (again.problems, again.identical, again.largest_difference) == ([], len(cache), 0.0)
 
 
 def test_recomputing_tells_rounding_from_other_values(plain, scratch, tmp_path):
-    """Of an extractor that gives moments, times the number in a file; which changes."""
     path = tmp_path / "factor"
     path.write_text("1.0")
     source = {"extractor": "small_units:Scaled", "params": {"weights": str(path)}}
@@ -112,25 +111,10 @@ def test_recomputing_tells_rounding_from_other_values(plain, scratch, tmp_path):
     assert "it differs by 0." in again.problems[0].message
 
 
-def test_values_that_are_not_finite_are_failures(cli, plain, scratch, tmp_path):
-    rows = [dict(row) for row in plain.rows]
-    rows[3]["id"], rows[7]["id"] = "nan-3", "refuse-7"
-    config = write_config(tmp_path, "Picky")
-    config.write_text(config.read_text() + "store: {dtype: uint8}\n")
-    done = cli("extract", plain.manifest(rows, "picky.csv"), "-c", config, "-o", scratch, "--device", "cpu")
-    assert done.code == 3, done.err
-    cache = featcache.open(scratch)
-    assert sorted(cache.ids) == sorted(row["id"] for row in rows if row["id"].startswith("utt"))
-    assert check(scratch).problems == []
-    failures = cli("info", scratch, "--failures").out
-    assert "nan-3\tnon_finite_features\t03.wav\tfeatures are NaN or infinite as float32" in failures
-    assert "refuse-7\textractor_refused" in failures
-
-
 def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
     manifest = plain.manifest([{**row, "id": f"nan-{row['id']}"} for row in plain.rows], "nan.csv")
     config = config_of({"extractor": "odd_extractors:Picky"})
-    summary = extract_here(read_manifest(manifest), [config], scratch, Options(device="cpu"))
+    summary = featcache.extract(manifest, config, scratch)
     assert (summary.versions[0].extracted, summary.failed_by_reason) == (0, {"non_finite_features": len(plain.rows)})
     part = BatchPart(BuiltConfig(config, Device("cpu", 1)).spec, plain.folder)
     part.fail(Utterance(id="a", path="a.wav"), AudioError(Reason.CRASHED, "it ended a process"))
@@ -140,52 +124,28 @@ def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
 
 
 def test_an_utterance_of_one_frame_is_exact(tmp_path, scratch):
-    made = Corpus(tmp_path)
     soundfile.write(tmp_path / "a.wav", speech(0.025), 16000)
-    made.add("a", "a.wav")
-    exact = extract(made.manifest(), config_of(FBANK, "float32"), scratch / "exact")
-    cache = extract(made.manifest(), config_of(FBANK), scratch / "levels")
+    rows = [{"id": "a", "path": str(tmp_path / "a.wav")}]
+    exact = extract(rows, config_of(FBANK, "float32"), scratch / "exact")
+    cache = extract(rows, config_of(FBANK), scratch / "levels")
     assert cache["a"].shape == (1, 80)
     assert np.array_equal(cache["a"], exact["a"])
 
 
 def test_digits_and_the_loudest_clip_are_within_a_tenth_of_what_they_are(tmp_path, scratch):
     """fbank80's values are natural logarithms: a tenth is less than half a decibel."""
-    made = Corpus(tmp_path)
     loudest = np.sign(np.sin(2 * np.pi * 7000 * np.arange(16000) / 16000))
-    soundfile.write(tmp_path / "loudest.wav", np.concatenate([np.zeros(8000), loudest]), 16000)
-    made.add("loudest", "loudest.wav")
-    for number, (waveform, rate) in enumerate(digits(20)):
-        soundfile.write(tmp_path / f"{number}.wav", waveform, rate)
-        made.add(str(number), f"{number}.wav")
-    exact = extract(made.manifest(), config_of(FBANK, "float32"), scratch / "exact")
-    cache = extract(made.manifest(), config_of(FBANK), scratch / "levels")
+    clips = {"loudest": (np.concatenate([np.zeros(8000), loudest]), 16000)}
+    clips |= {str(number): clip for number, clip in enumerate(digits(20))}
+    for id_, clip in clips.items():
+        soundfile.write(tmp_path / f"{id_}.wav", *clip)
+    rows = [{"id": id_, "path": str(tmp_path / f"{id_}.wav")} for id_ in clips]
+    exact = extract(rows, config_of(FBANK, "float32"), scratch / "exact")
+    cache = extract(rows, config_of(FBANK), scratch / "levels")
     apart = {id_: np.abs(cache[id_] - exact[id_]).ravel() for id_ in exact.ids}
     assert 0.08 < apart.pop("loudest").max() < 0.1
     assert np.concatenate([*apart.values()]).max() < 0.1
     assert np.concatenate([*apart.values()]).mean() < 0.02
-
-
-# Repair
-
-
-def test_what_is_damaged_is_extracted_again_as_it_was(cli, plain, scratch):
-    config = "fbank80-uint8"
-    done = cli("extract", plain.manifest(), "-c", config, "-o", scratch, "--device", "cpu", "--shard-size", TINY)
-    assert done.code == 0, done.err
-    cache = featcache.open(scratch)
-    expected = stored(cache)
-    names = cache.version.shard_names()
-    for name, chunk in ((names[0], "features/c/0/0"), (names[1], f"side_{QUANTIZATION}/c/0/0/0")):
-        path = cache.version.shard(name).folder / chunk
-        data = bytearray(path.read_bytes())
-        data[5] ^= 1
-        path.write_bytes(data)
-    assert len(check(scratch).damaged_shards) == 2
-    done = cli("repair", scratch / cache.version.path.name, "--manifest", plain.manifest(), "--device", "cpu")
-    assert done.code == 0, done.err
-    assert check(scratch).problems == []
-    assert stored(featcache.open(scratch)) == expected
 
 
 # What is said of them
@@ -254,10 +214,9 @@ def test_units_from_audio_and_from_a_version_are_the_same(source, corpus, scratc
     from_version = extract(corpus.manifest(), config, scratch / "version", source=cache.version.path)
     assert len(from_audio) == len(cache)
     assert stored(from_audio) == stored(from_version)
-    centroids = read_codebook(tmp_path / "units.safetensors").centroids.double().numpy()
+    codebook = read_codebook(tmp_path / "units.safetensors")
     for id_, codes in from_version.items():
-        distances = np.square(cache[id_][:, None].astype(np.float64) - centroids).sum(2)
-        assert (codes[:, 0] == distances.argmin(1)).mean() > 0.99
+        assert (codes == nearest(cache[id_], codebook)).mean() > 0.99
 
 
 def test_units_of_clips_in_pieces_are_made_from_a_version_alone(corpus, scratch, tmp_path):

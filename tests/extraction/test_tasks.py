@@ -1,6 +1,7 @@
 """The plan: what a version lacks of a manifest, cut into shard tasks. Pure, so it is tested with made-up tables."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,9 @@ def holding(manifest: Manifest, rows) -> Index:
     return Index([ShardSummary("0" * 16, 0, len(rows), len(rows), 1.0, "0" * 16, 0)], [], table)
 
 
-def plan(manifest: Manifest, index: Index, seconds_per_shard: float = 30.0, failures=None):
+def plan(manifest: Manifest, index: Index | None = None, seconds_per_shard: float = 30.0, failures=None):
+    """The tasks of a manifest for a version; without an index, for an empty one."""
+    index = index or holding(manifest, [])
     status = join(RowKeys.of(manifest), index, failures or {})
     wanted = want("made up", keys_of(manifest), index, [])
     return list(shard_tasks(manifest, status, wanted, manifest.duration, seconds_per_shard))
@@ -73,7 +76,6 @@ def failure(manifest: Manifest, row: int) -> Failure:
 
 @given(ROWS, st.floats(0.1, 100), st.data())
 def test_every_missing_row_is_in_exactly_one_task_and_no_other_row_is_in_any(durations, seconds_per_shard, data):
-    """Present rows are left alone; so are failed ones."""
     manifest = table(durations)
     states = data.draw(st.lists(st.sampled_from("pfm"), min_size=len(durations), max_size=len(durations)))
     present = [row for row, state in enumerate(states) if state == "p"]
@@ -88,7 +90,7 @@ def test_every_missing_row_is_in_exactly_one_task_and_no_other_row_is_in_any(dur
 def test_after_any_tasks_are_done_the_others_remain_as_they_were(durations, seconds_per_shard, data):
     """A killed run, resumed, makes the very shards that an uninterrupted one makes."""
     manifest = table(durations)
-    whole = plan(manifest, holding(manifest, []), seconds_per_shard)
+    whole = plan(manifest, seconds_per_shard=seconds_per_shard)
     done = data.draw(st.sets(st.integers(0, len(whole) - 1)))
     row_of = {id_: row for row, id_ in enumerate(manifest.ids)}
     rows = [row_of[utterance.id] for number in done for utterance in whole[number].utterances]
@@ -98,7 +100,6 @@ def test_after_any_tasks_are_done_the_others_remain_as_they_were(durations, seco
 
 @given(ROWS, st.floats(0.1, 100))
 def test_ranges_rise_one_by_one_and_hold_a_shard_of_audio_at_most(durations, seconds_per_shard):
-    """Whatever durations a manifest claims, ranges are no more than its rows."""
     seconds = np.array(durations)
     ranges = shard_ranges(seconds, seconds_per_shard)
     assert ranges[0] == 0
@@ -118,44 +119,30 @@ def test_shards_of_codes_grow_with_the_manifest(hours, num_shards):
 
 
 def test_a_shard_holds_no_more_than_so_many_items():
-    """Clips of a millisecond would fill a shard by the million."""
     ranges = shard_ranges(np.full(250_000, 1e-6), 3600.0)
     assert np.bincount(ranges).max() <= MAX_ITEMS + 1
 
 
 def test_one_absurd_duration_costs_nothing():
     """Milliseconds in place of seconds, say: the plan is no larger for it."""
-    manifest = table([1.0, 1e300, 2.0])
-    assert [len(task.utterances) for task in plan(manifest, holding(manifest, []))] == [2, 1]
+    assert [len(task.utterances) for task in plan(table([1.0, 1e300, 2.0]))] == [2, 1]
 
 
 @given(ROWS, st.randoms())
 def test_a_tasks_name_says_what_is_in_it(durations, random):
-    """The same shard has the same name whoever plans it, and different ones have different names."""
-    manifest = table(durations)
-    planned = plan(manifest, holding(manifest, []))
-    assert len({task.name for task in planned}) == len(planned)
-    again = plan(table(durations), holding(manifest, []))
-    assert again == planned
+    planned = {task.name: task for task in plan(table(durations))}
+    assert [*planned.values()] == plan(table(durations))
     order = list(range(len(durations)))
     random.shuffle(order)
-    shuffled = table([durations[i] for i in order], ids=[f"id-{i}" for i in order])
-    for task in plan(shuffled, holding(manifest, [])):
-        same = [one for one in planned if one.name == task.name]
-        assert not same or same[0].utterances == task.utterances
+    for task in plan(table([durations[i] for i in order], ids=[f"id-{i}" for i in order])):
+        assert planned.get(task.name, task).utterances == task.utterances
 
 
 @pytest.mark.parametrize("column", ["paths", "start", "duration", "channel"])
 def test_a_row_that_changed_is_missing_and_replaces_what_was_there(column):
-    """Path, start, duration and channel decide what is extracted; any of them changed makes it another row."""
     before, after = table([1.0] * 4, starts=[0.5] * 4), table([1.0] * 4, starts=[0.5] * 4)
     if column == "paths":
-        after = Manifest(
-            **{
-                **{name: getattr(after, name) for name in Manifest.__slots__},
-                "paths": Strings.of(["id-0.wav", "id-1.wav", "other.wav", "id-3.wav"]),
-            }
-        )
+        after = replace(after, paths=Strings.of(["id-0.wav", "id-1.wav", "other.wav", "id-3.wav"]))
     else:
         getattr(after, column)[2] += 1
     index = holding(before, range(4))
@@ -167,7 +154,6 @@ def test_a_row_that_changed_is_missing_and_replaces_what_was_there(column):
 
 
 def test_a_failure_of_another_row_or_file_is_tried_again():
-    """The ledger's record counts for the very row that failed, and while its file is what it was."""
     manifest = table([1.0, 1.0, 1.0])
     failures = {id_: failure(manifest, row) for row, id_ in enumerate(manifest.ids)}
     changed = table([1.0, 2.0, 1.0])
@@ -179,7 +165,5 @@ def test_a_failure_of_another_row_or_file_is_tried_again():
 
 @given(ROWS)
 def test_tasks_travel(durations):
-    """A task is picklable: any process on any machine can do it."""
-    manifest = table(durations)
-    planned = plan(manifest, holding(manifest, []))
+    planned = plan(table(durations))
     assert pickle.loads(pickle.dumps(planned)) == planned

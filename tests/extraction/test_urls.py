@@ -5,20 +5,14 @@ import threading
 
 import pytest
 from cache_contents import items, only_version
-from corpora import COLUMNS, Corpus
+from corpora import Corpus
 from extractions import TINY, extract_fbank, reasons_of
 from manifests import manifest_of
 from object_stores import BUCKET, upload
 
 import featcache
 from featcache.audio import remote
-from featcache.config import load_config
-from featcache.engines.local import run_locally
 from featcache.errors import ManifestError, MissingDependencyError
-from featcache.extraction.extraction import run_extraction
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
-from featcache.manifest import read_manifest
 from featcache.storage import clients
 from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
@@ -40,9 +34,6 @@ def bucket(s3, corpus: Corpus):
     """The S3 server, with the corpus in its bucket."""
     upload(corpus.folder, f"s3://{BUCKET}/corpus")
     return s3
-
-
-CPU = Options("cpu", 2, shard_megabytes=float(TINY))
 
 
 # --- values
@@ -83,17 +74,12 @@ def test_an_object_that_has_changed_is_extracted_again(cli, corpus, bucket, scra
     assert extract_fbank(manifest, scratch / "c", root, check_sources=True).versions[0].extracted == 1
 
 
-def test_urls_and_files_in_one_manifest(corpus, server, scratch, tmp_path, truth):
-    rows = [row | {"path": path_at(server, corpus, row["path"], i)} for i, row in enumerate(corpus.rows)]
-    manifest = manifest_of(tmp_path, [[str(row.get(name, "")) for name in COLUMNS] for row in rows], COLUMNS)
-    assert not extract_fbank(manifest, scratch / "c").failed
-    assert items(scratch / "c") == truth
-
-
-def path_at(server, corpus, path, number):
+def test_urls_and_files_in_one_manifest(corpus, server, scratch, truth):
     """A third of the paths are URLs, a third file URLs, a third plain."""
-    here = corpus.folder / path
-    return [server.url(f"/{path}"), here.as_uri(), str(here)][number % 3]
+    kinds = [lambda path: server.url(f"/{path}"), lambda path: (corpus.folder / path).as_uri(), str]
+    rows = [{**row, "path": kinds[number % 3](row["path"])} for number, row in enumerate(corpus.rows)]
+    assert not extract_fbank(corpus.manifest(rows, "mixed.csv"), scratch / "c").failed
+    assert items(scratch / "c") == truth
 
 
 def test_paths_that_no_store_has_fail_alone(cli, bucket, scratch, tmp_path):
@@ -146,27 +132,23 @@ def test_faults_that_stay_are_in_the_ledger_and_tried_again_once_they_may_pass(c
 def test_a_stopped_run_does_not_wait_for_tries(corpus, server, scratch, monkeypatch):
     """What was taken before the stop is finished: its tries are counted, and the threads that fetch ahead give up."""
     server.always = dict.fromkeys(server.files, 503)
+    server.always.pop("/plain/00.wav")  # so that one can be had as the run is planned
     monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
-    manifest = read_manifest(corpus.manifest(), root=server.address, carry=False)
-    server.always.pop("/plain/00.wav")
-    plan = plan_extraction(manifest, [load_config("fbank80")], scratch / "c", CPU)
     stop = threading.Event()
-    threading.Timer(0.1, stop.set).start()
-    assert run_extraction(plan, run_locally, stop=stop).interrupted
+    observer = featcache.Observer(planned=lambda plan: threading.Timer(0.1, stop.set).start())
+    given = {"cache": scratch / "c", "reading": {"root": server.address}, "observer": observer, "stop": stop}
+    assert featcache.extract(corpus.manifest(), **given).interrupted
 
 
 def test_a_network_that_goes_away_ends_the_run(cli, corpus, server, scratch, monkeypatch):
-    """What was extracted is kept, the others are tried again by the next run."""
     monkeypatch.setattr("featcache.extraction.downloads._MOST_IN_A_ROW", 3)
-    manifest = read_manifest(corpus.manifest(), root=server.address, carry=False)
-    plan = plan_extraction(manifest, [load_config("fbank80")], scratch / "c", CPU)
     server.always = dict.fromkeys(sorted(server.files)[4:], 503)
-    summary = run_extraction(plan, run_locally)
+    summary = extract_fbank(corpus.manifest(), scratch / "c", server.address)
     assert "3 audio files in a row could not be fetched, the last one http" in summary.too_many_failures
     assert set(reasons_of(cli, scratch / "c").values()) <= {"file_unreadable"}
     server.always = {}
     assert not extract_fbank(corpus.manifest(), scratch / "c", server.address).failed
-    assert len(items(scratch / "c")) == len(manifest)
+    assert len(items(scratch / "c")) == len(corpus.rows)
 
 
 def test_none_of_the_files_is_there(corpus, server, scratch):
@@ -255,7 +237,7 @@ def test_a_cache_alone_makes_no_requests(cli, corpus, server, strangers):
     assert server.requests == []
     checked = cli("verify", strangers, "--sources")
     assert "extracted from URLs, which are asked for only if --manifest names them: " in checked.out
-    checked = cli("verify", strangers, "--sources", "--manifest", corpus.manifest(), "--root", server.address)
+    cli("verify", strangers, "--sources", "--manifest", corpus.manifest(), "--root", server.address)
     assert server.asked("HEAD") > 10
 
 
@@ -266,12 +248,10 @@ def test_failures_of_a_cache_are_not_asked_for(corpus, server, strangers):
     assert "plain-04" in read_failures(only_version(strangers))[0].id
 
 
-def test_noise_is_not_fetched(tmp_path, server, cli, scratch):
+def test_noise_is_not_fetched(tmp_path, server, cli, scratch, written):
     noise = manifest_of(tmp_path, [("n", server.url("/plain/00.wav"))], ("id", "path"))
-    config = tmp_path / "noisy.yaml"
-    config.write_text(
-        f"name: noisy\nextractor: fbank\naugment: {{noise: {{manifest: {noise}, snr: [10], probability: 1.0}}}}\n"
-    )
+    augment = f"augment: {{noise: {{manifest: {noise}, snr: [10], probability: 1.0}}}}\n"
+    config = written(f"name: noisy\nextractor: fbank\n{augment}", "noisy.yaml")
     refused = cli("extract", noise, "-c", config, "-o", scratch / "c")
     assert (refused.code, "copy the noise to this machine" in refused.err) == (2, True), refused.err
     assert server.requests == []

@@ -13,11 +13,11 @@ import small_ssl
 import torch
 import torchaudio
 import wrong_extractors
+from small_units import write_codebook
 
 from featcache.config import Config, config_from, load_config
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.rows import ROW_SECONDS
-from featcache.extractors.units import Codebook
 from featcache.testing import ExtractorSuite, make_clip
 
 pytest_plugins = ["pytester"]
@@ -176,10 +176,8 @@ class TestUnits(OfModel):
         config = config_from({"name": "hubert", "extractor": "ssl", "params": document})
         with torch.inference_mode():
             (features,) = config.build(torch.device("cpu")).extract([make_clip(1, 64_000)])
-        codebook = Codebook(features[::2].clone(), config.resolved(), config.fingerprint(), config.dtype, {})
-        (folder / "units").mkdir()
         path = folder / "units" / "units.safetensors"
-        path.write_bytes(codebook.to_bytes())
+        write_codebook(path, config, features[::2].clone())
         return path
 
 
@@ -192,7 +190,6 @@ if torch.cuda.is_available():
 
 
 def test_every_registered_extractor_has_a_case_above():
-    """A new extractor needs such a test too."""
     cases = [case for name, case in globals().items() if name.startswith("Test")]
     covered = {case.extractor_name for case in cases if issubclass(case, OfModel)}
     configs = [case.config for case in cases if not issubclass(case, OfModel)]
@@ -262,7 +259,6 @@ def run_suite(pytester, weights: Path, checks: dict[str, str]) -> dict[str, str]
 
 
 def test_the_suite_notices_what_is_wrong(pytester, weights, monkeypatch):
-    """The check that is meant for the mistake fails, and its message says what is wrong."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
     said = run_suite(pytester, weights, {name: check for name, (check, _) in WRONG.items()})
     for name, (check, words) in WRONG.items():
@@ -274,7 +270,6 @@ def test_the_suite_finds_nothing_where_nothing_is_wrong(pytester, weights):
 
 
 def test_every_wrong_extractor_is_told_of():
-    """The list above is complete."""
     classes = inspect.getmembers(wrong_extractors, lambda found: inspect.isclass(found) and hasattr(found, "extract"))
     ours = {name for name, found in classes if found.__module__ == "wrong_extractors"}
     assert ours == {*WRONG, "Right", "RightRows"}

@@ -2,7 +2,6 @@
 
 import codes
 import pytest
-import small_models
 import torch
 from codec_checks import CodecChecks, cut
 from transformers import DacFeatureExtractor, DacModel
@@ -10,17 +9,8 @@ from transformers import DacFeatureExtractor, DacModel
 from featcache.extractors.dac import Dac
 from featcache.extractors.model import Chunk
 
+MODEL = "dac_16khz"
 MODELS = {"dac_16khz": (16000, 320), "dac_24khz": (24000, 320), "dac_44khz": (44100, 512)}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return {name: getattr(small_models, name)(tmp_path_factory.mktemp(name)) for name in MODELS}
-
-
-@pytest.fixture(scope="module")
-def folder(folders):
-    return folders["dac_16khz"]
 
 
 @torch.inference_mode()
@@ -47,9 +37,9 @@ build, load = TestCodes.build, TestCodes.load
 
 
 @pytest.mark.parametrize("name", ["dac_24khz", "dac_44khz"])
-def test_models_of_other_rates(folders, name):
+def test_models_of_other_rates(saved, name):
     rate, hop = MODELS[name]
-    extractor, model = build(folders[name], rate), load(folders[name])
+    extractor, model = build(saved(name), rate), load(saved(name))
     clips = cut([12345, *(k * hop + more for k in (3, 1, 25, 8) for more in (-1, 0, 1)), 1, 7], rate)
     codes.assert_equal(extractor, clips, [alone(model, clip) for clip in clips])
     assert [extractor.num_frames(n) for n in range(4 * hop)] == [-(-n // hop) for n in range(4 * hop)]
@@ -57,15 +47,15 @@ def test_models_of_other_rates(folders, name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_receptive_field_is_what_a_frame_looks_at(folders, name):
+def test_the_receptive_field_is_what_a_frame_looks_at(saved, name):
     """The samples on which a frame's latents depend, by the derivatives of the model's own encoder."""
     rate, _ = MODELS[name]
-    encoder = load(folders[name]).encoder
+    encoder = load(saved(name)).encoder
     waveform = torch.randn(1, 1, 20000, generator=torch.Generator().manual_seed(0)).requires_grad_()
     latents = encoder(waveform)
     latents[0, :, latents.shape[2] // 2].square().sum().backward()
     seen = waveform.grad[0, 0].nonzero()
-    assert int(seen.max() - seen.min()) + 1 == build(folders[name], rate).spec.frame_length
+    assert int(seen.max() - seen.min()) + 1 == build(saved(name), rate).spec.frame_length
 
 
 def test_chunks_are_exact_with_the_receptive_field_as_overlap_and_not_with_less(folder):

@@ -2,7 +2,6 @@
 
 import codes
 import pytest
-import small_models
 import torch
 from codec_checks import CodecChecks, cut
 from pydantic import ValidationError
@@ -14,18 +13,13 @@ from featcache.extractors import Clip, ragged
 from featcache.extractors.encodec import Encodec
 from featcache.extractors.model import Chunk
 
-HOP = 320
+MODEL, HOP = "encodec_24khz", 320
 CHUNK, STRIDE = 48000, 47520
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return small_models.encodec_24khz(tmp_path_factory.mktemp("encodec_24khz"))
-
-
-@pytest.fixture(scope="module")
-def stereo_folder(tmp_path_factory):
-    return small_models.encodec_48khz(tmp_path_factory.mktemp("encodec_48khz"))
+def stereo_folder(saved):
+    return saved("encodec_48khz")
 
 
 @pytest.fixture(scope="module")
@@ -102,45 +96,33 @@ def test_lengths_that_the_48_khz_model_cannot_stack(stereo_folder, stereo_model)
     assert torch.equal(found.long(), torch.cat(expected))
 
 
-def test_the_48_khz_model_counts_the_frames_of_its_chunks(stereo_folder):
-    spec = build(stereo_folder, 48000).spec
-    assert spec.frame_rate == pytest.approx(150 / 0.99)
-    assert [side.name for side in spec.side] == ["scales"]
-
-
-def test_the_48_khz_model_takes_clips_of_any_length(stereo_folder, folder):
-    """Only a chunk is in memory at once."""
-    assert build(stereo_folder, 48000).max_seconds is None
-    assert build(folder).max_seconds == 120
+def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder, folder):
+    """Only one of them is in memory at once, so clips may have any length."""
+    extractor = build(stereo_folder, 48000)
+    assert extractor.spec.frame_rate == pytest.approx(150 / 0.99)
+    assert [side.name for side in extractor.spec.side] == ["scales"]
+    assert (extractor.max_seconds, build(folder).max_seconds) == (None, 120)
+    with pytest.raises(ConfigError, match=r"params\.chunk: .* has its own chunks, of 1 s"):
+        build(stereo_folder, 48000, chunk=Chunk(seconds=2, overlap=0.1))
 
 
 @pytest.mark.parametrize(
-    ("params", "message"),
+    ("params", "error", "message"),
     [
-        ({"bandwidth": 5.0}, r"params\.bandwidth: 5; .* has 1\.5, 3, 6, 12, 24 kbps"),
-        ({"bandwidth": 6.0, "codebooks": 4}, r"params\.codebooks: 4, but a bandwidth of 6 kbps means 8"),
+        ({"bandwidth": 5.0}, ConfigError, r"params\.bandwidth: 5; .* has 1\.5, 3, 6, 12, 24 kbps"),
+        ({"bandwidth": 6.0, "codebooks": 4}, ConfigError, r"params\.codebooks: 4, but a bandwidth of 6 kbps means 8"),
+        ({"bandwidth": 0}, ValidationError, "bandwidth"),
+        ({"codebooks": 0}, ValidationError, "codebooks"),
     ],
 )
-def test_a_bandwidth_that_the_model_has_not_is_refused(folder, params, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_bandwidth_that_the_model_has_not_is_refused(folder, params, error, message):
+    with pytest.raises(error, match=message):
         build(folder, **params)
-
-
-@pytest.mark.parametrize("params", [{"bandwidth": 0}, {"codebooks": 0}])
-def test_impossible_parameters(folder, params):
-    with pytest.raises(ValidationError):
-        Encodec.Params(weights=str(folder), **params)
-
-
-def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder):
-    with pytest.raises(ConfigError, match=r"params\.chunk: .* has its own chunks, of 1 s"):
-        build(stereo_folder, 48000, chunk=Chunk(seconds=2, overlap=0.1))
 
 
 @pytest.mark.parametrize("pad_mode", ["reflect", "constant", "replicate"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_encoders_of_other_configs(pad_mode, causal):
-    """Every setting of the encoder in config.json, compared with its own forward."""
     config = EncodecConfig(
         num_filters=4,
         hidden_size=8,

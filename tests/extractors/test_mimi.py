@@ -12,12 +12,7 @@ from transformers import MimiModel
 
 from featcache.extractors.mimi import Mimi
 
-RATE, HOP, STEP = 24000, 1920, 960
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return small_models.mimi(tmp_path_factory.mktemp("mimi"))
+MODEL, RATE, HOP, STEP = "mimi", 24000, 1920, 960
 
 
 def with_window(folder, to, window):

@@ -53,7 +53,6 @@ def test_the_examples_pitch_is_the_pitch(hz):
 
 
 def test_the_example_is_extracted(tmp_path):
-    """The command extracts with it, from the manifest beside it."""
     command = "extract examples/manifest.csv -c examples/my_extractor.yaml --device cpu --threads 2"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)

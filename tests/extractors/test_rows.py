@@ -12,18 +12,16 @@ import soundfile
 import torch
 from cache_contents import items, only_version, shard_folders
 from corpora import Corpus, speech
-from extractions import TINY, extract_here, run_to_its_end, write_config
-from pausing import interrupt
+from extractions import TINY, run_to_its_end, write_config
 from processes import MOST_SECONDS
 from row_extractors import HOP, Moments, MomentsParams, Shapes, Small
 
+import featcache
 from featcache import device
 from featcache.config import load_config
 from featcache.engines import local
-from featcache.engines.local import run_locally
 from featcache.errors import ExtractorError
 from featcache.extraction import from_audio
-from featcache.extraction.extraction import run_extraction
 from featcache.extraction.features import OutOfMemoryRetry, is_out_of_memory
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
@@ -49,10 +47,14 @@ def clips(count: int, seed: int = 0) -> list[Clip]:
     ]
 
 
-def extract(manifest, config, cache, *more, **options):
+def extract(manifest, config, cache, threads=2, **options):
     """Extract in this process."""
-    configs = [load_config(path) for path in (config, *more)]
-    return extract_here(read_manifest(manifest), configs, cache, Options(**{"threads": 2, **options}))
+    return featcache.extract(manifest, config, cache, Options(threads=threads, **options))
+
+
+def planned(corpus, config, cache, threads=2):
+    """What that would do."""
+    return plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], cache, Options(threads=threads))
 
 
 # Shapes
@@ -122,15 +124,11 @@ def truth(corpus, config, tmp_path_factory):
     return items(cache)
 
 
-@pytest.fixture(params=[1.0, 4.0, 120.0])
-def batch_seconds(request, monkeypatch):
-    """Seconds of audio in a worker's batch. If they are few, rows of many batches are gathered, and queues fill up."""
-    monkeypatch.setitem(device.BATCH_SECONDS, "cpu", request.param)
-    return request.param
-
-
+@pytest.mark.parametrize("batch_seconds", [1.0, 4.0, 120.0])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_batches_and_order_change_no_bit(corpus, config, truth, scratch, batch_seconds, threads):
+def test_threads_batches_and_order_change_no_bit(corpus, config, truth, scratch, monkeypatch, batch_seconds, threads):
+    """If a worker's batch has few seconds of audio, rows of many are gathered, and queues fill up."""
+    monkeypatch.setitem(device.BATCH_SECONDS, "cpu", batch_seconds)
     shuffled = corpus.rows[:]
     random.Random(threads).shuffle(shuffled)
     extract(corpus.manifest(shuffled, "shuffled.csv"), config, scratch, threads=threads, shard_megabytes=0.004)
@@ -148,7 +146,7 @@ def test_with_row_workers_these_compute_all_rows_and_decode_nothing(
     def seen(by, function):
         return lambda *args: by.add(threading.current_thread().name) or function(*args)
 
-    job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=threads))
+    job = planned(corpus, config, scratch, threads)
     job.device.row_workers = 2
     job.device.workers += 2
     monkeypatch.setattr(local, "compute_rows", seen(computed_by, compute))
@@ -165,8 +163,7 @@ def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, 
     """Only one batch, of one utterance, may wait ahead, while rows wait for others of their length."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
     monkeypatch.setattr(local, "_AHEAD_PER_WORKER", 1)
-    job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
-    run_to_its_end(job)
+    run_to_its_end(planned(corpus, config, scratch))
     assert items(scratch) == truth
 
 
@@ -186,14 +183,13 @@ def test_a_killed_and_resumed_run_gives_the_same_bits(cli, corpus, truth, scratc
 
 
 def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
-    """Two row extractors at different rates and a frame extractor, on the same files."""
     moments = write_config(tmp_path, "Moments", module="row_extractors")
     other = tmp_path / "other.yaml"
     other.write_text("name: other\nextractor: row_extractors:Moments\naudio: {sample_rate: 8000}\n")
     decoded = []
     real = from_audio.decode_all
     monkeypatch.setattr(from_audio, "decode_all", lambda *args: decoded.append(len(args[0])) or real(*args))
-    extract(corpus.manifest(), moments, scratch, "fbank80", other)
+    extract(corpus.manifest(), [moments, "fbank80", other], scratch)
     assert sum(decoded) == len(corpus.rows)
     for name, config in (("moments", moments), ("fbank80", "fbank80"), ("other", other)):
         extract(corpus.manifest(), config, tmp_path / name)
@@ -201,7 +197,6 @@ def test_several_configs_decode_once(corpus, scratch, tmp_path, monkeypatch):
 
 
 def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
-    """Each item has as many entries as pieces, in the manifest's order."""
     config = write_config(tmp_path, "Moments", module="row_extractors", piece=10)
     extract(corpus.manifest(), config, scratch, shard_megabytes=0.004)
     version = only_version(scratch)
@@ -218,12 +213,9 @@ def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
 
 
 def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
-    """After an out-of-memory error, the batch is computed in smaller ones, and later batches are small at once."""
-    config = write_config(tmp_path, "Small", module="row_extractors")
-    job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
-    assert not run_extraction(job, run_locally).failed
-    extractor = job.versions[0].built.extractor
-    sizes = [count for count, _ in extractor.calls]
+    job = planned(corpus, write_config(tmp_path, "Small", module="row_extractors"), scratch)
+    assert not run_to_its_end(job).failed
+    sizes = [count for count, _ in job.versions[0].built.extractor.calls]
     too_large = [count for count in sizes if count > Small.limit]
     assert 1 <= len(too_large) <= 2 * 3  # of each thread, until 16 have become 2
     assert len(too_large) < len(sizes) / 2
@@ -292,25 +284,21 @@ def test_a_clip_that_fits_only_alone_is_computed_alone(corpus, scratch, tmp_path
 
 def test_who_is_alone_on_the_device_waits_for_the_others_and_they_for_it():
     shared = device.Device("cpu", 3)
-    inside, most, alone = 0, 0, []
-    lock = threading.Lock()
+    inside, alone, together = [], set(), set()
 
-    def hold(is_alone):
-        nonlocal inside, most
+    def hold(number):
+        is_alone = number % 4 == 0
         with shared.slot(is_alone):
-            with lock:
-                inside += 1
-                most = max(most, inside)
-                alone.extend([inside] * is_alone)
+            inside.append(number)
+            (alone if is_alone else together).add(len(inside))
             time.sleep(0.002)
-            with lock:
-                alone.extend([inside] * is_alone)
-                inside -= 1
+            (alone if is_alone else together).add(len(inside))
+            inside.remove(number)
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(hold, [i % 4 == 0 for i in range(60)]))
-    assert set(alone) == {1}
-    assert most <= shared.slots
+        list(pool.map(hold, range(60)))
+    assert alone == {1}
+    assert max(together) <= shared.slots
 
 
 def test_as_many_as_there_are_slots_are_on_the_device_together():
@@ -342,7 +330,6 @@ def test_what_was_whole_when_an_extractor_broke_stays(cli, plain, scratch, tmp_p
 
 
 def test_long_recordings_are_computed_piece_by_piece(scratch, tmp_path, monkeypatch):
-    """A clip too large to wait for others is computed at once, with the same result."""
     corpus = Corpus(tmp_path)
     for i in range(3):
         soundfile.write(tmp_path / f"{i}.wav", speech(3.0 + i, seed=i), 16000)
@@ -360,24 +347,7 @@ def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, mon
     for i in range(32):
         soundfile.write(tmp_path / f"{i}.wav", speech(0.1, seed=i), 16000)
         corpus.add(str(i), f"{i}.wav")
-    config = write_config(tmp_path, "Moments", module="row_extractors")
     monkeypatch.setattr(from_audio, "SMALL_BYTES", 20_000)  # of three
-    job = plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], scratch, Options(threads=2))
-    assert not run_extraction(job, run_locally).failed
-    extractor = job.versions[0].built.extractor
-    assert len(extractor.calls) == 2
-
-
-def test_interrupted_while_rows_wait(cli, corpus, truth, scratch, tmp_path, gate):
-    config = write_config(tmp_path, "Gated", module="row_extractors", gate=str(gate))
-    job = ("extract", corpus.manifest(), "-c", config, "-o", scratch)
-    gate.write_text("14")  # of 20 batches: after 9 the first shard is whole
-    running = cli.start(*job, "--shard-size", TINY, "--threads", 1)
-    running.wait_until(lambda: shard_folders(scratch))
-    assert interrupt(running, gate).code == 130
-    found = items(scratch)
-    assert 0 < len(found) < len(truth)
-    assert found == {id_: truth[id_] for id_ in found}
-    summary = cli(*job, "--json").json()
-    assert summary["versions"][0]["extracted"] == len(truth) - len(found)
-    assert items(scratch) == truth
+    job = planned(corpus, write_config(tmp_path, "Moments", module="row_extractors"), scratch)
+    assert not run_to_its_end(job).failed
+    assert len(job.versions[0].built.extractor.calls) == 2

@@ -5,7 +5,6 @@ import warnings
 
 import codes
 import pytest
-import small_models
 import torch
 from codec_checks import CodecChecks, cut
 from processes import run_python
@@ -18,12 +17,7 @@ with warnings.catch_warnings(action="ignore"):  # of its dependencies, as they a
     theirs = pytest.importorskip("speechtokenizer.model", exc_type=ImportError)
 
 
-RATE, HOP = 16000, 320
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return small_models.speechtokenizer(tmp_path_factory.mktemp("speechtokenizer"))
+MODEL, RATE, HOP = "speechtokenizer", 16000, 320
 
 
 def load(folder):

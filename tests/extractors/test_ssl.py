@@ -88,7 +88,6 @@ def test_every_hidden_state_is_transformers(name, folder, theirs):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_num_frames_is_that_of_the_reference(name, folder, theirs):
-    """At every length around the boundaries of the first frames, and some later."""
     extractor = build(folder(name), layer=0)
     assert extractor.num_frames(0) == 0
     shortest = next(n for n in range(1000) if extractor.num_frames(n))

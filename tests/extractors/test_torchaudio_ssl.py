@@ -87,7 +87,6 @@ class TestWavLM(ExtractorSuite):
 
 
 def test_weights_in_torch_hubs_cache(small, tmp_path, monkeypatch):
-    """It makes the same version as a file that the config names."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     expected = f"download https://download.pytorch.org/torchaudio/models/HUBERT_BASE.pth to {tmp_path}/checkpoints/"
     params = TorchaudioSSL.Params(bundle="HUBERT_BASE")

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from damage import flip
 from make_cache import make_features, make_version
-from small_units import CPU, build, nearest
+from small_units import CPU, build, nearest, write_codebook
 
-import featcache
-from featcache.config import config_from
+from featcache.config import config_from, load_config
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason
 from featcache.extraction.from_version import StoredUtterance, open_source
 from featcache.extractors import Clip
@@ -19,44 +19,29 @@ from featcache.testing import ExtractorSuite
 pytestmark = pytest.mark.usefixtures("trusted")
 
 
-def noise(num_samples, seed=0):
-    rng = np.random.default_rng(seed)
-    return torch.from_numpy(
-        (np.geomspace(1e-3, 0.3, num_samples) * rng.standard_normal(num_samples)).astype(np.float32)
-    )
-
-
 def clips(*lengths):
-    return [Clip(f"clip-{seed}", noise(length, seed)) for seed, length in enumerate(lengths)]
+    """Clips of noise, each another, that swells."""
+    generators = map(np.random.default_rng, range(len(lengths)))
+    waveforms = (
+        np.geomspace(1e-3, 0.3, n) * rng.standard_normal(n) for n, rng in zip(lengths, generators, strict=True)
+    )
+    return [Clip(f"clip-{seed}", torch.from_numpy(one.astype(np.float32))) for seed, one in enumerate(waveforms)]
 
 
 LENGTHS = (400, 399 + 160, 8000, 16001, 640 * 160, 5000, 401)
 
 
-def features_of(config, some, dtype=None):
-    """The clips' features in a version of `config`: numpy arrays of the stored dtype."""
-    with torch.inference_mode():
-        return [
-            features.to(getattr(torch, dtype or config.dtype)).numpy() for features in config.build(CPU).extract(some)
-        ]
-
-
-def write_units(path, config, k=40, **changes):
-    """Units of a config's features; the centroids are some frames of noise, spread out a little."""
-    frames = np.concatenate(features_of(config, clips(30_000, 20_000))).astype(np.float32)
-    rng = np.random.default_rng(k)
-    centroids = rng.permutation(frames)[:k] + 1e-3 * rng.normal(size=(k, frames.shape[1]))
-    codebook = Codebook(
-        torch.from_numpy(centroids.astype(np.float32)), config.resolved(), config.fingerprint(), config.dtype, {}
-    )
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(codebook.to_bytes())
-    return codebook
-
-
 def extract(extractor, some):
     with torch.inference_mode():
-        return [codes.numpy() for codes in extractor.extract(some)]
+        return [features.numpy() for features in extractor.extract(some)]
+
+
+def write_units(path, config, k=40):
+    """Units of a config's features; the centroids are some frames of noise, spread out a little."""
+    frames = np.concatenate(extract(config.build(CPU), clips(30_000, 20_000))).astype(config.dtype)
+    rng = np.random.default_rng(k)
+    centroids = rng.permutation(frames)[:k] + 1e-3 * rng.normal(size=(k, frames.shape[1]))
+    return write_codebook(path, config, centroids.astype(np.float32))
 
 
 SOURCES = {
@@ -80,7 +65,7 @@ def test_both_routes_give_the_nearest_centroids_of_what_is_stored(source, tmp_pa
     codebook = write_units(tmp_path / "units.safetensors", source)
     units, some = build(tmp_path / "units.safetensors"), clips(*LENGTHS)
     from_audio = extract(units, some)
-    stored = features_of(source, some)
+    stored = [features.astype(source.dtype) for features in extract(source.build(CPU), some)]
     for codes, features in zip(from_audio, stored, strict=True):
         assert units.from_features(torch.from_numpy(features)).numpy().tobytes() == codes.tobytes()
         assert (codes == nearest(features, codebook)).mean() > 0.995
@@ -91,7 +76,7 @@ def test_rounding_to_the_stored_dtype_matters(tmp_path):
     config = config_from({"name": "a", "extractor": "fbank", "store": {"dtype": "float16"}})
     write_units(tmp_path / "units.safetensors", config)
     units, some = build(tmp_path / "units.safetensors"), clips(160_000)
-    (exact,) = features_of(config, some, "float32")
+    (exact,) = extract(config.build(CPU), some)
     (codes,) = extract(units, some)
     assert (units.from_features(torch.from_numpy(exact)).numpy() != codes).any()
 
@@ -137,9 +122,7 @@ def test_rows_are_put_together_as_the_features_extractor_would(tmp_path):
 @pytest.mark.parametrize(("k", "dtype"), [(1, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")])
 def test_the_smallest_dtype_that_holds_the_codes(k, dtype, tmp_path):
     config = config_from({"name": "a", "extractor": "fbank"})
-    centroids = torch.zeros(k, 80)
-    codebook = Codebook(centroids, config.resolved(), config.fingerprint(), config.dtype, {})
-    (tmp_path / "units.safetensors").write_bytes(codebook.to_bytes())
+    write_codebook(tmp_path / "units.safetensors", config, torch.zeros(k, 80))
     units = config_from({"name": "u", "extractor": "units", "params": {"weights": str(tmp_path / "units.safetensors")}})
     assert units.dtype == dtype
     spec = units.build(CPU).spec
@@ -152,10 +135,9 @@ def test_the_fingerprint_is_of_the_centroids_wherever_they_are(tmp_path):
     config = config_from({"name": "a", "extractor": "fbank"})
     for folder, k in (("one", 20), ("two", 20), ("three", 30)):
         write_units(tmp_path / folder / "units.safetensors", config, k)
-        (tmp_path / folder / "units.yaml").write_text(
-            "name: u\nextractor: units\nparams: {weights: units.safetensors}\n"
-        )
-    one, two, three = (featcache.config.load_config(tmp_path / name / "units.yaml") for name in ("one", "two", "three"))
+        text = "name: u\nextractor: units\nparams: {weights: units.safetensors}\n"
+        (tmp_path / folder / "units.yaml").write_text(text)
+    one, two, three = (load_config(tmp_path / name / "units.yaml") for name in ("one", "two", "three"))
     assert one.fingerprint() == two.fingerprint() != three.fingerprint()
     assert one.params.weights == str(tmp_path / "one" / "units.safetensors")
 
@@ -169,7 +151,7 @@ def test_weights_that_are_elsewhere_now(tmp_path):
     (tmp_path / "units.yaml").write_text(
         "name: u\nextractor: units\nparams: {weights: units.safetensors, features: {weights: new}}\n"
     )
-    moved = featcache.config.load_config(tmp_path / "units.yaml").build(CPU)
+    moved = load_config(tmp_path / "units.yaml").build(CPU)
     assert moved.max_seconds == 30
     assert all(map(np.array_equal, expected, extract(moved, clips(*LENGTHS))))
     (tmp_path / "new").write_text("3.5")
@@ -181,17 +163,12 @@ def test_weights_that_are_elsewhere_now(tmp_path):
     ("source", "features", "sample_rate", "message"),
     [
         ({"extractor": "fbank"}, {}, 8000, "audio.sample_rate: 8000; these units are of a, whose .* is 16000"),
-        (
-            {"extractor": "fbank"},
-            {"num_mel_bins": "40"},
-            16000,
-            r"params.features: num_mel_bins: .* and they have none",
-        ),
+        ({"extractor": "fbank"}, {"num_mel_bins": "40"}, 16000, "params.features: num_mel_bins: .* and they have none"),
         (
             {"extractor": "small_units:Scaled"},
             {"power": "2"},
             16000,
-            r"params.features: power: .* only the location of their weights",
+            "features: power: .* only the location of their weights",
         ),
         ({"extractor": "fbank", "params": {"dither": 1.0}}, {}, 16000, "its features have dither"),
     ],
@@ -227,8 +204,7 @@ def test_features_that_the_version_could_not_hold_are_a_failure(tmp_path):
     config = config_from(
         {"name": "a", "extractor": "fbank", "params": {"use_log_fbank": False}, "store": {"dtype": "float16"}}
     )
-    codebook = Codebook(torch.zeros(3, 80), config.resolved(), config.fingerprint(), "float16", {})
-    (tmp_path / "units.safetensors").write_bytes(codebook.to_bytes())
+    write_codebook(tmp_path / "units.safetensors", config, torch.zeros(3, 80))
     with pytest.raises(AudioError, match=r"NaN or infinite as torch.float16") as caught:
         extract(build(tmp_path / "units.safetensors"), clips(16000))
     assert caught.value.reason == Reason.NON_FINITE_FEATURES
@@ -244,9 +220,7 @@ def rows_of(version, names):
 def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
     features = make_features(50, (4,), "float16")
     names = list(features)
-    version = make_version(
-        tmp_path, {name: features[name] for name in names[:20]}, {n: features[n] for n in names[20:]}
-    )
+    version = make_version(tmp_path, dict([*features.items()][:20]), dict([*features.items()][20:]))
     source = open_source(tmp_path, version.info.fingerprint)
     some = [names[number] for number in (49, 3, 20, 3)]
     for name, given in zip(some, source.read(rows_of(version, some)), strict=True):
@@ -280,10 +254,7 @@ def test_a_row_that_the_version_has_not(tmp_path, changed, message):
 
 def test_a_flipped_bit_is_not_made_into_units(tmp_path):
     version = make_version(tmp_path, make_features(5, (4,), "float16"))
-    chunk = version.shard(version.shard_names()[0]).folder / "features" / "c" / "0" / "0"
-    data = bytearray(chunk.read_bytes())
-    data[0] ^= 1
-    chunk.write_bytes(data)
+    flip(version.shard(version.shard_names()[0]).folder / "features" / "c" / "0" / "0", 0)
     with pytest.raises(DamagedError, match=r"utt-0: damaged: .* `featcache repair"):
         open_source(tmp_path, version.info.fingerprint).read(rows_of(version, ["utt-0"]))
 

@@ -5,7 +5,6 @@ import shutil
 
 import codes
 import pytest
-import small_models
 import torch
 from codec_checks import CodecChecks, cut
 from transformers import DacFeatureExtractor, XcodecConfig, XcodecModel
@@ -13,12 +12,13 @@ from transformers import DacFeatureExtractor, XcodecConfig, XcodecModel
 from featcache.errors import ConfigError
 from featcache.extractors.xcodec import Xcodec
 
-RATE, HOP = 16000, 320
+MODEL, RATE, HOP = "xcodec", 16000, 320
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return small_models.xcodec(tmp_path_factory.mktemp("xcodec"))
+@pytest.fixture
+def other(folder, tmp_path):
+    """A copy of it, to change."""
+    return shutil.copytree(folder, tmp_path / "other")
 
 
 def alone(model, clip, bandwidth=None, hop=HOP):
@@ -58,11 +58,10 @@ class TestCodes(CodecChecks):
         codes.assert_equal(extractor, clips, [alone(model, clip, bandwidth) for clip in clips])
         assert extractor.spec.item_shape == (2 * bandwidth,)
 
-    def test_the_hop_of_the_feature_extractor(self, folder, model, tmp_path):
+    def test_the_hop_of_the_feature_extractor(self, other, model):
         """It pads clips to whole hops of its own, which may be several hops of the model."""
-        shutil.copytree(folder, tmp_path / "other")
-        DacFeatureExtractor(sampling_rate=RATE, hop_length=2 * HOP).save_pretrained(tmp_path / "other")
-        extractor = self.build(tmp_path / "other")
+        DacFeatureExtractor(sampling_rate=RATE, hop_length=2 * HOP).save_pretrained(other)
+        extractor = self.build(other)
         clips = cut([1, HOP, HOP + 1, 2 * HOP, 2 * HOP + 1, 9000], RATE)
         codes.assert_equal(extractor, clips, [alone(model, clip, hop=2 * HOP) for clip in clips])
         assert extractor.num_frames(1) == 2
@@ -70,46 +69,34 @@ class TestCodes(CodecChecks):
 
 build = TestCodes.build
 
-SEMANTIC = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "conv_dim": [32] * 7,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 4,
-}
-
 
 @pytest.mark.parametrize(
     "semantic",
     [{"model_type": "wavlm"}, {"model_type": "hubert", "feat_extract_norm": "layer", "do_stable_layer_norm": True}],
     ids=lambda semantic: "-".join(map(str, semantic.values())),
 )
-def test_other_semantic_models(tmp_path, semantic):
+def test_other_semantic_models(folder, tmp_path, semantic):
     """Their hidden states are averaged as HuBERT's are. Latents are compared, since there are no codewords."""
-    acoustic = {"encoder_hidden_size": 8, "decoder_hidden_size": 32, "hidden_size": 16}
+    config = XcodecConfig.from_pretrained(folder).to_dict()
+    config["semantic_model_config"] |= {"conv_dim": [32] * 7, **semantic}
     torch.manual_seed(0)
-    config = XcodecConfig(acoustic_model_config=acoustic, semantic_model_config=SEMANTIC | semantic)
-    model = XcodecModel(config).eval()
+    model = XcodecModel(XcodecConfig.from_dict(config)).eval()
     model.save_pretrained(tmp_path)
     clips = cut([6000, 1, 7 * HOP, 3001], RATE)
     for (latents, _), clip in zip(codes.encode(build(tmp_path), clips, 20 * HOP), clips, strict=True):
         codes.assert_close(latents, alone(model, clip).latents)
 
 
-def test_encoders_that_disagree_are_refused(folder, tmp_path):
+def test_encoders_that_disagree_are_refused(folder, other):
     """Here the semantic encoder gives twice as many frames."""
-    shutil.copytree(folder, tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
     config["semantic_model_config"]["conv_stride"] = [5, 2, 2, 2, 2, 2, 1]
-    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"of 1 × 320 samples .* makes 1 frames and its semantic one 2"):
-        build(tmp_path / "other")
+        build(other)
 
 
-def test_a_hop_of_the_feature_extractor_that_is_no_multiple_is_refused(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "other")
-    DacFeatureExtractor(sampling_rate=RATE, hop_length=512).save_pretrained(tmp_path / "other")
+def test_a_hop_of_the_feature_extractor_that_is_no_multiple_is_refused(other):
+    DacFeatureExtractor(sampling_rate=RATE, hop_length=512).save_pretrained(other)
     with pytest.raises(ConfigError, match="padded to multiples of 512"):
-        build(tmp_path / "other")
+        build(other)

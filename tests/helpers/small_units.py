@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from odd_extractors import HOP, Slow, SlowParams
 
-from featcache.extractors.units import Units, UnitsParams
+from featcache.extractors.units import Codebook, Units, UnitsParams
 
 CPU = torch.device("cpu")
 
@@ -40,6 +40,14 @@ class Scaled(Slow):
 
 def build(path, sample_rate=16000, **features):
     return Units(UnitsParams(weights=str(path), features=features), sample_rate, CPU)
+
+
+def write_codebook(path, config, centroids):
+    """Write units of a config's features, with these centroids, which it returns."""
+    codebook = Codebook(torch.as_tensor(centroids), config.resolved(), config.fingerprint(), config.dtype, {})
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(codebook.to_bytes())
+    return codebook
 
 
 def nearest(features, codebook):
