@@ -166,12 +166,12 @@ def test_a_batch_of_which_all_utterances_fail_holds_up_no_other(plain, scratch, 
     monkeypatch.setitem(BATCH_SECONDS, "cpu", 0.01)
     first, *others = plain.rows[:3]
     manifest = read_manifest(plain.manifest([{**first, "path": "gone.wav"}, *others], "one-gone.csv"))
-    config = load_config(write_config(scratch, extractor, module="loud_extractors"))
-    summary = extract_here(manifest, [config], scratch / "c", Options("cpu", 2))
+    config = write_config(scratch, extractor, module="loud_extractors")
+    summary = featcache.extract(manifest, config, scratch / "c", Options("cpu", 2))
     assert summary.failed_by_reason == {"file_missing": 1}
     assert [failure.id for failure in read_failures(only_version(scratch / "c"))] == [first["id"]]
     assert {*items(scratch / "c")} == {row["id"] for row in others}
-    again = extract_here(manifest, [config], scratch / "c", Options("cpu", 2, retry_failed=True))
+    again = featcache.extract(manifest, config, scratch / "c", Options("cpu", 2, retry_failed=True))
     assert (again.failed_by_reason, again.versions[0].missing) == ({"file_missing": 1}, 0)
 
 
