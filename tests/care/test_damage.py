@@ -1,69 +1,24 @@
-"""Damage to a shard: whatever byte changes or file goes, verify names it, and repair brings back what was there."""
+"""Damage to a shard: verify names it, and repair brings back what was there. (tests/format/test_shards.py spoils each
+byte and file of one.)
+"""
 
 import os
 import random
 import shutil
 import threading
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 
 import pytest
-from cache_contents import check, items, only_version
-from damage import CHUNKS, FILES, SPOIL, assert_repaired, each_flip, flip, victim
+from cache_contents import items, only_version
+from damage import CHUNKS, SPOIL, assert_repaired, flip, victim
 from extractions import write_config
-from make_cache import make_features, make_version
 
 import featcache
 import featcache.care.verify
 from featcache.care.verify import examine_shard, verify
-from featcache.errors import DamagedError
-from featcache.format.shard import Shard
-from featcache.spec import SideSpec
-from featcache.version.version import Version
-
-
-def test_the_files_of_a_shard_are_these(sound):
-    """No file of a shard escapes the tests below."""
-    folder = victim(sound).folder
-    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(FILES)
-
-
-def some_of(cases, step):
-    """The cases, of which all but each so-manyth are slow: what is repaired, and how, is the same for all."""
-    params = []
-    for number, case in enumerate(cases):
-        values = case if isinstance(case, tuple) else (case,)
-        names = "-".join(getattr(value, "__name__", str(value)) for value in values)
-        params.append(pytest.param(*values, id=names, marks=pytest.mark.slow if number % step else ()))
-    return params
-
 
 # One bit
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_flipped_bit_anywhere_is_found(cache, file):
-    """The first byte, the last, those of the checksum, and some at random: the shard is named."""
-    version, shard = only_version(cache), victim(cache)
-    size = (shard.folder / file).stat().st_size
-    chance = random.Random(file)
-    for at in {0, size // 2, size - 5, size - 4, size - 1, *(chance.randrange(size) for _ in range(6))}:
-        bit = chance.randrange(8)
-        flip(shard.folder / file, at, bit)
-        problems = examine_shard(version, shard.name, True)[1]
-        assert problems, f"bit {bit} of byte {at}"
-        assert {problem.shard for problem in problems} == {shard.name}
-        flip(shard.folder / file, at, bit)
-    assert check(cache).problems == []
-
-
-def test_a_flipped_bit_in_any_byte_of_the_metadata_is_found(cache):
-    """Each byte of a shard's own zarr.json, digits of the checksum included; each of the version's."""
-    version, shard = only_version(cache), victim(cache)
-    for _ in chain(each_flip(shard.folder / "zarr.json"), each_flip(version.path / "zarr.json")):
-        with pytest.raises(DamagedError, match="damaged"):
-            Version.open(version.path).shard(shard.name)
-    assert check(cache).problems == []
 
 
 def test_a_flipped_bit_in_features_names_the_utterance(cache):
@@ -86,10 +41,14 @@ def flip_some_bit(path: Path) -> None:
     flip(path, random.Random(path.name).randrange(path.stat().st_size), 3)
 
 
-SPOILT = product(("zarr.json", "features/zarr.json", *CHUNKS.values()), [flip_some_bit, *SPOIL])
+FILES = ("zarr.json", "features/zarr.json", *CHUNKS.values())
+SPOILT = [  # most are slow: what is repaired, and how, is the same for all
+    pytest.param(file, spoil, id=f"{file}-{spoil.__name__}", marks=pytest.mark.slow if number % len(SPOIL) else ())
+    for number, (file, spoil) in enumerate(product(FILES, [flip_some_bit, *SPOIL]))
+]
 
 
-@pytest.mark.parametrize(("file", "spoil"), some_of(SPOILT, len(SPOIL)))
+@pytest.mark.parametrize(("file", "spoil"), SPOILT)
 def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spoil):
     """One bit flipped; gone, empty, a byte too short or too long, a folder, or another shard's. From the shell: verify
     exits with 1 and names the shard; repair brings back its utterances, and touches no other shard.
@@ -114,17 +73,6 @@ def test_the_quick_check_reads_no_features(cli, cache):
     assert (quick.code, "features not read" in quick.out) == (0, True)
     flip(shard.folder / CHUNKS["items"], 9)
     assert cli("verify", cache, "--no-data").code == 1
-
-
-def test_json_names_what_is_damaged(cli, cache):
-    """One document on stdout, and the same exit code."""
-    shard = victim(cache)
-    flip(shard.folder / CHUNKS["features"], 0)
-    verified = cli("verify", cache, "--json")
-    assert verified.code == 1
-    assert not verified.json()["ok"]
-    (problem,) = verified.json()["versions"][0]["problems"]
-    assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.table.ids[0], "checksum")
 
 
 def test_a_verification_that_is_stopped_says_so(cache):
@@ -161,41 +109,6 @@ def test_few_tables_stay_mapped(cache, monkeypatch, kept):
 
 
 # Side arrays
-
-SIDE = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "where from and where to")
-SIDE_FILES = ["side_scales/zarr.json", "side_marks/zarr.json", "side_scales/c/0", "side_marks/c/0/0"]
-
-
-@pytest.fixture
-def sided(scratch) -> tuple[Version, Shard]:
-    """A version with side arrays, to spoil, and the first of its two shards."""
-    parts = [make_features(4, (2,), "float32", prefix=prefix, max_frames=12, seed=3) for prefix in "ab"]
-    version = make_version(scratch, *parts, side=SIDE)
-    assert check(scratch).problems == []
-    shard = version.shard(version.shard_names()[0])
-    found = {str(path.relative_to(shard.folder)) for path in shard.folder.rglob("*") if path.is_file()}
-    assert found == {*FILES, *SIDE_FILES}
-    return version, shard
-
-
-@pytest.mark.parametrize("file", SIDE_FILES)
-def test_a_flipped_bit_in_any_byte_of_a_side_array_is_found(sided, file):
-    """Of its entries, of their checksum, and of its metadata."""
-    version, shard = sided
-    for _ in each_flip(shard.folder / file):
-        (problem,) = examine_shard(version, shard.name, False).problems
-        assert (problem.kind, problem.shard) == ("checksum", shard.name)
-        assert file.partition("/")[0] in problem.message
-    assert examine_shard(version, shard.name, True).problems == []
-
-
-@pytest.mark.parametrize("file", SIDE_FILES)
-@pytest.mark.parametrize("spoil", SPOIL[:5], ids=lambda spoil: spoil.__name__)
-def test_a_spoilt_file_of_a_side_array_is_found(sided, file, spoil):
-    """Gone, empty, a byte too short or too long, a folder."""
-    version, shard = sided
-    spoil(shard.folder / file)
-    assert {problem.shard for problem in examine_shard(version, shard.name, False)[1]} == {shard.name}
 
 
 def side_files(cache: Path) -> dict[str, bytes]:

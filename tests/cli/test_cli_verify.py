@@ -12,13 +12,17 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     assert cli("verify", cache, "--json").json()["versions"][0]["damaged_utterances"] == 0
     shard = victim(cache)
     inside = shard.info.items
-    flip(shard.folder / CHUNKS["features"], 10)
+    flip(shard.folder / CHUNKS["features"], 0)
     told = cli("verify", cache)
     assert told.code == 1
     assert f": 3 shards, 1 of them damaged; the others hold {utterances - inside} utterances, " in told.out
     assert f"  the damaged shard holds {inside} utterances: repair keeps the sound ones\n" in told.out
-    (version,) = cli("verify", cache, "--json").json()["versions"]
+    ended = cli("verify", cache, "--json")
+    (version,) = ended.json()["versions"]
+    (problem,) = version["problems"]
+    assert (ended.code, ended.json()["ok"]) == (1, False)
     assert (version["utterances"], version["damaged_utterances"]) == (utterances - inside, inside)
+    assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.table.ids[0], "checksum")
 
 
 def test_where_every_shard_is_damaged_none_is_counted_as_sound(cli, cache):
