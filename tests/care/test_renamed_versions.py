@@ -44,10 +44,14 @@ def test_a_copy_beside_its_original_is_another_version_of_that_name(cli, cache, 
     }
 
 
-@pytest.mark.parametrize("name", ["features", "items"], ids=["an item", "all items of a shard"])
-def test_repair_restores_it_where_it_is(cli, renamed, sound, plain, name):
+@pytest.mark.parametrize("spoilt", ["an item", "all items of a shard", "its metadata"])
+def test_repair_restores_it_where_it_is(cli, renamed, sound, plain, spoilt):
     """What is sound is copied, and what is damaged extracted, into this folder and no other."""
-    flip(victim(renamed).folder / CHUNKS[name], 100)
+    if spoilt == "its metadata":
+        (renamed / "fbank80-of-may" / "zarr.json").write_bytes(b"{}")
+    else:
+        flip(victim(renamed).folder / CHUNKS["features" if spoilt == "an item" else "items"], 100)
+    assert cli("verify", renamed).code == 1
     assert_repaired(cli, renamed, sound, plain)
     assert [path.name for path in version_folders(renamed)] == ["fbank80-of-may"]
 
@@ -63,12 +67,6 @@ def test_repair_of_a_copy_leaves_the_original_alone(cli, cache, sound, plain):
     shutil.rmtree(path)
     assert items(cache) == items(sound)
     assert check(cache).problems == []
-
-
-def test_its_damaged_metadata_is_restored_from_what_its_shards_say(cli, renamed, sound, plain):
-    (renamed / "fbank80-of-may" / "zarr.json").write_bytes(b"{}")
-    assert cli("verify", renamed).code == 1
-    assert_repaired(cli, renamed, sound, plain)
 
 
 def test_a_link_of_the_right_name_is_not_renamed(renamed, sound):

@@ -1,15 +1,17 @@
 """`verify --sources`: is the audio still what was extracted? And what `extract` says of audio it did not look at."""
 
-import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cache_contents import only_version
 from corpora import Corpus
+from damage import CHUNKS, flip
 from extractions import extracted
 from make_cache import make_features, make_version
+from xxhash import xxh3_64_intdigest
 
 from featcache.audio import content_hash
 from featcache.audio.content_hash import hash_of_content
@@ -72,9 +74,8 @@ def test_what_has_the_same_content_is_the_same_whatever_its_time(cli, moved):
     cache, corpus = moved
     os.utime(corpus.folder / "02.wav", ns=(1, 1))
     path = corpus.folder / "05.wav"
-    status, data = path.stat(), bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    status = path.stat()
+    flip(path, status.st_size - 1)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     root = ("--root", corpus.folder)
     assert [id_ for id_, _ in told(cli, cache, "--sources=stat", *root)[1]] == ["utt-02"]
@@ -101,20 +102,14 @@ def test_items_without_a_hash_are_counted_and_compared_by_time(cli, scratch):
 
 def test_a_file_of_many_utterances_is_hashed_and_named_once(cli, corpus, monkeypatch, scratch):
     """In however many shards they are."""
-    hashed = []
-
-    def count(descriptor: int) -> int:
-        hashed.append(descriptor)
-        return hash_of_content(descriptor)
-
-    monkeypatch.setattr(content_hash, "hash_of_content", count)
+    monkeypatch.setattr(content_hash, "hash_of_content", hashing := Mock(side_effect=hash_of_content))
     cache = scratch / "cache"
     assert cli("extract", corpus.manifest(), "-o", cache, "--shard-size", "0.004").code == 0
     version = only_version(cache)
     assert len(version.shard_names()) > 5
     found = verify(version, sources=SourceCheck(by_content=True, root=corpus.folder), threads=2)
     assert found.problems == []
-    assert len(hashed) == len({row["path"] for row in corpus.rows}) < len(corpus.rows)
+    assert hashing.call_count == len({row["path"] for row in corpus.rows}) < len(corpus.rows)
     empty = scratch / "empty"
     empty.mkdir()
     code, problems = told(cli, cache, "--sources", "--root", empty)
@@ -127,7 +122,7 @@ def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_an
     file = scratch / "a.wav"
     file.write_bytes(b"\1" * 1000)
     os.utime(file, ns=(5, 5))
-    contents = {"utt-0": hash_of_file(file), "utt-1": 1, "utt-2": 2}
+    contents = {"utt-0": xxh3_64_intdigest(file.read_bytes()), "utt-1": 1, "utt-2": 2}
     rows = {id_: {"path": "a.wav", "content_hash": content} for id_, content in contents.items()}
     version = make_version(scratch / "cache", make_features(3), rows=rows)
     for how, ids in (("stat", []), ("content", ["utt-1", "utt-2"])):
@@ -135,11 +130,6 @@ def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_an
         problems = [problem for problem in said["versions"][0]["problems"] if problem["kind"] == "source"]
         assert len(problems) == bool(ids)
         assert all("utt-1 and 1 other" in problem["message"] for problem in problems)
-
-
-def hash_of_file(path: Path) -> int:
-    with path.open("rb") as file:
-        return hash_of_content(file.fileno())
 
 
 def test_only_items_that_count_are_compared(cli, moved):
@@ -159,8 +149,7 @@ def test_audio_is_looked_at_in_sound_shards_only(cli, moved):
     version = only_version(cache)
     shard = version.shard(version.shard_names()[0])
     inside = len(shard.table.ids)
-    with (shard.folder / "features" / "c" / "0" / "0").open("r+b") as file:
-        file.write(b"spoilt!!")
+    flip(shard.folder / CHUNKS["features"], 0)
     shutil.rmtree(corpus.folder)
     corpus.folder.mkdir()
     found = cli("verify", cache, "--sources", "--root", corpus.folder, "--json")
@@ -176,7 +165,7 @@ def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     """It looks at none of what is there unless it is told to."""
     again = cli("extract", plain.manifest(), "-o", cache)
     assert "12 already there: their audio was not looked at (--check-sources does)\n" in again.out
-    told = json.loads(cli("extract", plain.manifest(), "-o", cache, "--json").out)
+    told = cli("extract", plain.manifest(), "-o", cache, "--json").json()
     assert told["versions"][0]["not_looked_at"] == 12
     looked = cli("extract", plain.manifest(), "-o", cache, "--check-sources")
     assert "looked at" not in looked.out
