@@ -216,6 +216,7 @@ def test_an_utterance_that_fails_now_leaves_the_others_as_they_are(cli, plain, c
 # Other versions
 
 
+@pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("kind", ["side", "quantized", "copies"])
 def test_side_arrays_quantised_features_and_copies_are_kept(cli, plain, scratch, kind):
     """With all that belongs to an utterance; a copy of one is an utterance by itself."""
@@ -233,17 +234,9 @@ def test_side_arrays_quantised_features_and_copies_are_kept(cli, plain, scratch,
     hit = {shard.table.ids[number] for number in (4, 5)}
     for number in (4, 5):
         flip(shard.folder / FEATURES, end_of(shard, number) - 1)
-    options = ["--manifest", plain.manifest(), "--device", "cpu", "--trust-remote-code", "--json"]
-    done = cli("repair", cache, *options)
-    assert done.code == 0, done.err
-    (told,) = done.json()["versions"]
-    assert (told["kept"], told["extracted"]) == (len(items(sound)) - 2, 2)
-    before = runs(sound)
-    assert {id_ for id_, run in runs(cache).items() if run != before[id_]} == hit
-    assert items(cache) == items(sound)
-    assert sides(cache) == sides(sound)
-    assert provenance(cache) == provenance(sound)
-    assert check(cache, manifest=read_manifest(plain.manifest())).problems == []
+    done = mend(cache, plain.manifest())
+    assert done.kept == len(items(sound)) - 2
+    assert_mended(done, cache, sound, plain.manifest(), hit)
 
 
 # Utterances that were replaced
