@@ -66,6 +66,8 @@ REFUSED = [
     ("extract train.csv --device cuda:99", 2, "device 'cuda:99': there is no such device; torch sees "),
     ("extract train.csv -o notes.txt", 2, "-o: notes.txt is not a folder"),
     ("verify feature", 1, "feature: there is no such cache folder: did you mean features?"),
+    ("show notes.txt a", 1, "notes.txt: is a file, not a cache folder"),
+    ("repair feature --manifest train.csv", 1, "feature: there is no such cache folder"),
     ("info .", 1, ".: holds no version: `featcache extract` creates one"),
     ("stats features/mfcc13", 1, "; features holds fbank80-"),
     ("stats features/fbank80", 1, "holds 2 versions: fbank80-2a8b3903b266, "),
