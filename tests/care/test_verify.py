@@ -1,4 +1,4 @@
-"""`verify --sources`: is the audio still what was extracted? And what `extract` says of audio it did not look at."""
+"""`verify`: whether the audio is still what was extracted, shards in subsets, and what is said."""
 
 import os
 import shutil
@@ -8,15 +8,17 @@ from unittest.mock import Mock
 import pytest
 from cache_contents import only_version
 from corpora import Corpus
-from damage import CHUNKS, flip
+from damage import CHUNKS, flip, victim
 from extractions import extracted
+from hypothesis import given
+from hypothesis import strategies as st
 from make_cache import make_features, make_version
 from xxhash import xxh3_64_intdigest
 
 from featcache.audio import content_hash
 from featcache.audio.content_hash import hash_of_content
 from featcache.care.sources import SourceCheck
-from featcache.care.verify import verify
+from featcache.care.verify import Subset, verify
 
 
 @pytest.fixture
@@ -171,3 +173,149 @@ def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     assert "looked at" not in looked.out
     first = cli("extract", plain.manifest(), "-o", cache.parent / "new")
     assert "looked at" not in first.out
+
+
+# Subsets: some of the shards now, the others another time, and all of them in the end
+
+
+NAMES = st.text("0123456789abcdef", min_size=12, max_size=12)
+
+
+@given(NAMES, st.integers(1, 50))
+def test_every_shard_is_in_one_subset(name, of):
+    assert sum(Subset(number, of).has(name) for number in range(of)) == 1
+
+
+def verified(cli, cache, subset, *more):
+    found = cli("verify", cache, "--subset", subset, *more, "--json")
+    (version,) = found.json()["versions"]
+    return found.code, version
+
+
+def test_all_subsets_look_at_all_shards_once(cli, plain, sound):
+    found = [verified(cli, sound, f"{number}/3") for number in range(3)]
+    assert [code for code, _ in found] == [0, 0, 0]
+    assert sum(version["shards"] for _, version in found) == 3
+    assert sum(version["utterances"] for _, version in found) == len(plain.rows)
+    assert all(version["shards"] + version["shards_left_out"] == 3 for _, version in found)
+    whole = cli("verify", sound, "--json").json()["versions"][0]
+    for count in ("frames", "bytes"):
+        assert sum(version[count] for _, version in found) == whole[count]
+
+
+def test_damage_is_found_by_the_subset_it_is_in_and_by_no_other(cli, cache):
+    version = only_version(cache)
+    name = version.shard_names()[1]
+    flip(version.shard(name).folder / CHUNKS["features"], 10)
+    ours = next(number for number in range(4) if Subset(number, 4).has(name))
+    for number in range(4):
+        code, found = verified(cli, cache, f"{number}/4")
+        assert code == (1 if number == ours else 0)
+        assert [problem["shard"] for problem in found["problems"]] == ([name] if number == ours else [])
+
+
+def test_what_concerns_all_shards_is_said_of_all_or_said_to_be_left_out(cli, plain, cache):
+    """A manifest is compared with the whole version, whatever subset is read."""
+    rows = [*plain.rows, {"id": "new", "path": "new.wav"}]
+    manifest = plain.manifest(rows, "longer.csv")
+    for number in range(3):
+        code, found = verified(cli, cache, f"{number}/3", "--manifest", manifest)
+        assert (code, [problem["id"] for problem in found["problems"]]) == (1, ["new"])
+        assert found["surplus"] == 0
+        (note,) = found["notes"]
+        assert note.endswith("of 3 shards; utterances that are in two shards were not looked for")
+
+
+def test_without_another_shards_metadata_what_concerns_all_is_left_out_and_that_is_damage(cli, plain, cache):
+    version = only_version(cache)
+    name = version.shard_names()[0]
+    flip(version.shard(name).folder / "zarr.json", 300)
+    shutil.rmtree(version.path / "index")
+    other = next(number for number in range(5) if not Subset(number, 5).has(name))
+    code, found = verified(cli, cache, f"{other}/5", "--manifest", plain.manifest(), "--sources")
+    assert code == 1
+    (problem,) = found["problems"]
+    assert name in problem["message"]
+    assert "without that shard, it was not looked at what is missing, changed or failed" in found["notes"]
+
+
+@pytest.mark.parametrize("subset", ["3/3", "4/3", "0/0", "3", "/3", "3/", "a/b", "-1/3", "1.0/3", "³/5"])
+def test_a_subset_that_there_is_not_is_refused(cli, sound, subset):
+    refused = cli("verify", sound, f"--subset={subset}")
+    assert (refused.code, "is not one of 0/N to N-1/N, such as 0/10" in refused.err) == (2, True)
+
+
+# What is said of a version that is damaged, or lacks rows of a manifest: how much, and what to do
+
+
+def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
+    """They are not lost: most of them are sound, and repair keeps those."""
+    utterances = len(plain.rows)
+    assert f": 3 shards, {utterances} utterances, " in cli("verify", cache).out
+    assert cli("verify", cache, "--json").json()["versions"][0]["damaged_utterances"] == 0
+    shard = victim(cache)
+    inside = shard.info.items
+    flip(shard.folder / CHUNKS["features"], 0)
+    told = cli("verify", cache)
+    assert told.code == 1
+    assert f": 3 shards, 1 of them damaged; the others hold {utterances - inside} utterances, " in told.out
+    assert f"  the damaged shard holds {inside} utterances: repair keeps the sound ones\n" in told.out
+    ended = cli("verify", cache, "--json")
+    (version,) = ended.json()["versions"]
+    (problem,) = version["problems"]
+    assert (ended.code, ended.json()["ok"]) == (1, False)
+    assert (version["utterances"], version["damaged_utterances"]) == (utterances - inside, inside)
+    assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.table.ids[0], "checksum")
+
+
+def test_where_every_shard_is_damaged_none_is_counted_as_sound(cli, cache):
+    version = only_version(cache)
+    for name in version.shard_names():
+        flip(version.shard(name).folder / CHUNKS["features"], 10)
+    assert ": 3 shards, all damaged; every byte read\n" in cli("verify", cache).out
+
+
+def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
+    (victim(cache).folder / "zarr.json").write_text("{}")
+    told = cli("verify", cache)
+    assert "1 of them damaged" in told.out
+    assert "the damaged shard holds" not in told.out
+    (version,) = cli("verify", cache, "--json").json()["versions"]
+    assert version["damaged_utterances"] is None
+
+
+def test_a_fault_is_said_once(cli, plain, cache):
+    """In its own words, not behind another word for them."""
+    shard = victim(cache)
+    flip(shard.folder / CHUNKS["features"], 10)
+    rows = [*plain.rows, {"id": "new", "path": "new.wav"}]
+    told = cli("verify", cache, "--manifest", plain.manifest(rows, "longer.csv"))
+    faults = [line for line in told.out.splitlines()[2:] if line.startswith("  ")]
+    assert any(line.startswith("  new: is in no shard") for line in faults)
+    assert not any(line.startswith(("  checksum: ", "  missing: ")) for line in faults)
+
+
+@pytest.mark.parametrize("config", ["fbank80", "mfcc13"])
+def test_missing_rows_are_summed_up_with_what_extracts_them(cli, plain, scratch, config):
+    """Not only the first of them listed; changed rows too, which the same command extracts."""
+    cache = scratch / "my features"
+    first = [row for number, row in enumerate(plain.rows) if number % 2]
+    assert cli("extract", plain.manifest(first, "half.csv"), "-o", cache, "-c", config).code == 0
+    rows = [dict(row) for row in plain.rows] + [{"id": f"more-{i}", "path": "00.wav"} for i in range(40)]
+    rows[1]["start"] = 0.1
+    rows[1]["duration"] = 0.2
+    manifest = plain.manifest(rows, "whole.csv")
+    told = cli("verify", cache, "--manifest", manifest, "--root", plain.folder)
+    assert told.code == 1
+    given = {"fbank80": "", "mfcc13": " -c CONFIG"}[config]
+    command = f"featcache extract {manifest} --root {plain.folder}{given} -o '{cache}'"
+    assert told.err == f"46 missing, 1 changed: {command}\n"
+    assert "… and 27 more: --json has them all" in told.out
+
+
+def test_hints_name_the_manifest_that_was_given(cli, plain, cache):
+    flip(victim(cache).folder / CHUNKS["features"], 10)
+    path = only_version(cache).path
+    assert cli("verify", cache).err == f"1 shard is damaged: featcache repair {path} --manifest MANIFEST\n"
+    told = cli("verify", cache, "--manifest", plain.manifest()).err
+    assert f"1 shard is damaged: featcache repair {path} --manifest {plain.manifest()}\n" in told
