@@ -199,13 +199,6 @@ def test_an_interrupt_ends_verification_at_once(cli, plain, cache, command):
     assert len(only_version(cache).shard_names()) == 4
 
 
-def test_repair_says_what_is_missing(cli, plain, cache):
-    """After a kill of repair itself, say: no damage, and yet not all is well."""
-    shutil.rmtree(victim(cache).folder)
-    told = cli("repair", cache, "--manifest", plain.manifest()).out
-    assert "5 utterances are in no shard: featcache extract adds them" in told
-
-
 def test_damage_in_one_version_leaves_the_others_usable(cli, plain, cache):
     """Extraction into, and verification of, a sound version go on; verify of the cache tells of both."""
     assert cli("extract", plain.manifest(), "-o", cache, "-c", "mfcc13").code == 0

@@ -181,7 +181,7 @@ def test_only_damaged_utterances_need_audio_and_a_row(cli, plain, cache, sound, 
 
 
 def test_what_was_missing_before_is_told_also_where_there_is_damage(cli, plain, cache):
-    """It is not repair's to extract."""
+    """It is not repair's to extract; and it is told, too, where nothing is damaged any more."""
     version = only_version(cache)
     spoilt, gone, _ = (version.shard(name) for name in open_index(version).shards)
     count, kept = gone.info.items, spoilt.info.items - 1
@@ -191,6 +191,7 @@ def test_what_was_missing_before_is_told_also_where_there_is_damage(cli, plain, 
     assert done.code == 0
     assert f"1 damaged shard: {kept} utterances kept, 1 extracted again" in done.out
     assert f"{count} utterances are in no shard: featcache extract adds them" in done.out
+    assert f"{count} utterances are in no shard" in cli("repair", cache, "--manifest", plain.manifest()).out
     assert len(items(cache)) == len(plain.rows) - count
 
 

@@ -40,6 +40,8 @@ def test_it_runs_as_a_module(plain, scratch):
     made = python(*run, "extract", plain.manifest(), "-o", scratch / "c", "--threads", 2)
     assert (made.returncode, made.stderr) == (0, ""), made.stderr
     assert "12 utterances: 12 extracted" in made.stdout
+    assert "× real time" in made.stdout
+    assert "bottleneck" not in made.stdout  # shares of a tenth of a second say nothing of the machine
     verified = python(*run, "verify", scratch / "c", "--manifest", plain.manifest())
     assert (verified.returncode, verified.stderr) == (0, "")
     assert "no damage found" in verified.stdout

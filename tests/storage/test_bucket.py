@@ -11,7 +11,7 @@ import pytest
 from forking import fork, join
 from object_stores import any_store
 
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import StoreError
 from featcache.storage import bucket, clients
 from featcache.storage.base import MARK
 from featcache.storage.bucket import Bucket
@@ -278,13 +278,3 @@ def test_a_removal_beside_a_writer_leaves_all_or_nothing(s3, store):
         found = {key for key, _ in store.walk("shards")}
         assert found == KEYS or f"shards/ab/{MARK}" not in found
         store.remove("shards/ab")
-
-
-def test_a_truncated_file_is_damage_and_not_the_end_of_the_process(remembered):
-    """obstore's own joining of ranges ends it."""
-    remembered.put("a", bytes(100))
-    opened = remembered.open("a", 100)
-    remembered.put("a", bytes(10))
-    for starts, sizes in (([2, 8, 20], [2, 10, 5]), ([8], [10]), ([20], [1])):
-        with pytest.raises(DamagedError, match="/a: damaged: it ends before"):
-            opened.read_ranges(starts, sizes)
