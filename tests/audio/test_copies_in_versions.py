@@ -151,7 +151,6 @@ def test_verify_knows_the_copies(cli, plain, made):
 
 
 def test_show_passes_by_versions_that_have_not_the_copy(cli, plain, copied):
-    """Unless none has it."""
     cache = copied / "features"
     assert cli("extract", plain.manifest(), "-c", "mfcc13", "-o", cache).code == 0
     assert len(cli("show", cache, "utt-03", "--json").json()["versions"]) == 2
@@ -175,7 +174,6 @@ def test_reading_copies_needs_no_noise_and_extracting_them_again_does(cli, plain
 
 
 def test_units_of_copies_are_the_same_from_features_and_from_audio(cli, plain, made, scratch):
-    """Unless the features are of other copies."""
     assert cli("fit-kmeans", made / "features", "-k", 8, "-o", made / "units.safetensors").code == 0
     units = {"extractor": "units", "params": {"weights": "units.safetensors"}}
     source = ("--from", made / "features")

@@ -23,7 +23,6 @@ from featcache.version.version import Version
 
 
 def test_a_flipped_bit_in_features_names_the_utterance(cache):
-    """The one whose frames it is in, wherever in the shard."""
     version, shard = only_version(cache), victim(cache)
     chunk = shard.folder / CHUNKS["features"]
     frame_bytes = shard.features[:1].nbytes
@@ -77,7 +76,6 @@ def test_the_quick_check_reads_no_features(cli, cache):
 
 
 def test_a_verification_that_is_stopped_says_so(cache):
-    """It reports what it had found by then, and looks at nothing more."""
     version, stop, looked_at = only_version(cache), threading.Event(), []
 
     def stop_after_one():

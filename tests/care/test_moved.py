@@ -54,7 +54,6 @@ def test_a_foreign_shard_is_noticed_by_every_command(cli, pair):
 
 
 def test_shards_copied_beside_anothers_are_taken_away(plain, two, pair):
-    """Nothing was lost, and nothing is extracted again."""
     a, b = pair
     shutil.copytree(b.path / "shards", a.path / "shards", dirs_exist_ok=True)
     done = mend(a.path, plain.manifest())

@@ -38,7 +38,6 @@ def probed(folder: Path, corpus: Corpus, extractor: str, **params):
     [("NothingSeen", BATCHINGS), ("PaddingSeen", BATCHINGS[:2]), ("NeighboursSeen", BATCHINGS[:1])],
 )
 def test_policies_that_change_values_are_found(tmp_path, speech, extractor, clean):
-    """And never named as the fastest."""
     found, measured = probed(tmp_path, speech, extractor)
     assert {policy for (_, policy), one in measured.items() if not one.mismatch} == set(clean)
     assert all(one.mismatch == one.disturbed for one in found.measured)
@@ -77,7 +76,6 @@ def test_it_says_where_mismatches_are(tmp_path, quarters):
 
 @pytest.mark.parametrize(("extractor", "is_clean"), [("OrderUnseen", True), ("OrderSeen", False)])
 def test_extractors_without_rows_are_held_to_the_last_bit(tmp_path, speech, extractor, is_clean):
-    """Alone, all together, and in another order."""
     found, measured = probed(tmp_path, speech, extractor)
     assert measured["fp32", "single"].mismatch == 0
     assert (measured["fp32", "frames"].mismatch == 0) == measured["fp32", "frames"].repeatable == is_clean
@@ -105,7 +103,6 @@ def test_the_sample_spreads_over_all_lengths(speech):
 
 
 def test_what_cannot_be_extracted_is_left_out_and_named(tmp_path, speech):
-    """And where nothing can be, that is said instead."""
     rows = [*speech.rows, {"id": "gone", "path": "gone.wav"}]
     config = load_config(write_config(tmp_path, "NothingSeen"))
     found = probe(config, read_manifest(speech.manifest(rows, "gone.csv")), Device("cpu", 1))
@@ -192,7 +189,6 @@ def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratc
 
 @pytest.mark.parametrize("args", [["gone.yaml", "{manifest}"], ["{config}", "gone.csv"], ["{config}", "{gone}"]])
 def test_what_it_cannot_measure_exits_with_2(cli, speech, scratch, args):
-    """One line, and nothing written."""
     gone = speech.manifest([{"id": "gone", "path": "gone.wav"}], "only-gone.csv")
     paths = {"manifest": speech.manifest(), "config": write_config(scratch, "NothingSeen"), "gone": gone}
     refused = cli("probe", *(arg.format(**paths) for arg in args), "-o", scratch / "cache", cwd=scratch)
@@ -255,7 +251,6 @@ def test_a_run_takes_the_loosest_clean_policy(probes, requested, policy, mismatc
     ],
 )
 def test_a_looser_policy_than_was_found_clean_is_refused(kind, probes, requested, words):
-    """Saying what was measured, and what to do."""
     extractor = extractor_of(kind)
     with pytest.raises(ConfigError, match=words):
         choose_batching(extractor, probes, "cpu", requested)
@@ -266,14 +261,12 @@ def test_a_looser_policy_than_was_found_clean_is_refused(kind, probes, requested
     [(NothingSeen, [PADDED_UNCLEAN], 0.08), (EqualLengths, [], None), (EqualLengths, [CLEAN], 0.0)],
 )
 def test_a_mismatch_that_was_allowed_is_known(kind, probes, mismatch):
-    """The choice carries what was measured, and a line that says so."""
     choice = choose_batching(extractor_of(kind), probes, "cpu", "padded", allow_mismatch=True)
     assert (choice.batching, choice.mismatch) == ("padded", mismatch)
     assert choice.note.startswith("batching padded: ")
 
 
 def test_extractors_without_rows_have_one_way():
-    """Which may be asked for by its name."""
     assert choose_batching(extractor_of(Slow), [], "cpu").batching == "single"
     assert choose_batching(extractor_of(Slow), [], "cpu", "single").batching == "single"
 

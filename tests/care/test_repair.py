@@ -99,7 +99,6 @@ def test_repair_brings_back_what_had_failed_once(cli, plain, scratch):
 
 
 def test_repair_of_what_is_sound_does_nothing(cli, plain, cache):
-    """And says so."""
     version = only_version(cache).path
 
     def files():

@@ -152,7 +152,6 @@ def test_where_every_utterance_is_sound_nothing_is_extracted(plain, sound, cache
 
 @pytest.mark.parametrize("spoil", [lengthen, lambda path: flip(path, path.stat().st_size - 1)], ids=["long", "flip"])
 def test_a_checksum_of_all_features_that_is_damaged_costs_nothing(plain, sound, cache, nothing_else, spoil):
-    """However often the shard is mended."""
     for _ in range(3):
         spoil(victim(cache).folder / FEATURES)
         assert_mended(mend(cache, nothing_else), cache, sound, plain.manifest(), set())

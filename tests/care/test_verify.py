@@ -103,7 +103,6 @@ def test_items_without_a_hash_are_counted_and_compared_by_time(cli, scratch):
 
 
 def test_a_file_of_many_utterances_is_hashed_and_named_once(cli, corpus, monkeypatch, scratch):
-    """In however many shards they are."""
     monkeypatch.setattr(content_hash, "hash_of_content", hashing := Mock(side_effect=hash_of_content))
     cache = scratch / "cache"
     assert cli("extract", corpus.manifest(), "-o", cache, "--shard-size", "0.004").code == 0
@@ -146,7 +145,6 @@ def test_only_items_that_count_are_compared(cli, moved):
 
 
 def test_audio_is_looked_at_in_sound_shards_only(cli, moved):
-    """Damage is damage; the rest is compared."""
     cache, corpus = moved
     version = only_version(cache)
     shard = version.shard(version.shard_names()[0])
@@ -164,7 +162,6 @@ def test_audio_is_looked_at_in_sound_shards_only(cli, moved):
 
 
 def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
-    """It looks at none of what is there unless it is told to."""
     again = cli("extract", plain.manifest(), "-o", cache)
     assert "12 already there: their audio was not looked at (--check-sources does)\n" in again.out
     told = cli("extract", plain.manifest(), "-o", cache, "--json").json()
@@ -215,7 +212,6 @@ def test_damage_is_found_by_the_subset_it_is_in_and_by_no_other(cli, cache):
 
 
 def test_what_concerns_all_shards_is_said_of_all_or_said_to_be_left_out(cli, plain, cache):
-    """A manifest is compared with the whole version, whatever subset is read."""
     rows = [*plain.rows, {"id": "new", "path": "new.wav"}]
     manifest = plain.manifest(rows, "longer.csv")
     for number in range(3):
@@ -285,7 +281,6 @@ def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
 
 
 def test_a_fault_is_said_once(cli, plain, cache):
-    """In its own words, not behind another word for them."""
     shard = victim(cache)
     flip(shard.folder / CHUNKS["features"], 10)
     rows = [*plain.rows, {"id": "new", "path": "new.wav"}]

@@ -48,7 +48,6 @@ def test_it_runs_as_a_module(plain, scratch):
 
 
 def test_help_comes_at_once():
-    """Nothing heavy is imported for it."""
     code = """
 import sys
 from featcache.cli import main
@@ -141,7 +140,6 @@ def test_version_and_defaults_are_those_of_the_package(cli):
 
 
 def test_configs_are_listed_and_printed(cli, scratch):
-    """What is printed is a config, as good as the packaged one."""
     listed = cli("configs")
     assert listed.code == 0
     assert len({len(line) - len(line.split(maxsplit=1)[1]) for line in listed.out.splitlines()}) == 1

@@ -174,7 +174,6 @@ def test_the_home_folder_is_what_a_tilde_says_where_the_shell_leaves_it(cli, pla
 
 @pytest.mark.parametrize("command", [["stats"], ["fit-kmeans", "-k", 3]], ids=lambda command: command[0])
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(cli, scratch, features, command):
-    """Because it exists, and there is no --force; or for its folder."""
     make_version(scratch / "cache", features)
     output = scratch / "file.npz"
     name, *options = command
@@ -199,7 +198,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(cli, scratch, 
 
 
 def test_numbers_that_no_computer_holds(cli, plain, scratch):
-    """Of a sample, as many are taken as there are."""
     refused = cli("extract", plain.manifest(), "-o", scratch / "c", "--threads", 2**63)
     assert refused.code == 2
     assert f"{2**63} is not in the range 1<=x<=4096" in refused.err

@@ -30,7 +30,6 @@ def test_a_key_is_the_configs_and_another_name_the_manifests(cli, plain, table, 
 
 
 def test_python_sets_the_same_keys(cli, plain, scratch):
-    """In the main job, and for single files."""
     manifest, bins = plain.manifest(plain.rows[:1]), {"params.num_mel_bins": 40}
     options = featcache.Options("cpu", 1)
     summary = featcache.extract(manifest, "fbank80", scratch / "c", options, set=bins)
@@ -63,7 +62,6 @@ def test_python_sets_the_same_keys(cli, plain, scratch):
     ],
 )
 def test_what_nothing_takes_is_refused_in_a_line(cli, plain, table, scratch, setting, words):
-    """With the key that may be meant."""
     found = cli("extract", table, "-o", scratch / "c", "--set", f"data_root={plain.folder}", "--set", setting)
     assert found.code == 2
     assert found.err.splitlines()[-1].startswith("featcache: " + words.format(table=table))

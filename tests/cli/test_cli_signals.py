@@ -113,7 +113,6 @@ def test_a_reader_that_has_gone_is_told_as_shells_tell_it():
     ],
 )
 def test_a_full_disk_below_stdout_is_named(command, said):
-    """Unless there is an error besides."""
     with open("/dev/full", "w") as stdout:
         words = [sys.executable, "-m", "featcache", *command.split()]
         ended = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)

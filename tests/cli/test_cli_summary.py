@@ -52,7 +52,6 @@ def test_failures_of_earlier_runs_are_explained_each_time(cli, spoilt, scratch):
 
 
 def test_json_tells_failures_of_this_run_from_those_before(cli, spoilt, scratch):
-    """And which version it is of."""
     four = [*spoilt.rows[:4]]
     cli("extract", spoilt.manifest(four, "four.csv"), "-o", scratch / "c")
     document = cli("extract", spoilt.manifest(), "-o", scratch / "c", "--json").json()
@@ -77,7 +76,6 @@ def test_one_is_told_in_the_singular(cli, plain, scratch):
 
 
 def test_hints_are_commands_that_a_shell_takes(cli, plain, scratch):
-    """Also where a name has a space in it."""
     gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
     told = cli("extract", gone, "-o", scratch / "my features")
     assert told.out.endswith(f"featcache info '{only_version(scratch / 'my features').path}' --failures\n")

@@ -93,7 +93,6 @@ def test_from_features_to_units_without_audio(cli, fitted, of_audio, corpus, scr
 
 
 def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, of_audio, corpus, scratch, monkeypatch):
-    """Of all that are read together."""
     folder, _ = fitted
     features, from_features = featcache.open(folder / "features"), Units.from_features
     bad = features.ids[4]

@@ -57,7 +57,6 @@ def document(shard: Shard) -> dict:
 @settings(max_examples=15)
 @given(ITEMS)
 def test_a_shard_keeps_what_its_items_are(items):
-    """Every column comes back as it went in; and the shard is sound."""
     with scratch_folder() as folder:
         version = create(folder)
         shard = write(version, items)
@@ -372,7 +371,6 @@ def test_values_that_make_no_sense_are_found(version):
 
 
 def test_a_shard_of_another_version_is_refused(scratch):
-    """Whatever is asked: nothing of it is given."""
     own, other = create(scratch, SIDED), create(scratch, structs.replace(SIDED, fingerprint="f" * 64))
     theirs = write(other, [item("a")], side=side_of([1]))
     shutil.copytree(theirs.folder, own.path / "shards" / theirs.name)
@@ -423,7 +421,6 @@ def test_what_is_not_known_yet_is_ignored(sided):
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_clear_line(version, changes, words):
-    """Whatever else such a document says, or lacks."""
     (version.path / MARK).write_bytes(seal_group({"spec": {}, "format": 2, **changes}, ""))
     with pytest.raises(StoreError, match=f"^{version.path}: {words}") as raised:
         Version.open(version.path)

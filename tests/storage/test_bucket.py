@@ -262,7 +262,6 @@ def test_what_is_removed_again_and_again_is_an_error(remembered, monkeypatch):
 
 
 def test_a_removal_beside_a_writer_leaves_all_or_nothing(s3, store):
-    """Whoever comes first, at whatever request."""
     for at in range(8):
         counter = iter(range(1000))
         other = Thread(target=lambda: store.remove("shards/ab"))

@@ -233,7 +233,6 @@ _numbers = count()
 
 
 def test_a_store_is_like_a_dict(store, request):
-    """Random steps leave what they would leave of a dict of files."""
     few = "s3" in request.node.name
 
     @settings(max_examples=3 if few else 60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -46,7 +46,6 @@ def test_it_is_verified(kept):
 
 @pytest.mark.parametrize("name", ["features/c/0/0", "items/c/0/0", "text/zarr.json"])
 def test_it_is_repaired(cli, kept, name):
-    """To what it was, in every byte that readers see."""
     sound = featcache.open(kept, strict=True)
     expected = {id_: sound[id_].tobytes() for id_ in sound.ids}
     for shard in kept.glob("*/shards/*/"):

@@ -115,7 +115,6 @@ def test_whatever_the_history_the_index_is_what_the_reference_says(history, stop
 
 
 def test_an_index_is_extended_by_what_is_new(version, monkeypatch):
-    """Of the shards that the older one has, none is read."""
     for number in range(4):
         write(version, [item(f"a{number}"), item("b", generation=number + 1)], row=number)
     open_index(version)
@@ -248,7 +247,6 @@ def forge(version: Version, table: Table | None = None, **changes) -> None:
 
 
 def test_an_index_of_other_shards_or_of_another_version_is_not_believed(small):
-    """Under the name of this one's."""
     names = small.shard_names()
     forge(small, makers=[])
     assert load_index(small, names) is None
@@ -266,7 +264,6 @@ def test_an_index_of_other_shards_or_of_another_version_is_not_believed(small):
 
 
 def test_a_cache_that_cannot_be_written_is_read_all_the_same(small, monkeypatch):
-    """And so is one where zarr is not installed."""
     expected = build_index(small, small.shard_names())
     shutil.rmtree(small.path / "index")
     for error in (StoreError("full"), OSError("read-only"), MissingDependencyError("zarr", "writing a cache")):

@@ -156,7 +156,6 @@ def test_every_flipped_bit_of_a_tag_is_noticed(tmp_path):
     ids=str,
 )
 def test_odd_tags_are_refused_in_one_line(tmp_path, change):
-    """Nothing else is, and they can be removed."""
     version = make_version(tmp_path, make_features(3))
     tag = make_tag(version, "paper", open_index(version))
     place = version.path / "tags" / "paper"

@@ -20,7 +20,6 @@ from featcache.version.version import Version
 
 
 def test_a_version_is_found_again(scratch):
-    """By its folder, by its cache, by its name; and it says what it is."""
     made = create(scratch)
     assert made.path == scratch / "mine-0123456789ab"
     assert create(scratch).info == made.info == INFO
@@ -37,7 +36,6 @@ def test_a_version_says_what_its_side_arrays_are(scratch):
 
 
 def test_several_versions_of_a_name_are_told_apart(scratch):
-    """Asked for the name alone, it says how they differ."""
     create(scratch, structs.replace(INFO, config={"params": {"low_freq": 20.0, "bins": 80}}))
     create(scratch, structs.replace(INFO, fingerprint="f" * 64, config={"params": {"low_freq": 0.0, "bins": 80}}))
     with pytest.raises(StoreError, match=r"2 versions.*params.low_freq: 20.0 -> 0.0"):
@@ -48,7 +46,6 @@ def test_several_versions_of_a_name_are_told_apart(scratch):
 
 
 def test_damage_to_one_version_does_not_hide_another(scratch):
-    """Whoever asks for a version by name gets it."""
     create(scratch)
     other = create(scratch, structs.replace(INFO, name="other"))
     (other.path / "zarr.json").write_text("{}")
@@ -59,7 +56,6 @@ def test_damage_to_one_version_does_not_hide_another(scratch):
 
 
 def test_what_is_no_cache_is_said_to_be_none(scratch):
-    """A folder that is not there, a file, an empty folder, one of other things."""
     (scratch / "file").write_text("")
     (scratch / "empty").mkdir()
     for path, words in (
@@ -74,7 +70,6 @@ def test_what_is_no_cache_is_said_to_be_none(scratch):
 
 
 def test_a_version_that_is_misspelt_says_which_there_are(scratch):
-    """As part of the path."""
     made = create(scratch)
     with pytest.raises(StoreError, match=f"mien: there is no such cache folder; {scratch} holds {made.path.name}$"):
         version_folders(scratch / "mien")
@@ -102,7 +97,6 @@ def test_a_path_may_name_a_version_by_its_config(scratch):
 
 @pytest.mark.parametrize("dtype", ["float16", "uint16"])
 def test_every_flipped_bit_of_a_versions_document_is_noticed(scratch, dtype):
-    """And so are documents that are sealed, and say what cannot be."""
     version = create(scratch, structs.replace(INFO, spec=replace(SPEC, dtype=dtype)))
     path = version.path / "zarr.json"
     for _ in each_flip(path):
@@ -127,7 +121,6 @@ def test_every_flipped_bit_of_a_versions_document_is_noticed(scratch, dtype):
     )
 )
 def test_configs_differ_from_themselves_in_nothing(config):
-    """And from others in what differs."""
     assert differing_keys(config, config) == []
     assert differing_keys({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == ["a.c: 2 -> 3"]
     assert differing_keys({"a": {"b": 1}}, {"a": {"b": 1, "c": 3}}) == ["a.c: not given -> 3"]
