@@ -51,25 +51,21 @@ def test_a_channel_is_taken_as_it_is():
         assert waveform.flags.c_contiguous
 
 
-def test_a_channel_that_is_not_there():
-    for configured, own in ((2, None), ("mix", 2), ("first", -1)):
-        with pytest.raises(AudioError, match="has 2") as caught:
-            to_waveform(tone(0.1, channels=2), RATE, policy(channel=configured), own)
-        assert caught.value.reason == Reason.NO_SUCH_CHANNEL
-
-
-def test_another_rate_may_be_refused():
-    with pytest.raises(AudioError, match="44100 Hz") as caught:
-        to_waveform(tone(0.1), 44100, policy(resample="forbid"))
-    assert caught.value.reason == Reason.RATE_REFUSED
-    assert len(to_waveform(tone(0.1), RATE, policy(resample="forbid"))) == 1600
-
-
-def test_the_policy_refuses_what_is_too_long():
-    with pytest.raises(AudioError, match=r"0\.1\b") as caught:
-        to_waveform(tone(0.2), RATE, policy(max_seconds=0.1))
-    assert caught.value.reason == Reason.TOO_LONG
-    assert len(to_waveform(tone(0.1), RATE, policy(max_seconds=0.1))) == 1600
+@pytest.mark.parametrize(
+    ("options", "channel", "reason", "words"),
+    [
+        ({"channel": 2}, None, Reason.NO_SUCH_CHANNEL, "has 2"),
+        ({}, 2, Reason.NO_SUCH_CHANNEL, "has 2"),
+        ({"channel": "first"}, -1, Reason.NO_SUCH_CHANNEL, "has 2"),
+        ({"resample": "forbid", "sample_rate": 44100}, None, Reason.RATE_REFUSED, "16000 Hz"),
+        ({"max_seconds": 0.1}, None, Reason.TOO_LONG, r"0\.1\b"),
+    ],
+)
+def test_what_the_policy_refuses(options, channel, reason, words):
+    with pytest.raises(AudioError, match=words) as caught:
+        to_waveform(tone(0.2, channels=2), RATE, policy(**options), channel)
+    assert caught.value.reason == reason
+    assert len(to_waveform(tone(0.1), RATE, policy(resample="forbid", max_seconds=0.1))) == 1600
 
 
 @pytest.mark.parametrize("resample", ["soxr_mq", "soxr_hq", "soxr_vhq"])
@@ -204,9 +200,8 @@ def test_speeds_that_make_no_sense_are_refused(speed, said):
 
 
 def test_speeds_need_a_resampler():
-    with pytest.raises(
-        ConfigError, match=r"augment\.speed: to change it is to resample, which audio\.resample forbids"
-    ):
+    said = r"augment\.speed: to change it is to resample, which audio\.resample forbids"
+    with pytest.raises(ConfigError, match=said):
         config_of({"speed": [0.9]}, audio={"resample": "forbid"})
 
 

@@ -1,7 +1,6 @@
 """Repair takes nothing away that it does not bring back."""
 
 import os
-import shutil
 import signal
 import threading
 from contextlib import suppress
