@@ -1,11 +1,13 @@
 """Copies of utterances in versions: which there are, what they hold, and that all commands take them as utterances."""
 
+import json
 import shutil
+import signal
 
 import pytest
 import soundfile
-from augment_section import SPEEDS, assert_resumed_to_the_same_bits, config_of, extract, write_config_of
-from cache_contents import check, items
+from augment_section import SPEEDS, config_of, extract, write_config_of
+from cache_contents import check, chunk_files, items, shard_folders
 from corpora import speech
 
 from featcache.audio import noise as noise_module
@@ -105,9 +107,22 @@ def test_values_depend_on_nothing_but_the_copy(corpus, noises, scratch, monkeypa
     assert len(third) == 2 * len([id_ for id_ in third if not id_.endswith("_snr15")])
 
 
-def test_a_killed_run_is_resumed_to_the_same_bits(cli, plain, noises, scratch):
-    noise = {"manifest": str(noises / "noises.csv"), "snr": [5.0, 15.0]}
-    assert_resumed_to_the_same_bits(cli, plain.manifest(), {"speed": [0.9, 1.0], "noise": noise}, scratch)
+def test_a_killed_run_is_resumed_to_the_same_bits(cli, plain, noises, gate, gated_config, scratch):
+    """It makes the shards that an uninterrupted one makes."""
+    augment = section(manifest=str(noises / "noises.csv"))
+    gated_config.write_text(f"{gated_config.read_text()}augment: {json.dumps(augment)}\n")
+    job = ("extract", plain.manifest(), "-c", gated_config, "--shard-size", "0.0006", "--threads", 2)
+    assert cli(*job, "-o", scratch / "whole").code == 0
+    gate.write_text("7")
+    running = cli.start(*job, "-o", scratch / "killed", "--threads", 1)
+    running.wait_until(lambda: len(shard_folders(scratch / "killed")) >= 2)
+    running.send(signal.SIGKILL)
+    running.wait()
+    gate.unlink()
+    killed, whole = chunk_files(scratch / "killed"), chunk_files(scratch / "whole")
+    assert 2 <= len(killed) < len(whole)
+    assert cli(*job, "-o", scratch / "killed").code == 0
+    assert chunk_files(scratch / "killed") == whole
 
 
 # Commands

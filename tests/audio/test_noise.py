@@ -135,10 +135,6 @@ def keep(patched, num_bytes):
     patched.setattr(noise_module, "_DECODED", Kept(num_bytes, lambda samples: samples.nbytes))
 
 
-def test_the_memory_is_a_gibibyte():
-    assert noise_module._KEPT_BYTES == noise_module._DECODED._limit == 1 << 30
-
-
 @pytest.fixture
 def decoded(monkeypatch):
     """What is decoded from files: the name of the file, and the first sample and the one after the last."""

@@ -229,7 +229,6 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     assert cli(*extract(audio, corpus)).code == 0
     with pytest.raises(featcache.errors.ArgumentError, match="is a corpus, whose parts are named after files"):
         featcache.extract(read_manifest(audio.folder / "p0.csv"), "fbank80", corpus)
-    assert "is a corpus: copy to one of its parts" in cli("copy", scratch / "cache", corpus).err
     assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
     metadata = only_version(corpus / "p1").path / "zarr.json"
     whole = metadata.read_bytes()
@@ -238,7 +237,5 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     assert (damaged.code, f"{metadata}: damaged" in damaged.err) == (1, True)
     assert damaged.out == f"{corpus}: 3 parts: 0 extracted, 2 unchanged since, 1 not extracted\n"
     metadata.write_bytes(whole)
-    (corpus / "parts" / "p1.json").write_text('{"sealed": true}')
-    assert "parts/p1.json: damaged" in cli("info", corpus).err
     (corpus / "parts" / "p1.json").unlink()
     assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": None, "p1": 0, "p2": None}

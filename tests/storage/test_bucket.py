@@ -4,7 +4,7 @@ import os
 import random
 import signal
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 from threading import Thread
 
 import pytest
@@ -59,7 +59,6 @@ def test_a_shard_takes_few_requests(s3, store):
 @pytest.mark.parametrize("fault", ["before", "after", "503", "cut"])
 def test_a_request_that_fails_once_is_made_again(s3, store, monkeypatch, fault):
     """Whichever it is; also where it was done, and only its answer lost."""
-    monkeypatch.setattr(clients, "_clients", OrderedDict())
     monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.001)
     monkeypatch.setattr(clients, "_PAUSES", (0.001,) * 4)
     seen = set()
@@ -91,7 +90,6 @@ def test_a_request_that_fails_once_is_made_again(s3, store, monkeypatch, fault):
 
 def test_what_fails_always_is_one_line(s3, monkeypatch):
     s3.fault = lambda method, path: "503"
-    monkeypatch.setattr(clients, "_clients", OrderedDict())
     monkeypatch.setattr(clients, "_RETRIES", 1)
     monkeypatch.setattr(clients, "_PAUSES", ())
     store = Bucket(parse_location("root", "s3://speech/x"))
