@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -27,13 +28,18 @@ def moved(plain, sound, scratch) -> tuple[Path, Corpus]:
     return Path(shutil.copytree(sound, scratch / "cache")), plain.copy(scratch / "audio")
 
 
-def told(cli, cache, *options) -> tuple[int, list[tuple[str | None, str]]]:
-    """The exit code, and each problem with audio."""
+def verified(cli, cache, *options) -> tuple[int, dict[str, Any]]:
+    """The exit code, and what is said of the one version."""
     found = cli("verify", cache, *options, "--json")
     (version,) = found.json()["versions"]
-    assert {problem["kind"] for problem in version["problems"]} <= {"source"}
-    assert {problem["shard"] for problem in version["problems"]} <= {None}
-    return found.code, [(problem["id"], problem["message"]) for problem in version["problems"]]
+    return found.code, version
+
+
+def told(cli, cache, *options) -> tuple[int, list[tuple[str | None, str]]]:
+    """The exit code, and each problem with audio."""
+    code, version = verified(cli, cache, *options)
+    assert {(problem["kind"], problem["shard"]) for problem in version["problems"]} <= {("source", None)}
+    return code, [(problem["id"], problem["message"]) for problem in version["problems"]]
 
 
 @pytest.mark.parametrize("how", ["stat", "content"])
@@ -127,8 +133,8 @@ def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_an
     rows = {id_: {"path": "a.wav", "content_hash": content} for id_, content in contents.items()}
     version = make_version(scratch / "cache", make_features(3), rows=rows)
     for how, ids in (("stat", []), ("content", ["utt-1", "utt-2"])):
-        said = cli("verify", version.path, f"--sources={how}", "--root", scratch, "--json").json()
-        problems = [problem for problem in said["versions"][0]["problems"] if problem["kind"] == "source"]
+        _, said = verified(cli, version.path, f"--sources={how}", "--root", scratch)
+        problems = [problem for problem in said["problems"] if problem["kind"] == "source"]
         assert len(problems) == bool(ids)
         assert all("utt-1 and 1 other" in problem["message"] for problem in problems)
 
@@ -152,9 +158,9 @@ def test_audio_is_looked_at_in_sound_shards_only(cli, moved):
     flip(shard.folder / CHUNKS["features"], 0)
     shutil.rmtree(corpus.folder)
     corpus.folder.mkdir()
-    found = cli("verify", cache, "--sources", "--root", corpus.folder, "--json")
-    kinds = [problem["kind"] for problem in found.json()["versions"][0]["problems"]]
-    assert (found.code, kinds.count("source")) == (1, len(corpus.rows) - inside)
+    code, found = verified(cli, cache, "--sources", "--root", corpus.folder)
+    kinds = [problem["kind"] for problem in found["problems"]]
+    assert (code, kinds.count("source")) == (1, len(corpus.rows) - inside)
     assert "checksum" in kinds
 
 
@@ -183,19 +189,13 @@ def test_every_shard_is_in_one_subset(name, of):
     assert sum(Subset(number, of).has(name) for number in range(of)) == 1
 
 
-def verified(cli, cache, subset, *more):
-    found = cli("verify", cache, "--subset", subset, *more, "--json")
-    (version,) = found.json()["versions"]
-    return found.code, version
-
-
 def test_all_subsets_look_at_all_shards_once(cli, plain, sound):
-    found = [verified(cli, sound, f"{number}/3") for number in range(3)]
+    found = [verified(cli, sound, "--subset", f"{number}/3") for number in range(3)]
     assert [code for code, _ in found] == [0, 0, 0]
     assert sum(version["shards"] for _, version in found) == 3
     assert sum(version["utterances"] for _, version in found) == len(plain.rows)
     assert all(version["shards"] + version["shards_left_out"] == 3 for _, version in found)
-    whole = cli("verify", sound, "--json").json()["versions"][0]
+    _, whole = verified(cli, sound)
     for count in ("frames", "bytes"):
         assert sum(version[count] for _, version in found) == whole[count]
 
@@ -206,7 +206,7 @@ def test_damage_is_found_by_the_subset_it_is_in_and_by_no_other(cli, cache):
     flip(version.shard(name).folder / CHUNKS["features"], 10)
     ours = next(number for number in range(4) if Subset(number, 4).has(name))
     for number in range(4):
-        code, found = verified(cli, cache, f"{number}/4")
+        code, found = verified(cli, cache, "--subset", f"{number}/4")
         assert code == (1 if number == ours else 0)
         assert [problem["shard"] for problem in found["problems"]] == ([name] if number == ours else [])
 
@@ -215,7 +215,7 @@ def test_what_concerns_all_shards_is_said_of_all_or_said_to_be_left_out(cli, pla
     rows = [*plain.rows, {"id": "new", "path": "new.wav"}]
     manifest = plain.manifest(rows, "longer.csv")
     for number in range(3):
-        code, found = verified(cli, cache, f"{number}/3", "--manifest", manifest)
+        code, found = verified(cli, cache, "--subset", f"{number}/3", "--manifest", manifest)
         assert (code, [problem["id"] for problem in found["problems"]]) == (1, ["new"])
         assert found["surplus"] == 0
         (note,) = found["notes"]
@@ -228,7 +228,7 @@ def test_without_another_shards_metadata_what_concerns_all_is_left_out_and_that_
     flip(version.shard(name).folder / "zarr.json", 300)
     shutil.rmtree(version.path / "index")
     other = next(number for number in range(5) if not Subset(number, 5).has(name))
-    code, found = verified(cli, cache, f"{other}/5", "--manifest", plain.manifest(), "--sources")
+    code, found = verified(cli, cache, "--subset", f"{other}/5", "--manifest", plain.manifest(), "--sources")
     assert code == 1
     (problem,) = found["problems"]
     assert name in problem["message"]
@@ -248,7 +248,7 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     """They are not lost: most of them are sound, and repair keeps those."""
     utterances = len(plain.rows)
     assert f": 3 shards, {utterances} utterances, " in cli("verify", cache).out
-    assert cli("verify", cache, "--json").json()["versions"][0]["damaged_utterances"] == 0
+    assert verified(cli, cache)[1]["damaged_utterances"] == 0
     shard = victim(cache)
     inside = shard.info.items
     flip(shard.folder / CHUNKS["features"], 0)
@@ -276,8 +276,7 @@ def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
     told = cli("verify", cache)
     assert "1 of them damaged" in told.out
     assert "the damaged shard holds" not in told.out
-    (version,) = cli("verify", cache, "--json").json()["versions"]
-    assert version["damaged_utterances"] is None
+    assert verified(cli, cache)[1]["damaged_utterances"] is None
 
 
 def test_a_fault_is_said_once(cli, plain, cache):

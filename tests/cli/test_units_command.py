@@ -58,17 +58,12 @@ def test_from_audio_to_units(fitted, of_audio):
 # From features, by the command
 
 
-def from_features(cli, fitted, manifest, cache, *more):
-    """Make units from the features that are there."""
-    folder, _ = fitted
-    options = ("-c", folder / "units.yaml", "-o", cache, "--from", folder / "features", "--device", "cpu")
-    return cli("extract", manifest, *options, *more)
-
-
 def test_from_features_to_units_without_audio(cli, fitted, of_audio, corpus, scratch):
     """The same version as from audio, though no file is there: values, and what is known of each item."""
+    folder, _ = fitted
     (scratch / "empty").mkdir()
-    made = from_features(cli, fitted, corpus.manifest(), scratch / "units", "--root", scratch / "empty", "--json")
+    options = ("--from", folder / "features", "--root", scratch / "empty", "--device", "cpu", "--json")
+    made = cli("extract", corpus.manifest(), "-c", folder / "units.yaml", "-o", scratch / "units", *options)
     assert made.code == 0, made.err
     assert made.json()["versions"][0]["extracted"] == len(corpus.rows)
     assert "resampled" not in made.err
