@@ -1,6 +1,5 @@
 """`featcache probe`: what it finds of extractors known to be right or wrong."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -122,19 +121,17 @@ def encodec(tmp_path_factory) -> Path:
     return encodec_24khz(tmp_path_factory.mktemp("encodec"))
 
 
-def encodec_config(folder: Path, weights: Path, extractor: str = "featcache.extractors.encodec:Encodec", **params):
-    path = folder / "encodec.yaml"
-    params = {"weights": str(weights), "codebooks": 4, **params}
-    path.write_text(
-        f"name: encodec\nextractor: {extractor}\nparams: {json.dumps(params)}\naudio: {{sample_rate: 24000}}\n"
-    )
+def encodec_config(folder: Path, weights: Path, extractor: str = "Encodec", **params):
+    module = "featcache.extractors.encodec" if extractor == "Encodec" else "odd_extractors"
+    path = write_config(folder, extractor, module=module, weights=str(weights), codebooks=4, **params)
+    path.write_text(f"{path.read_text()}audio: {{sample_rate: 24000}}\n")
     return path
 
 
 def test_naive_padding_of_encodec_is_found_and_ours_is_clean(tmp_path, speech, encodec):
     """Its tail: the last frames look into the zeros behind them."""
     manifest = read_manifest(speech.manifest())
-    naive = load_config(encodec_config(tmp_path, encodec, "odd_extractors:NaiveEncodec"))
+    naive = load_config(encodec_config(tmp_path, encodec, "NaiveEncodec"))
     for config, is_clean in ((naive, False), (load_config(encodec_config(tmp_path, encodec)), True)):
         found = probe(config, manifest, Device("cpu", 2), 2)
         measured = {(one.precision, one.policy): one for one in found.measured}

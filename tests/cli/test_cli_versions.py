@@ -53,12 +53,9 @@ def test_of_two_versions_of_a_name_the_tag_of_one_is_removed(tmp_path):
     old, new = (make_version(tmp_path, make_features(3), params={"low_freq": hertz}) for hertz in (20.0, 0.0))
     for version in (old, new):
         run("tag", version.path, "paper")
-    said = run("rm", tmp_path / "fbank80@paper", "--yes", code=1)
-    assert "holds 2 versions with a tag paper" in said
-    assert f"{old.path.name}@paper" in said
+    assert "holds 2 versions with a tag paper" in run("rm", tmp_path / "fbank80@paper", "--yes", code=1)
     run("rm", f"{new.path}@paper", "--yes")
     assert f"{old.path}@paper" in run("rm", tmp_path / "fbank80@paper", "--yes")
-    assert "none of its 2 versions has a tag paper" in run("rm", tmp_path / "fbank80@paper", "--yes", code=1)
 
 
 def test_nothing_is_removed_without_a_yes(version, monkeypatch):
