@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from damage import each_flip, flip
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from scratch import scratch_folder
@@ -80,6 +80,7 @@ def reference(shards: dict[str, Made]) -> list[tuple[str, int, int, str, int]]:
 
 @settings(max_examples=settings.default.max_examples // 4)
 @given(SHARDS, st.lists(st.integers(0, 8), max_size=3))
+@example([], [])
 def test_whatever_the_history_the_index_is_what_the_reference_says(history, stops):
     """Built at once; and extended, step by step, by a few shards or many: the same, byte for byte."""
     with scratch_folder() as folder:
@@ -108,6 +109,7 @@ def test_whatever_the_history_the_index_is_what_the_reference_says(history, stop
             -1,
             *range(len(expected)),
         ]
+        assert extended.find_one("nobody") == -1
         shutil.rmtree(version.path / "index", ignore_errors=True)
         assert same(build_index(version, version.shard_names()), extended)
         some = [name for name in shards if shards[name].row]
@@ -141,13 +143,6 @@ def test_the_index_on_disk_is_the_one_that_is_built(version):
         open_index(version)
         assert folder_of(version).exists()
     assert len(list((version.path / "index").iterdir())) == 3  # for who has them mapped
-
-
-def test_an_empty_version_has_an_empty_index(version):
-    index = open_index(version)
-    assert (len(index), [*index.ids], index.shards) == (0, [], [])
-    assert index.find(Strings.of(["a"])).tolist() == [-1]
-    assert index.find_one("a") == -1
 
 
 def test_two_ids_of_one_hash_are_refused(version, monkeypatch):
