@@ -7,13 +7,10 @@ import pytest
 import zarr
 from damage import each_flip, flip
 from forking import fork, join
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import structs, to_builtins
 from small_shards import INFO, SIDED, SPEC, create
 
 from featcache.errors import DamagedError, StoreError
-from featcache.format.documents import differing_keys
 from featcache.format.writing import seal_group
 from featcache.version.selection import select_version, select_versions, version_folders
 from featcache.version.version import Version
@@ -108,17 +105,6 @@ def test_every_flipped_bit_of_a_versions_document_is_noticed(scratch, dtype):
         path.write_bytes(seal_group({**sound, "spec": {**sound["spec"], name: value}}, ""))
         with pytest.raises(DamagedError, match=f"^{path}: damaged: "):
             Version.open(version.path)
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from("abc"), st.dictionaries(st.sampled_from("xyz"), st.integers(0, 2)) | st.integers(0, 2)
-    )
-)
-def test_configs_differ_from_themselves_in_nothing(config):
-    assert differing_keys(config, config) == []
-    assert differing_keys({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == ["a.c: 2 -> 3"]
-    assert differing_keys({"a": {"b": 1}}, {"a": {"b": 1, "c": 3}}) == ["a.c: not given -> 3"]
 
 
 def test_several_processes_create_one_version(scratch):
