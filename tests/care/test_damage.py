@@ -66,13 +66,10 @@ def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spo
 
 
 def test_the_quick_check_reads_no_features(cli, cache):
-    """`--no-data` finds what is wrong in metadata and columns, and says that it did not look further."""
-    shard = victim(cache)
-    flip(shard.folder / CHUNKS["features"], 100)
+    """And says so. (What it finds: a damaged side array, below.)"""
+    flip(victim(cache).folder / CHUNKS["features"], 100)
     quick = cli("verify", cache, "--no-data")
     assert (quick.code, "features not read" in quick.out) == (0, True)
-    flip(shard.folder / CHUNKS["items"], 9)
-    assert cli("verify", cache, "--no-data").code == 1
 
 
 def test_a_verification_that_is_stopped_says_so(cache):

@@ -97,7 +97,6 @@ def test_features_are_the_same_with_durations_from_headers(cli, corpus, scratch,
         (["-o", "m.txt"], "m.txt does not say the format: give --to csv, jsonl, parquet, nemo, lhotse"),
         (["-o", "m.csv", "--to", "kaldi"], "there is no 'kaldi': choose csv"),
         (["-o", "m.csv", "--set", "data_root"], "'data_root' is not NAME=VALUE"),
-        (["-o", "m.csv", "--format", "kaldo"], "there is no 'kaldo': choose folder"),
     ],
 )
 def test_wrong_options_are_one_line(cli, data, scratch, options, words):
