@@ -1,6 +1,5 @@
 """Formats are kept: the cache in format2/, made when format 2 was new, opens, verifies and is repaired."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -56,5 +55,5 @@ def test_it_is_repaired(cli, kept, name):
     assert repaired.code in (0, 3), repaired.err
     cache = featcache.open(kept, strict=True)
     assert {id_: cache[id_].tobytes() for id_ in cache.ids} == expected
-    (verified,) = json.loads(cli("verify", kept, *manifest, "--json").out)["versions"]
+    (verified,) = cli("verify", kept, *manifest, "--json").json()["versions"]
     assert {problem["kind"] for problem in verified["problems"]} <= {"tag"}  # whose shard may be another now
