@@ -1,6 +1,7 @@
 """What is kept of an audio file's content: the hash of the bytes that were decoded, computed once."""
 
 import os
+from unittest.mock import Mock, create_autospec
 
 import numpy as np
 import pytest
@@ -21,16 +22,10 @@ from featcache.manifest import read_manifest
 
 
 @pytest.fixture
-def counted(monkeypatch) -> list[int]:
-    """The descriptors that were hashed, in order."""
-    hashed: list[int] = []
-
-    def count(descriptor: int) -> int:
-        hashed.append(descriptor)
-        return hash_of_content(descriptor)
-
-    monkeypatch.setattr(content_hash, "hash_of_content", count)
-    return hashed
+def hashing(monkeypatch) -> Mock:
+    """What hashes the contents of files, and counts its calls."""
+    monkeypatch.setattr(content_hash, "hash_of_content", hashing := Mock(side_effect=hash_of_content))
+    return hashing
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 256 << 10, (256 << 10) + 1, 3_000_000])
@@ -43,7 +38,7 @@ def test_it_is_xxh3_of_all_bytes_and_leaves_the_position(scratch, size):
         assert file.tell() == size // 2
 
 
-def test_a_file_is_hashed_once_until_it_changes(scratch, counted):
+def test_a_file_is_hashed_once_until_it_changes(scratch, hashing):
     """By its inode, size and mtime: not by its path, in whose place another file may be."""
     path, hashes = scratch / "file", ContentHashes()
 
@@ -53,7 +48,7 @@ def test_a_file_is_hashed_once_until_it_changes(scratch, counted):
 
     path.write_bytes(b"one")
     assert hash_now() == hash_now() == xxhash.xxh3_64_intdigest(b"one")
-    assert len(counted) == 1
+    assert hashing.call_count == 1
     status = path.stat()
     (scratch / "other").write_bytes(b"two")
     os.utime(scratch / "other", ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -62,7 +57,7 @@ def test_a_file_is_hashed_once_until_it_changes(scratch, counted):
     path.write_bytes(b"six")
     os.utime(path, ns=(0, status.st_mtime_ns + 1))
     assert hash_now() == xxhash.xxh3_64_intdigest(b"six")
-    assert len(counted) == 3
+    assert hashing.call_count == 3
 
 
 @pytest.mark.parametrize("name", ["small.wav", "small.flac", "large.wav", "large.flac"])
@@ -90,11 +85,9 @@ def test_every_item_has_the_hash_of_its_whole_file(reference, corpus):
     assert len(set(expected)) < len(expected)
 
 
-def test_a_long_file_is_hashed_once_in_a_run(scratch, counted, monkeypatch):
+def test_a_long_file_is_hashed_once_in_a_run(scratch, hashing, monkeypatch):
     """Though its segments are decoded in many batches, by several threads."""
-    asked = []
-    of = ContentHashes.of
-    monkeypatch.setattr(ContentHashes, "of", lambda self, descriptor: (asked.append(1), of(self, descriptor))[1])
+    monkeypatch.setattr(ContentHashes, "of", asked := create_autospec(ContentHashes.of, side_effect=ContentHashes.of))
     soundfile.write(scratch / "long.wav", speech(300, 8000), 8000)
     rows = "".join(f"{i},long.wav,{i},0.9\n" for i in range(299))
     (scratch / "m.csv").write_text("id,path,start,duration\n" + rows)
@@ -102,4 +95,4 @@ def test_a_long_file_is_hashed_once_in_a_run(scratch, counted, monkeypatch):
         read_manifest(scratch / "m.csv"), [load_config("fbank80")], scratch / "cache", Options("cpu", 2)
     )
     assert summary.versions[0].extracted == 299
-    assert (len(asked) > 3, len(counted)) == (True, 1)
+    assert (asked.call_count > 3, hashing.call_count) == (True, 1)

@@ -1,11 +1,13 @@
 """Copies of utterances in versions: which there are, what they hold, and that all commands take them as utterances."""
 
+import json
 import shutil
+import signal
 
 import pytest
 import soundfile
-from augment_section import SPEEDS, assert_resumed_to_the_same_bits, config_of, extract, write_config_of
-from cache_contents import check, items, only_version
+from augment_section import SPEEDS, config_of, extract, write_config_of
+from cache_contents import check, chunk_files, items, shard_folders
 from corpora import speech
 
 from featcache.audio import noise as noise_module
@@ -63,14 +65,6 @@ def test_a_recording_is_decoded_once_for_its_copies(plain, scratch, monkeypatch)
     assert len(cut) == len(plain.rows)
 
 
-def test_versions_with_other_copies_are_filled_in_one_run(cli, plain, scratch):
-    one = write_config_of(scratch / "one.yaml", {"speed": [0.9, 1.0]})
-    done = cli("extract", plain.manifest(), "-c", one, "-c", "fbank80", "-o", scratch / "features", "--json")
-    assert done.code == 0
-    assert [version["utterances"] for version in done.json()["versions"]] == [24, 12]
-    assert [version["extracted"] for version in done.json()["versions"]] == [24, 12]
-
-
 def test_limits_are_on_the_copies(plain, scratch):
     """0.40 to 0.62 s: at 0.9 the longest last 0.69 s; a limit between them fails some copies, and them alone."""
     config = config_of({"speed": [0.9, 1.0]}, audio={"max_seconds": 0.63})
@@ -96,7 +90,7 @@ def test_a_manifest_with_ids_of_copies_is_refused(cli, plain, scratch):
     config = write_config_of(scratch / "copies.yaml", {"speed": SPEEDS})
     done = cli("extract", plain.manifest(rows, "marked.csv"), "-c", config, "-o", scratch / "features")
     assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert "1 of 13 ids end in a suffix of the config's copies" in done.err
+    assert "1 of 13 ids end in a suffix of the config's copies (_sp0.9, _sp1.1): utt-00_sp0.9" in done.err
 
 
 def test_values_depend_on_nothing_but_the_copy(corpus, noises, scratch, monkeypatch):
@@ -113,9 +107,22 @@ def test_values_depend_on_nothing_but_the_copy(corpus, noises, scratch, monkeypa
     assert len(third) == 2 * len([id_ for id_ in third if not id_.endswith("_snr15")])
 
 
-def test_a_killed_run_is_resumed_to_the_same_bits(cli, plain, noises, scratch):
-    noise = {"manifest": str(noises / "noises.csv"), "snr": [5.0, 15.0]}
-    assert_resumed_to_the_same_bits(cli, plain.manifest(), {"speed": [0.9, 1.0], "noise": noise}, scratch)
+def test_a_killed_run_is_resumed_to_the_same_bits(cli, plain, noises, gate, gated_config, scratch):
+    """It makes the shards that an uninterrupted one makes."""
+    augment = section(manifest=str(noises / "noises.csv"))
+    gated_config.write_text(f"{gated_config.read_text()}augment: {json.dumps(augment)}\n")
+    job = ("extract", plain.manifest(), "-c", gated_config, "--shard-size", "0.0006", "--threads", 2)
+    assert cli(*job, "-o", scratch / "whole").code == 0
+    gate.write_text("7")
+    running = cli.start(*job, "-o", scratch / "killed", "--threads", 1)
+    running.wait_until(lambda: len(shard_folders(scratch / "killed")) >= 2)
+    running.send(signal.SIGKILL)
+    running.wait()
+    gate.unlink()
+    killed, whole = chunk_files(scratch / "killed"), chunk_files(scratch / "whole")
+    assert 2 <= len(killed) < len(whole)
+    assert cli(*job, "-o", scratch / "killed").code == 0
+    assert chunk_files(scratch / "killed") == whole
 
 
 # Commands
@@ -158,20 +165,7 @@ def test_verify_knows_the_copies(cli, plain, made):
     assert {problem["id"] for problem in version["problems"]} == {f"another{suffix}" for suffix in SUFFIXES}
 
 
-def test_repair_extracts_copies_again(cli, plain, copied):
-    before = items(copied / "features")
-    version = only_version(copied / "features")
-    chunk = version.shard(version.shard_names()[0]).folder / "features" / "c" / "0" / "0"
-    data = bytearray(chunk.read_bytes())
-    data[100] ^= 1
-    chunk.write_bytes(data)
-    assert cli("verify", copied / "features").code == 1
-    assert cli("repair", copied / "features", "--manifest", plain.manifest()).code == 0
-    assert items(copied / "features") == before
-
-
 def test_show_passes_by_versions_that_have_not_the_copy(cli, plain, copied):
-    """Unless none has it."""
     cache = copied / "features"
     assert cli("extract", plain.manifest(), "-c", "mfcc13", "-o", cache).code == 0
     assert len(cli("show", cache, "utt-03", "--json").json()["versions"]) == 2
@@ -195,7 +189,6 @@ def test_reading_copies_needs_no_noise_and_extracting_them_again_does(cli, plain
 
 
 def test_units_of_copies_are_the_same_from_features_and_from_audio(cli, plain, made, scratch):
-    """Unless the features are of other copies."""
     assert cli("fit-kmeans", made / "features", "-k", 8, "-o", made / "units.safetensors").code == 0
     units = {"extractor": "units", "params": {"weights": "units.safetensors"}}
     source = ("--from", made / "features")

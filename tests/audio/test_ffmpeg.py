@@ -113,7 +113,6 @@ def test_playlists_and_whatever_else_is_no_sound_is_not_given_to_ffmpeg(scratch)
 
 
 def test_without_the_extra_a_file_fails_in_a_line_that_names_it(scratch, monkeypatch):
-    """And the next run tries it again."""
     encode(scratch / "a.m4a", "aac.m4a")
     monkeypatch.setitem(sys.modules, "av", None)
     fault = fault_of(scratch / "a.m4a")

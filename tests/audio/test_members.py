@@ -3,10 +3,12 @@
 import os
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from containers import COMPRESSORS, compress, write_tables, write_tar
+from damage import flip
 from forking import fork, join
 from processes import open_files
 
@@ -163,16 +165,8 @@ def test_what_is_kept_is_made_once_and_as_much_of_it_as_fits():
     kept: Kept[str] = Kept(10, len)
     made: list[str] = []
     start = threading.Barrier(4)
-
-    def ask() -> None:
-        start.wait()
-        kept.get("a", lambda: made.append("a") or "aaaa")
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: (start.wait(), kept.get("a", lambda: made.append("a") or "aaaa")), range(4)))
     assert made == ["a"]
     for key in "bab":
         kept.get(key, lambda key=key: made.append(key) or key * 4)
@@ -253,9 +247,7 @@ def test_compressed_tars(packed, suffix):
 @pytest.mark.parametrize("suffix", [".tgz", ".tar.bz2", ".tar.xz"])
 def test_nothing_is_taken_of_a_compressed_tar_whose_checksum_is_wrong(packed, suffix):
     tar, _ = packed(suffix)
-    data = bytearray(tar.read_bytes())
-    data[-100_000] ^= 1
-    tar.write_bytes(data)
+    flip(tar, tar.stat().st_size - 100_000)
     reason, words = refused(tar, "0.wav")
     assert (reason, words.split(":")[0]) == (Reason.TRUNCATED, "the container cannot be unpacked")
 
@@ -266,11 +258,8 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
         members, "_unpacked", lambda *args, real=members._unpacked: unpacked.append(args) or real(*args)
     )
     tar, _ = packed(".tgz", {"a.wav": bytes(9_000_000), "b.wav": b"b"})
-    threads = [threading.Thread(target=content, args=(tar, name)) for name in ("a.wav", "b.wav") * 4]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: content(tar, name), ("a.wav", "b.wav") * 4))
     assert len(unpacked) == 1
     assert not [path for path in scratch.iterdir() if path != tar]
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import CHUNKS, flip
 from forking import fork
 from make_cache import make_features, make_version
+from object_stores import any_store
 
 import featcache
 from featcache.care.copying import copy_version
@@ -34,7 +36,7 @@ SHARDS = 3
 def folder(tmp_path_factory):
     """A cache of five shards, with an index, and the record of a run with a failure."""
     folder = tmp_path_factory.mktemp("copying") / "features"
-    items = list(make_features(60, max_frames=200).items())
+    items = [*make_features(60, max_frames=200).items()]
     side = (SideSpec("scale", (2,), "float32", "scales"), SideSpec("nothing", (), "float32", "none"))
     version = make_version(folder, *(dict(items[at::SHARDS]) for at in range(SHARDS)), side=side)
     run = Run(version, {"manifest": "m.csv", "root": "/", "utterances": 61, "new": 61, "held": 0, "replaced": 0})
@@ -54,7 +56,7 @@ def to(request, tmp_path):
     """A place for a cache. (S3 has tests of its own, which take longer.)"""
     if request.param == "folder":
         return tmp_path / "copy" / "features"
-    return parse_location("to", f"memory://{uuid.uuid4()}/features")
+    return any_store()
 
 
 def contents(cache):
@@ -113,16 +115,12 @@ class TestCopies:
             copy_version(select_version(tmp_path / "other"), to)
         assert contents(to) == contents(folder)
 
-    @pytest.mark.parametrize(
-        "file", ["features/c/0/0", "text/c/0", "text/zarr.json", "zarr.json", "features/zarr.json"]
-    )
+    @pytest.mark.parametrize("file", [*CHUNKS.values(), "text/zarr.json", "zarr.json", "features/zarr.json"])
     def test_a_damaged_shard_is_named_and_not_copied(self, folder, tmp_path, to, file):
         shutil.copytree(folder, tmp_path / "c")
         version = select_version(tmp_path / "c")
         shard = version.path / "shards" / version.shard_names()[1]
-        data = bytearray((shard / file).read_bytes())
-        data[len(data) // 2] ^= 1
-        (shard / file).write_bytes(data)
+        flip(shard / file, (shard / file).stat().st_size // 2)
         result = copy_version(version, to)
         assert [problem.shard for problem in result.problems] == [shard.name]
         assert result.copied == SHARDS - 1
@@ -131,8 +129,6 @@ class TestCopies:
         copied = open_store(to / version.path.name).names("shards")
         assert {*copied} == {*version.shard_names(), "zarr.json"} - {shard.name}
 
-
-class TestFaults:
     def test_requests_that_fail_on_the_way(self, folder, s3, tmp_path):
         numbers, faults = iter(range(10**9)), ["before", "503", "cut", "after"]
 
@@ -196,7 +192,7 @@ def test_the_command(cli, folder, s3, tmp_path):
     url = "s3://speech/command"
     finished = cli("copy", folder, url, "--json", env=s3.environment)
     assert finished.code == 0, finished.err
-    (version,) = json.loads(finished.out)["versions"]
+    (version,) = finished.json()["versions"]
     assert (version["copied"], version["there"]) == (SHARDS, 0)
     finished = cli("copy", f"{url}/fbank80", str(tmp_path / "c"), env=s3.environment)
     assert finished.code == 0, finished.err

@@ -1,73 +1,28 @@
-"""Damage to a shard: whatever byte changes or file goes, verify names it, and repair brings back what was there."""
+"""Damage to a shard: verify names it, and repair brings back what was there. (tests/format/test_shards.py spoils each
+byte and file of one.)
+"""
 
 import os
 import random
 import shutil
 import threading
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 
 import pytest
-from cache_contents import check, items, only_version
-from damage import CHUNKS, FILES, SPOIL, assert_repaired, each_flip, flip, victim
+from cache_contents import chunk_files, items, only_version
+from damage import CHUNKS, SPOIL, assert_repaired, flip, victim
 from extractions import write_config
-from make_cache import make_features, make_version
 
 import featcache
 import featcache.care.verify
 from featcache.care.verify import examine_shard, verify
-from featcache.errors import DamagedError
-from featcache.format.shard import Shard
-from featcache.spec import SideSpec
 from featcache.version.version import Version
-
-
-def test_the_files_of_a_shard_are_these(sound):
-    """No file of a shard escapes the tests below."""
-    folder = victim(sound).folder
-    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(FILES)
-
-
-def some_of(cases, step):
-    """The cases, of which all but each so-manyth are slow: what is repaired, and how, is the same for all."""
-    params = []
-    for number, case in enumerate(cases):
-        values = case if isinstance(case, tuple) else (case,)
-        names = "-".join(getattr(value, "__name__", str(value)) for value in values)
-        params.append(pytest.param(*values, id=names, marks=pytest.mark.slow if number % step else ()))
-    return params
-
 
 # One bit
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_flipped_bit_anywhere_is_found(cache, file):
-    """The first byte, the last, those of the checksum, and some at random: the shard is named."""
-    version, shard = only_version(cache), victim(cache)
-    size = (shard.folder / file).stat().st_size
-    chance = random.Random(file)
-    for at in {0, size // 2, size - 5, size - 4, size - 1, *(chance.randrange(size) for _ in range(6))}:
-        bit = chance.randrange(8)
-        flip(shard.folder / file, at, bit)
-        problems = examine_shard(version, shard.name, True)[1]
-        assert problems, f"bit {bit} of byte {at}"
-        assert {problem.shard for problem in problems} == {shard.name}
-        flip(shard.folder / file, at, bit)
-    assert check(cache).problems == []
-
-
-def test_a_flipped_bit_in_any_byte_of_the_metadata_is_found(cache):
-    """Each byte of a shard's own zarr.json, digits of the checksum included; each of the version's."""
-    version, shard = only_version(cache), victim(cache)
-    for _ in chain(each_flip(shard.folder / "zarr.json"), each_flip(version.path / "zarr.json")):
-        with pytest.raises(DamagedError, match="damaged"):
-            Version.open(version.path).shard(shard.name)
-    assert check(cache).problems == []
-
-
 def test_a_flipped_bit_in_features_names_the_utterance(cache):
-    """The one whose frames it is in, wherever in the shard."""
     version, shard = only_version(cache), victim(cache)
     chunk = shard.folder / CHUNKS["features"]
     frame_bytes = shard.features[:1].nbytes
@@ -86,10 +41,14 @@ def flip_some_bit(path: Path) -> None:
     flip(path, random.Random(path.name).randrange(path.stat().st_size), 3)
 
 
-SPOILT = product(("zarr.json", "features/zarr.json", *CHUNKS.values()), [flip_some_bit, *SPOIL])
+FILES = ("zarr.json", "features/zarr.json", *CHUNKS.values())
+SPOILT = [  # most are slow: what is repaired, and how, is the same for all
+    pytest.param(file, spoil, id=f"{file}-{spoil.__name__}", marks=pytest.mark.slow if number % len(SPOIL) else ())
+    for number, (file, spoil) in enumerate(product(FILES, [flip_some_bit, *SPOIL]))
+]
 
 
-@pytest.mark.parametrize(("file", "spoil"), some_of(SPOILT, len(SPOIL)))
+@pytest.mark.parametrize(("file", "spoil"), SPOILT)
 def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spoil):
     """One bit flipped; gone, empty, a byte too short or too long, a folder, or another shard's. From the shell: verify
     exits with 1 and names the shard; repair brings back its utterances, and touches no other shard.
@@ -107,28 +66,13 @@ def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spo
 
 
 def test_the_quick_check_reads_no_features(cli, cache):
-    """`--no-data` finds what is wrong in metadata and columns, and says that it did not look further."""
-    shard = victim(cache)
-    flip(shard.folder / CHUNKS["features"], 100)
+    """And says so. (What it finds: a damaged side array, below.)"""
+    flip(victim(cache).folder / CHUNKS["features"], 100)
     quick = cli("verify", cache, "--no-data")
     assert (quick.code, "features not read" in quick.out) == (0, True)
-    flip(shard.folder / CHUNKS["items"], 9)
-    assert cli("verify", cache, "--no-data").code == 1
-
-
-def test_json_names_what_is_damaged(cli, cache):
-    """One document on stdout, and the same exit code."""
-    shard = victim(cache)
-    flip(shard.folder / CHUNKS["features"], 0)
-    verified = cli("verify", cache, "--json")
-    assert verified.code == 1
-    assert not verified.json()["ok"]
-    (problem,) = verified.json()["versions"][0]["problems"]
-    assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.table.ids[0], "checksum")
 
 
 def test_a_verification_that_is_stopped_says_so(cache):
-    """It reports what it had found by then, and looks at nothing more."""
     version, stop, looked_at = only_version(cache), threading.Event(), []
 
     def stop_after_one():
@@ -162,41 +106,6 @@ def test_few_tables_stay_mapped(cache, monkeypatch, kept):
 
 # Side arrays
 
-SIDE = SideSpec("scales", (), "float32", "loudness"), SideSpec("marks", (2,), "uint16", "where from and where to")
-SIDE_FILES = ["side_scales/zarr.json", "side_marks/zarr.json", "side_scales/c/0", "side_marks/c/0/0"]
-
-
-@pytest.fixture
-def sided(scratch) -> tuple[Version, Shard]:
-    """A version with side arrays, to spoil, and the first of its two shards."""
-    parts = [make_features(4, (2,), "float32", prefix=prefix, max_frames=12, seed=3) for prefix in "ab"]
-    version = make_version(scratch, *parts, side=SIDE)
-    assert check(scratch).problems == []
-    shard = version.shard(version.shard_names()[0])
-    found = {str(path.relative_to(shard.folder)) for path in shard.folder.rglob("*") if path.is_file()}
-    assert found == {*FILES, *SIDE_FILES}
-    return version, shard
-
-
-@pytest.mark.parametrize("file", SIDE_FILES)
-def test_a_flipped_bit_in_any_byte_of_a_side_array_is_found(sided, file):
-    """Of its entries, of their checksum, and of its metadata."""
-    version, shard = sided
-    for _ in each_flip(shard.folder / file):
-        (problem,) = examine_shard(version, shard.name, False).problems
-        assert (problem.kind, problem.shard) == ("checksum", shard.name)
-        assert file.partition("/")[0] in problem.message
-    assert examine_shard(version, shard.name, True).problems == []
-
-
-@pytest.mark.parametrize("file", SIDE_FILES)
-@pytest.mark.parametrize("spoil", SPOIL[:5], ids=lambda spoil: spoil.__name__)
-def test_a_spoilt_file_of_a_side_array_is_found(sided, file, spoil):
-    """Gone, empty, a byte too short or too long, a folder."""
-    version, shard = sided
-    spoil(shard.folder / file)
-    assert {problem.shard for problem in examine_shard(version, shard.name, False)[1]} == {shard.name}
-
 
 def side_files(cache: Path) -> dict[str, bytes]:
     """Every file of the side arrays in a cache's one version."""
@@ -225,3 +134,64 @@ def test_a_damaged_side_array_is_extracted_again(cli, plain, scratch):
     assert cli("repair", cache, "--manifest", plain.manifest(), "--trust-remote-code").code == 0
     assert (only_version(cache).shard_names(), side_files(cache), items(cache)) == (names, sound, features)
     assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
+
+
+# What is beside the shards: a version's metadata, restored, and its index, built anew
+
+
+@pytest.mark.parametrize("file", ["zarr.json", "shards/zarr.json"])
+@pytest.mark.parametrize(
+    "spoil", [*SPOIL[:4], lambda path: flip(path, 20)], ids=["delete", "empty", "shorten", "lengthen", "flip"]
+)
+def test_metadata_beside_the_shards_is_restored(cli, plain, sound, cache, file, spoil):
+    """The version's own from the record of a run: the config it was asked for, if it has this fingerprint."""
+    path = only_version(cache).path
+    before = Version.open(path).info
+    spoil(path / file)
+    verified = cli("verify", cache)
+    assert verified.code == 1
+    assert f"{file}: damaged" in verified.err + verified.out
+    assert "featcache repair" in verified.err
+    assert_repaired(cli, cache, sound, plain)
+    after = Version.open(path).info
+    assert (after.fingerprint, after.config, after.spec) == (before.fingerprint, before.config, before.spec)
+
+
+def test_a_version_without_metadata_or_record_is_left_alone(cli, plain, cache):
+    """Nothing tells what it was: repair says what to do, and removes nothing."""
+    path = only_version(cache).path
+    (path / "zarr.json").unlink()
+    shutil.rmtree(path / "runs")
+    refused = cli("repair", cache, "--manifest", plain.manifest())
+    assert refused.code == 1
+    (line,) = refused.err.splitlines()
+    assert "no record" in line
+    assert len([folder for folder in (path / "shards").iterdir() if folder.is_dir()]) == 3
+
+
+def test_a_damaged_index_is_noted_and_built_anew(cli, plain, sound, cache):
+    """It is derived, and nothing is lost with it: verify says so and exits with 0, and repair builds it anew."""
+    (folder,) = only_version(cache).path.glob("index/*")
+    flip(folder / "items/c/0/0", 9)
+    verified = cli("verify", cache)
+    assert (verified.code, verified.err) == (0, "")
+    assert f"{folder}: damaged: this index is built anew" in verified.out
+    assert_repaired(cli, cache, sound, plain)
+    assert "index" not in cli("verify", cache).out
+
+
+def without_what_is_derived(cache):
+    """Take away what a copy of a version may come without: its index, and what is for people or a run."""
+    for name in ("index", "work", "runs"):
+        shutil.rmtree(only_version(cache).path / name, ignore_errors=True)
+
+
+def test_no_index_is_no_loss(cli, plain, sound, cache):
+    without_what_is_derived(cache)
+    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
+    assert items(cache) == items(sound)
+    assert "nothing to do" in cli("extract", plain.manifest(), "-o", cache).out
+    shutil.rmtree(victim(cache).folder)
+    without_what_is_derived(cache)
+    assert cli("extract", plain.manifest(), "-o", cache, "--shard-size", "0.04").code == 0
+    assert chunk_files(cache) == chunk_files(sound)

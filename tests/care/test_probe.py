@@ -1,20 +1,21 @@
 """`featcache probe`: what it finds of extractors known to be right or wrong."""
 
-import json
 from pathlib import Path
 
 import pytest
 import soundfile
+import torch
 from cache_contents import only_version
 from corpora import Corpus
 from extractions import write_config
+from odd_extractors import EqualLengths, NothingSeen, Slow
 from small_models import encodec_24khz
 
 from featcache.care.probe import probe, utterances_by_length
 from featcache.config import load_config
 from featcache.device import Device
-from featcache.errors import ManifestError
-from featcache.extraction.padded_rows import BATCHINGS
+from featcache.errors import ConfigError, ManifestError
+from featcache.extraction.padded_rows import BATCHINGS, choose_batching
 from featcache.manifest import read_manifest
 from featcache.version.records import read_probes
 
@@ -36,7 +37,6 @@ def probed(folder: Path, corpus: Corpus, extractor: str, **params):
     [("NothingSeen", BATCHINGS), ("PaddingSeen", BATCHINGS[:2]), ("NeighboursSeen", BATCHINGS[:1])],
 )
 def test_policies_that_change_values_are_found(tmp_path, speech, extractor, clean):
-    """And never named as the fastest."""
     found, measured = probed(tmp_path, speech, extractor)
     assert {policy for (_, policy), one in measured.items() if not one.mismatch} == set(clean)
     assert all(one.mismatch == one.disturbed for one in found.measured)
@@ -75,7 +75,6 @@ def test_it_says_where_mismatches_are(tmp_path, quarters):
 
 @pytest.mark.parametrize(("extractor", "is_clean"), [("OrderUnseen", True), ("OrderSeen", False)])
 def test_extractors_without_rows_are_held_to_the_last_bit(tmp_path, speech, extractor, is_clean):
-    """Alone, all together, and in another order."""
     found, measured = probed(tmp_path, speech, extractor)
     assert measured["fp32", "single"].mismatch == 0
     assert (measured["fp32", "frames"].mismatch == 0) == measured["fp32", "frames"].repeatable == is_clean
@@ -103,7 +102,6 @@ def test_the_sample_spreads_over_all_lengths(speech):
 
 
 def test_what_cannot_be_extracted_is_left_out_and_named(tmp_path, speech):
-    """And where nothing can be, that is said instead."""
     rows = [*speech.rows, {"id": "gone", "path": "gone.wav"}]
     config = load_config(write_config(tmp_path, "NothingSeen"))
     found = probe(config, read_manifest(speech.manifest(rows, "gone.csv")), Device("cpu", 1))
@@ -123,19 +121,17 @@ def encodec(tmp_path_factory) -> Path:
     return encodec_24khz(tmp_path_factory.mktemp("encodec"))
 
 
-def encodec_config(folder: Path, weights: Path, extractor: str = "featcache.extractors.encodec:Encodec", **params):
-    path = folder / "encodec.yaml"
-    params = {"weights": str(weights), "codebooks": 4, **params}
-    path.write_text(
-        f"name: encodec\nextractor: {extractor}\nparams: {json.dumps(params)}\naudio: {{sample_rate: 24000}}\n"
-    )
+def encodec_config(folder: Path, weights: Path, extractor: str = "Encodec", **params):
+    module = "featcache.extractors.encodec" if extractor == "Encodec" else "odd_extractors"
+    path = write_config(folder, extractor, module=module, weights=str(weights), codebooks=4, **params)
+    path.write_text(f"{path.read_text()}audio: {{sample_rate: 24000}}\n")
     return path
 
 
 def test_naive_padding_of_encodec_is_found_and_ours_is_clean(tmp_path, speech, encodec):
     """Its tail: the last frames look into the zeros behind them."""
     manifest = read_manifest(speech.manifest())
-    naive = load_config(encodec_config(tmp_path, encodec, "odd_extractors:NaiveEncodec"))
+    naive = load_config(encodec_config(tmp_path, encodec, "NaiveEncodec"))
     for config, is_clean in ((naive, False), (load_config(encodec_config(tmp_path, encodec)), True)):
         found = probe(config, manifest, Device("cpu", 2), 2)
         measured = {(one.precision, one.policy): one for one in found.measured}
@@ -188,12 +184,127 @@ def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratc
     assert len(read_probes(version)) == 2
 
 
-@pytest.mark.parametrize("args", [["gone.yaml", "{manifest}"], ["{config}", "gone.csv"], ["{config}", "{gone}"]])
-def test_what_it_cannot_measure_exits_with_2(cli, speech, scratch, args):
-    """One line, and nothing written."""
+def test_where_it_can_measure_nothing_it_exits_with_2(cli, speech, scratch):
     gone = speech.manifest([{"id": "gone", "path": "gone.wav"}], "only-gone.csv")
-    paths = {"manifest": speech.manifest(), "config": write_config(scratch, "NothingSeen"), "gone": gone}
-    refused = cli("probe", *(arg.format(**paths) for arg in args), "-o", scratch / "cache", cwd=scratch)
+    refused = cli("probe", write_config(scratch, "NothingSeen"), gone, "-o", scratch / "cache")
     assert refused.code == 2
     assert len(refused.err.splitlines()) == 1
     assert not (scratch / "cache").exists()
+
+
+# How a run batches: by what its extractor declares, and by what was probed
+
+
+def extractor_of(kind, **params):
+    return kind(kind.Params.model_validate(params), 16000, torch.device("cpu"))
+
+
+def probe_of(device="cpu", date="2026-01-01", precision="fp32", **disturbed):
+    """A document that found such shares to differ under policies."""
+    measured = [
+        {"policy": policy, "precision": precision, "error": None, "disturbed": share, "mismatch": share}
+        for policy, share in disturbed.items()
+    ]
+    return {"device": device, "date": date, "measured": measured}
+
+
+CLEAN = probe_of(single=0.0, equal_length=0.0, padded=0.0)
+PADDED_UNCLEAN = probe_of(single=0.0, equal_length=0.0, padded=0.08)
+BOTH_UNCLEAN = probe_of(single=0.0, equal_length=0.01, padded=0.08)
+
+
+@pytest.mark.parametrize(
+    ("probes", "requested", "policy", "mismatch"),
+    [
+        ([], None, "padded", None),
+        ([], "single", "single", None),
+        ([CLEAN], None, "padded", 0.0),
+        ([PADDED_UNCLEAN], None, "equal_length", 0.0),
+        ([BOTH_UNCLEAN], None, "single", 0.0),
+        ([PADDED_UNCLEAN], "single", "single", 0.0),
+        ([PADDED_UNCLEAN, probe_of(date="2026-02-01", padded=0.0)], None, "padded", 0.0),
+        ([probe_of("another GPU", padded=0.08)], None, "padded", None),
+        ([probe_of(precision="bf16", padded=0.08)], None, "padded", None),
+    ],
+)
+def test_a_run_takes_the_loosest_clean_policy(probes, requested, policy, mismatch):
+    """Of those declared, by the newest probe of its own device, at its own precision."""
+    choice = choose_batching(extractor_of(NothingSeen), probes, "cpu", requested)
+    assert (choice.batching, choice.mismatch) == (policy, mismatch)
+    assert (choice.note is None) == (requested is not None or policy == "padded")
+
+
+@pytest.mark.parametrize(
+    ("kind", "probes", "requested", "words"),
+    [
+        (NothingSeen, [PADDED_UNCLEAN], "padded", "8 % of the frames: use --batching equal_length, or --allow-mis"),
+        (NothingSeen, [BOTH_UNCLEAN], "equal_length", "1 % of the frames: use --batching single"),
+        (EqualLengths, [], "padded", "looser than equal_length, .* EqualLengths declares: use --batching equal_length"),
+        (EqualLengths, [CLEAN], "padded", "a probe found no difference in its sample"),
+        (Slow, [], "padded", "Slow has only one batching policy, single: leave --batching out"),
+        (NothingSeen, [], "sideways", "choose from single, equal_length, padded"),
+    ],
+)
+def test_a_looser_policy_than_was_found_clean_is_refused(kind, probes, requested, words):
+    extractor = extractor_of(kind)
+    with pytest.raises(ConfigError, match=words):
+        choose_batching(extractor, probes, "cpu", requested)
+
+
+@pytest.mark.parametrize(
+    ("kind", "probes", "mismatch"),
+    [(NothingSeen, [PADDED_UNCLEAN], 0.08), (EqualLengths, [], None), (EqualLengths, [CLEAN], 0.0)],
+)
+def test_a_mismatch_that_was_allowed_is_known(kind, probes, mismatch):
+    choice = choose_batching(extractor_of(kind), probes, "cpu", "padded", allow_mismatch=True)
+    assert (choice.batching, choice.mismatch) == ("padded", mismatch)
+    assert choice.note.startswith("batching padded: ")
+
+
+def test_extractors_without_rows_have_one_way():
+    assert choose_batching(extractor_of(Slow), [], "cpu").batching == "single"
+    assert choose_batching(extractor_of(Slow), [], "cpu", "single").batching == "single"
+
+
+@pytest.fixture
+def run(cli, speech, scratch):
+    """Extracts by an extractor that sees padding, as its probe has found."""
+    config = write_config(scratch, "PaddingSeen", name="seen")
+    assert cli("probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c").code == 0
+    command = ("extract", speech.manifest(), "-c", config, "-o", scratch / "c", "--device", "cpu")
+    return lambda *options: cli(*command, *options)
+
+
+def made_by(cache: Path) -> dict:
+    version = only_version(cache)
+    (name,) = version.shard_names()
+    return version.shard(name).info.made_by
+
+
+def test_extract_holds_to_what_was_probed(run, scratch):
+    """What was found to change values is refused where it is asked for, and not taken by itself."""
+    refused = run("--batching", "padded")
+    assert refused.code == 2
+    assert "--batching padded: the probe of cpu found that it changes" in refused.err
+    assert len(refused.err.splitlines()) == 1
+    assert only_version(scratch / "c").shard_names() == []
+    taken = run()
+    assert taken.code == 0, taken.err
+    assert "by the probe of cpu, padded changes" in taken.err
+    assert (made_by(scratch / "c")["batching"], made_by(scratch / "c")["mismatch"]) == ("equal_length", 0.0)
+
+
+def test_a_mismatch_that_is_allowed_is_kept_with_the_shards(cli, run, scratch):
+    assert run("--batching", "padded", "--allow-mismatch").code == 0
+    assert made_by(scratch / "c")["batching"] == "padded"
+    assert made_by(scratch / "c")["mismatch"] > 0
+    assert "% mismatched when probed before" in cli("info", scratch / "c").out
+
+
+def test_a_probe_after_the_extraction_is_told_apart_from_one_before(cli, speech, scratch):
+    config = write_config(scratch, "PaddingSeen", name="seen")
+    assert cli("extract", speech.manifest(), "-c", config, "-o", scratch / "c").code == 0
+    probed = cli("probe", config, speech.manifest(), "--utterances", 6, "--threads", 1, "-o", scratch / "c")
+    assert "100 %" in probed.out  # all frames differ, in batches
+    told = cli("info", scratch / "c").out
+    assert told.index("batching padded: not probed before") < told.index("probed on cpu")

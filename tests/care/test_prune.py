@@ -190,7 +190,6 @@ def test_what_was_pruned_and_then_lost_is_whole_once_it_is_extracted_again(cli, 
 
 @pytest.mark.parametrize("last", [*range(12)])
 def test_in_an_object_store_what_stays_is_there_whichever_removal_is_the_last(monkeypatch, last):
-    """Cut off, and done again."""
     pytest.importorskip("obstore")
     from featcache.storage.bucket import Bucket
 

@@ -41,7 +41,6 @@ def halves(made, quarters):
 
 
 def test_codes_extracted_again_are_the_same(halves):
-    """In a batch of the same shape."""
     again = halves()
     assert (again.utterances, again.identical, again.differing) == (4, 4, 0)
     assert again.codes > 100
@@ -63,7 +62,6 @@ def test_codes_that_rounding_changes_are_no_problem(halves, monkeypatch, latent,
 
 
 def test_what_is_beside_features_is_extracted_again_too(made, speech, monkeypatch):
-    """Side arrays are compared as features are."""
     again = made("Moments", corpus=speech, piece=20)
     assert again().identical == len(speech.rows)
     encode = Moments.encode
@@ -126,7 +124,6 @@ def test_a_clip_that_fits_when_it_is_tried_once_more(made, monkeypatch):
 
 @pytest.mark.parametrize("extractor", ["Moments", "Slow"])
 def test_a_clip_that_does_not_fit_is_a_problem_of_its_own(made, monkeypatch, extractor):
-    """It is named, with the device, and the others are compared."""
     if extractor == "Moments":
         again = made(extractor)
         fails(monkeypatch, Moments, "encode", lambda shapes: shapes[-1][1] < 60 * HOP)

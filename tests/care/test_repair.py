@@ -1,7 +1,6 @@
 """Repair takes nothing away that it does not bring back."""
 
 import os
-import shutil
 import signal
 import threading
 from contextlib import suppress
@@ -99,7 +98,6 @@ def test_repair_brings_back_what_had_failed_once(cli, plain, scratch):
 
 
 def test_repair_of_what_is_sound_does_nothing(cli, plain, cache):
-    """And says so."""
     version = only_version(cache).path
 
     def files():
@@ -197,13 +195,6 @@ def test_an_interrupt_ends_verification_at_once(cli, plain, cache, command):
     (line,) = finished.err.splitlines()
     assert "interrupted" in line
     assert len(only_version(cache).shard_names()) == 4
-
-
-def test_repair_says_what_is_missing(cli, plain, cache):
-    """After a kill of repair itself, say: no damage, and yet not all is well."""
-    shutil.rmtree(victim(cache).folder)
-    told = cli("repair", cache, "--manifest", plain.manifest()).out
-    assert "5 utterances are in no shard: featcache extract adds them" in told
 
 
 def test_damage_in_one_version_leaves_the_others_usable(cli, plain, cache):

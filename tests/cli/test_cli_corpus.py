@@ -1,11 +1,11 @@
 """Several manifests make a corpus: each is a part, extracted once, and commands do every part in turn."""
 
-import json
 import os
 import shutil
 
 import pytest
 from cache_contents import check, items, only_version, shard_folders
+from damage import CHUNKS, flip
 
 import featcache
 from featcache.manifest import read_manifest
@@ -29,7 +29,7 @@ def extract(audio, corpus, *options, manifests="p*.csv"):
 
 def extracted(ended):
     """The parts that were looked at, with how many utterances were extracted of each; None for those that were not."""
-    parts = json.loads(ended.out)["parts"]
+    parts = ended.json()["parts"]
     return {part["part"]: None if part["unchanged"] else part["versions"][0]["extracted"] for part in parts}
 
 
@@ -105,7 +105,7 @@ def test_failures_and_faults_of_one_part(cli, audio, scratch):
     (audio.folder / "p1.csv").write_text("id,path\n,\n")
     ended = cli(*extract(audio, corpus, "--json"))
     assert ended.code == 2
-    assert ["error" in part for part in json.loads(ended.out)["parts"]] == [False, True, False]
+    assert ["error" in part for part in ended.json()["parts"]] == [False, True, False]
     (audio.folder / "p1.csv").unlink()
     failed = cli(*extract(audio, corpus, "--json"))
     assert (failed.code, extracted(failed)) == (3, {"p0": None, "p2": None})
@@ -166,9 +166,8 @@ def test_commands_do_each_part(cli, audio, scratch):
     sound = cli("verify", corpus, "--manifest", manifests)
     assert (sound.code, sound.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: no errors")
     for command in ("info", "index"):
-        document = json.loads(cli(command, f"{corpus}/fbank80", "--json").out)
-        assert [part["part"] for part in document["parts"]] == ["p0", "p1", "p2"]
-        assert [part["versions"][0]["utterances"] for part in document["parts"]] == [4, 4, 4]
+        parts = cli(command, f"{corpus}/fbank80", "--json").json()["parts"]
+        assert {part["part"]: part["versions"][0]["utterances"] for part in parts} == {"p0": 4, "p1": 4, "p2": 4}
     assert "p1/fbank80" in cli("show", corpus, "utt-05").out
     why = cli("why", corpus, manifests, "-c", "fbank80", "--id", "utt-05").out
     assert "4 utterances: 4 there, 0 to extract\n" in why
@@ -184,10 +183,7 @@ def test_commands_do_each_part(cli, audio, scratch):
     assert (copied.code, copied.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: no errors")
     assert len(featcache.open(scratch / "copy", strict=True)) == 12
 
-    chunk = shard_folders(corpus / "p1")[0] / "features" / "c" / "0" / "0"
-    data = bytearray(chunk.read_bytes())
-    data[5] ^= 1
-    chunk.write_bytes(data)
+    flip(shard_folders(corpus / "p1")[0] / CHUNKS["features"], 5)
     damaged = cli("verify", corpus)
     assert (damaged.code, damaged.out.splitlines()[-1]) == (1, f"{corpus}: 3 parts: 1 failed, or damaged: p1")
     assert cli("repair", corpus, "--manifest", audio.folder / "p0.csv").code == 2  # p1 needs its own
@@ -199,7 +195,7 @@ def test_commands_do_each_part(cli, audio, scratch):
 def test_statistics_have_the_bits_of_one_cache(cli, plain, audio, scratch):
     assert cli(*extract(audio, scratch / "corpus")).code == 0
     assert cli("extract", plain.manifest(), "-o", scratch / "whole", "--threads", 1).code == 0
-    of_parts, of_one = (json.loads(cli("stats", scratch / name, "--json").out) for name in ("corpus", "whole"))
+    of_parts, of_one = (cli("stats", scratch / name, "--json").json() for name in ("corpus", "whole"))
     assert {**of_parts, "path": ""} == {**of_one, "path": ""}
     refused = cli("stats", scratch / "corpus", "--manifest", audio.folder / "p0.csv")
     assert (refused.code, "statistics of a corpus are of all its utterances" in refused.err) == (2, True)
@@ -233,7 +229,6 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     assert cli(*extract(audio, corpus)).code == 0
     with pytest.raises(featcache.errors.ArgumentError, match="is a corpus, whose parts are named after files"):
         featcache.extract(read_manifest(audio.folder / "p0.csv"), "fbank80", corpus)
-    assert "is a corpus: copy to one of its parts" in cli("copy", scratch / "cache", corpus).err
     assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
     metadata = only_version(corpus / "p1").path / "zarr.json"
     whole = metadata.read_bytes()
@@ -242,7 +237,5 @@ def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
     assert (damaged.code, f"{metadata}: damaged" in damaged.err) == (1, True)
     assert damaged.out == f"{corpus}: 3 parts: 0 extracted, 2 unchanged since, 1 not extracted\n"
     metadata.write_bytes(whole)
-    (corpus / "parts" / "p1.json").write_text('{"sealed": true}')
-    assert "parts/p1.json: damaged" in cli("info", corpus).err
     (corpus / "parts" / "p1.json").unlink()
     assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": None, "p1": 0, "p2": None}

@@ -129,7 +129,6 @@ def test_a_corpus_has_the_keys_of_the_page_besides_the_command_s(cli, plain, scr
     ],
 )
 def test_an_error_is_the_document(cli, scratch, command, kind, code):
-    """With the same line on stderr and the same exit code as without."""
     ended = cli(*command.split(), cwd=scratch)
     plain_text = cli(*[word for word in command.split() if word != "--json"], cwd=scratch)
     assert (ended.code, plain_text.code, plain_text.out) == (code, code, "")

@@ -39,12 +39,8 @@ def test_lhotse_reads_the_cuts(cli, data, scratch):
     lhotse = pytest.importorskip("lhotse")
     assert cli("manifest", data, "-o", scratch / "cuts.jsonl.gz", "--to", "lhotse").code == 0
     cuts = {cut.id: cut for cut in lhotse.CutSet.from_file(scratch / "cuts.jsonl.gz")}
-    assert {id_: cut.load_audio().shape for id_, cut in cuts.items()} == {
-        "u1": (1, 4000),
-        "u2": (2, 7200),
-        "u3": (1, 4000),
-        "u4": (1, 3000),
-    }
+    shapes = {id_: cut.load_audio().shape for id_, cut in cuts.items()}
+    assert shapes == {"u1": (1, 4000), "u2": (2, 7200), "u3": (1, 4000), "u4": (1, 3000)}
     assert [sup.text for cut in cuts.values() for sup in cut.supervisions] == ['say "one", two', None, "drei", None]
     assert rows_of(read_manifest(scratch / "cuts.jsonl.gz")) == [
         Utterance(id="u1", path=str(data / "a.wav"), start=0.25, duration=0.5, channel=1),
@@ -59,7 +55,7 @@ def test_nemo_gets_durations_and_what_has_none_is_left_out(cli, data, scratch):
     (scratch / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
     ended = cli("manifest", scratch / "m.jsonl", "-o", scratch / "nemo.json", "--to", "nemo", "--json")
     assert ended.code == 3
-    assert json.loads(ended.out)["failed"] == 1
+    assert ended.json()["failed"] == 1
     assert "1 row has no duration: file_missing 1" in ended.err
     (line,) = (scratch / "nemo.json").read_text().splitlines()
     path = str(data / "b.wav")
@@ -101,7 +97,6 @@ def test_features_are_the_same_with_durations_from_headers(cli, corpus, scratch,
         (["-o", "m.txt"], "m.txt does not say the format: give --to csv, jsonl, parquet, nemo, lhotse"),
         (["-o", "m.csv", "--to", "kaldi"], "there is no 'kaldi': choose csv"),
         (["-o", "m.csv", "--set", "data_root"], "'data_root' is not NAME=VALUE"),
-        (["-o", "m.csv", "--format", "kaldo"], "there is no 'kaldo': choose folder"),
     ],
 )
 def test_wrong_options_are_one_line(cli, data, scratch, options, words):

@@ -102,7 +102,6 @@ def test_json_goes_on_while_nothing_is_done(monkeypatch):
 
 
 def test_a_log_has_what_is_said_and_progress_with_the_time(cli, plain, scratch):
-    """Whatever is printed, and added to what is there."""
     log = scratch / "log"
     command = ("extract", plain.manifest(), "-o", scratch / "c", "--log", log)
     assert cli(*command, "-q", "--progress", "none").out == ""
@@ -117,7 +116,6 @@ def test_a_log_has_what_is_said_and_progress_with_the_time(cli, plain, scratch):
 
 
 def test_quiet_is_all_but_errors(cli, plain, scratch):
-    """And what --json prints; the log has the errors, too."""
     gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
     made = cli("extract", gone, "-o", scratch / "c", "-q", "--json")
     assert (made.code, made.err, made.json()["failed_by_reason"]) == (3, "", {"file_missing": 1})

@@ -16,19 +16,20 @@ def table(scratch):
 
 
 def test_a_key_is_the_configs_and_another_name_the_manifests(cli, plain, table, scratch):
-    """Each config has the key; and the note says how this version differs from the one that is there."""
+    """Each config has the key; and a note, which is no part of the document, says how this version differs from the one
+    that is there.
+    """
     placed = "--set", f"data_root={plain.folder}"
     extract = "extract", table, "-o", scratch / "c", *placed, "-c", "fbank80", "-c", "mfcc13"
     assert cli(*extract).code == 0
-    changed = cli(*extract, "--set", "params.num_mel_bins=40", "--set", "audio.resample=soxr_vhq")
-    assert changed.code == 0, changed.err
+    changed = cli(*extract, "--set", "params.num_mel_bins=40", "--set", "audio.resample=soxr_vhq", "--json")
+    assert [version["extracted"] for version in changed.json()["versions"]] == [2, 2], changed.err
     for name, bins in (("fbank80", 80), ("mfcc13", 23)):
         assert f"is a new version next to {name}-" in changed.err
         assert f'audio.resample: "soxr_hq" -> "soxr_vhq", params.num_mel_bins: {bins} -> 40' in changed.err
 
 
 def test_python_sets_the_same_keys(cli, plain, scratch):
-    """In the main job, and for single files."""
     manifest, bins = plain.manifest(plain.rows[:1]), {"params.num_mel_bins": 40}
     options = featcache.Options("cpu", 1)
     summary = featcache.extract(manifest, "fbank80", scratch / "c", options, set=bins)
@@ -54,14 +55,12 @@ def test_python_sets_the_same_keys(cli, plain, scratch):
             "params.num_mel_bin=40",
             "config fbank80: params.num_mel_bin: there is no such key (did you mean num_mel_bins?)",
         ),
-        ("params.low_freq=yes", "config fbank80: params.low_freq: should be a number, not true"),
         ("params={a: [1", "--set: the value of params: line 1, column 7: not valid YAML"),
         ("params.=", "config fbank80: params.: there is no such key (there are "),
         ("data_root=/twice", "--set data_root: it is given twice"),
     ],
 )
 def test_what_nothing_takes_is_refused_in_a_line(cli, plain, table, scratch, setting, words):
-    """With the key that may be meant."""
     found = cli("extract", table, "-o", scratch / "c", "--set", f"data_root={plain.folder}", "--set", setting)
     assert found.code == 2
     assert found.err.splitlines()[-1].startswith("featcache: " + words.format(table=table))
@@ -70,10 +69,8 @@ def test_what_nothing_takes_is_refused_in_a_line(cli, plain, table, scratch, set
 def test_commands_without_configs_know_placeholders_alone(cli, plain, scratch):
     manifest = plain.manifest()
     found = cli("manifest", manifest, "-o", scratch / "m.csv", "--set", "params.num_mel_bins=40")
-    assert (found.code, found.err) == (
-        2,
-        f"featcache: --set params.num_mel_bins: it is not a placeholder of {manifest}\n",
-    )
+    assert found.code == 2
+    assert found.err == f"featcache: --set params.num_mel_bins: it is not a placeholder of {manifest}\n"
 
 
 def test_a_part_of_a_corpus_need_not_have_every_placeholder(cli, plain, table, scratch):

@@ -33,20 +33,22 @@ def interrupted(running, number):
     return running.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda it: it.name)
+
+
+@each_signal
 @pytest.mark.parametrize(
-    "args",
+    "command",
     [
-        ["extract", "{pipe}", "-o", "{cache}"],
-        ["verify", "{cache}", "--manifest", "{pipe}"],
-        ["repair", "{cache}", "--manifest", "{pipe}"],
-        ["stats", "{cache}", "--manifest", "{pipe}"],
-        ["probe", "fbank80", "{pipe}"],
+        "extract {pipe} -o {cache}",
+        "verify {cache} --manifest {pipe}",
+        "repair {cache} --manifest {pipe}",
+        "stats {cache} --manifest {pipe}",
+        "probe fbank80 {pipe}",
     ],
-    ids=lambda args: args[0],
 )
-def test_a_signal_ends_a_command_with_130_while_it_only_reads(cli, cache, pipe, args, number):
-    running = cli.start(*(arg.format(cache=cache, pipe=pipe) for arg in args))
+def test_a_signal_ends_a_command_with_130_while_it_only_reads(cli, cache, pipe, command, number):
+    running = cli.start(*command.format(cache=cache, pipe=pipe).split())
     opened = []
     running.wait_until(lambda: opened.append(reader_of(pipe)) or opened[-1] is not None)
     try:
@@ -72,7 +74,7 @@ main()
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "featcache: interrupted\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@each_signal
 def test_a_signal_that_is_ignored_stays_ignored(cache, pipe, number):
     """As `nohup` and its like have it: the command goes on, and ends by what it reads."""
     code = """
@@ -111,7 +113,6 @@ def test_a_reader_that_has_gone_is_told_as_shells_tell_it():
     ],
 )
 def test_a_full_disk_below_stdout_is_named(command, said):
-    """Unless there is an error besides."""
     with open("/dev/full", "w") as stdout:
         words = [sys.executable, "-m", "featcache", *command.split()]
         ended = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)

@@ -52,7 +52,6 @@ def test_failures_of_earlier_runs_are_explained_each_time(cli, spoilt, scratch):
 
 
 def test_json_tells_failures_of_this_run_from_those_before(cli, spoilt, scratch):
-    """And which version it is of."""
     four = [*spoilt.rows[:4]]
     cli("extract", spoilt.manifest(four, "four.csv"), "-o", scratch / "c")
     document = cli("extract", spoilt.manifest(), "-o", scratch / "c", "--json").json()
@@ -77,7 +76,6 @@ def test_one_is_told_in_the_singular(cli, plain, scratch):
 
 
 def test_hints_are_commands_that_a_shell_takes(cli, plain, scratch):
-    """Also where a name has a space in it."""
     gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
     told = cli("extract", gone, "-o", scratch / "my features")
     assert told.out.endswith(f"featcache info '{only_version(scratch / 'my features').path}' --failures\n")
@@ -214,7 +212,9 @@ def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, pla
     assert " of audio, with its copies, in " in made.out
     document = cli(*command, "-o", scratch / "d", "--json").json()
     assert (document["upsampled"], document["downsampled"]) == (4, 0)
-    assert [version["upsampled"] for version in document["versions"]] == [4, 4]
+    versions = document["versions"]
+    assert [version["utterances"] for version in versions] == [version["extracted"] for version in versions] == [45, 5]
+    assert [version["upsampled"] for version in versions] == [4, 4]
     seconds = 5 * 0.5 * (1 + 3 * sum(1 / speed for speed in (0.9, 1.0, 1.1)))
     assert document["audio_seconds"] == pytest.approx(seconds, rel=0.01)
 
@@ -245,10 +245,3 @@ def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch):
         1,
         "antiphase: its channels have sound, and what is taken of them (audio.channel)",
     )
-
-
-def test_a_run_of_a_moment_tells_nothing_of_its_stages(cli, plain, scratch):
-    """Shares of a tenth of a second say nothing of the machine."""
-    made = cli("extract", plain.manifest(), "-o", scratch / "c")
-    assert "× real time" in made.out
-    assert "bottleneck" not in made.out

@@ -93,7 +93,6 @@ def test_it_says_that_a_file_has_changed(cli, made, scratch):
 
 
 def test_another_corpus_is_said_to_be_refused(cli, made):
-    """`extract` refuses it."""
     corpus, cache = made
     other = corpus.manifest([row | {"path": "6.wav"} for row in corpus.rows[:10]], "other.csv")
     found = cli("why", cache, other, "-c", "fbank80")
@@ -102,7 +101,6 @@ def test_another_corpus_is_said_to_be_refused(cli, made):
 
 
 def test_it_says_where_an_utterance_came_from(cli, made, scratch):
-    """As `show` does; and what becomes of its row."""
     corpus, cache = made
     copy = shutil.copytree(cache, scratch / "cache")
     why = "why", copy, edited(corpus), "-c", "fbank80", "--id"

@@ -35,7 +35,6 @@ def test_a_document_comes_back(value):
 
 
 def test_every_flipped_bit_is_noticed():
-    """In the seal and its key, too."""
     line = encode_line({"a": 1, "text": "\u00fc", "checksum of": '"checksum": "00000000"'})
     assert parse_line(line, Document, "x").a == 1
     for bit in range(8 * len(line)):

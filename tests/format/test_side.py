@@ -22,7 +22,6 @@ def sided(tmp_path_factory, features):
 
 @pytest.mark.parametrize("check", [False, True])
 def test_an_utterance_has_its_entries_by_id_and_by_position(sided, features, check):
-    """Of a pickled cache, too."""
     counts = set()
     for cache in (opened := featcache.open(sided, check=check), pickle.loads(pickle.dumps(opened))):
         for position, (name, array) in enumerate(features.items()):
@@ -39,7 +38,6 @@ def test_an_utterance_has_its_entries_by_id_and_by_position(sided, features, che
 
 
 def test_what_is_not_there_is_told(sided, folder):
-    """A side array, with those that there are; an utterance, as ever."""
     cache = featcache.open(sided)
     with pytest.raises(StoreError, match="has no side array 'scale'; it has scales, marks"):
         cache.side("scale", 0)

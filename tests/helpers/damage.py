@@ -15,8 +15,6 @@ from featcache.version.index import open_index
 from featcache.version.selection import version_folders
 
 CHUNKS = {"features": "features/c/0/0", "items": "items/c/0/0", "text": "text/c/0"}
-FILES = ["zarr.json", *(f"{name}/zarr.json" for name in CHUNKS), *CHUNKS.values()]
-"""Every file of a shard."""
 
 
 def victim(cache: Path) -> Shard:

@@ -110,11 +110,3 @@ def test_a_manifest_gets_a_row_for_each_copy_beside_the_others_of_its_utterance(
     assert expanded.start.tolist() == [0, 0, 1, 1]
     assert np.isnan(expanded.duration).all()
     assert expanded.channel.tolist() == [-1] * 4
-
-
-def test_a_manifest_with_ids_of_copies_is_refused_in_one_line():
-    with pytest.raises(ManifestError) as caught:
-        expand(manifest_of(["a", "b_sp0.9", "c_sp0.9"]), copies_of(section([0.9, 1.0])))
-    message = str(caught.value)
-    assert message.startswith("train.csv: 2 of 3 ids end in a suffix of the config's copies (_sp0.9): b_sp0.9, c_sp0.9")
-    assert "\n" not in message

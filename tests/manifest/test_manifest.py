@@ -162,14 +162,9 @@ def test_an_end_stands_for_a_duration(tmp_path, name):
     assert read_manifest(tmp_path / name).columns["end_time"][0] == "0.3"
 
 
-def test_other_columns_are_carried_untouched(written):
-    carried = ["007", " padded ", "1.50", "null", "", "nan", "a,b", 'say "hi"', "two\nlines", "名前"]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    writer.writerow(["id", "path", "", "Speaker ID"])
-    writer.writerows([f"u{i}", "x.wav", cell, cell] for i, cell in enumerate(carried))
-    manifest = read_manifest(written(buffer.getvalue()))
-    assert manifest.columns == {"": Strings.of(carried), "Speaker ID": Strings.of(carried)}
+def test_other_columns_are_carried_under_their_names(written):
+    manifest = read_manifest(written("id,path,,Speaker ID\na,x.wav,1,2\n"))
+    assert manifest.columns == {"": Strings.of(["1"]), "Speaker ID": Strings.of(["2"])}
 
 
 def test_json_values_are_carried_as_text(written):
@@ -239,7 +234,8 @@ def test_columns_need_not_be_carried(written, name):
 # Whatever is written is read
 
 text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]))
-carried = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+ODD_CELLS = ["007", " padded ", "1.50", "null", "", "nan", "a,b", 'say "hi"', "two\nlines", "名前"]
+carried = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.sampled_from(ODD_CELLS)
 seconds = st.floats(0, 1e9, allow_nan=False)
 utterances = st.builds(
     Utterance,
@@ -335,17 +331,9 @@ OTHER_NAN = struct.unpack("<d", b"\x01\0\0\0\0\0\xf8\xff")[0]
 
 
 @given(st.lists(st.tuples(text, st.floats(), st.floats(), st.integers(-1, 2**31 - 1)), min_size=1))
-@example([("a", math.nan, OTHER_NAN, -1), ("a", -0.0, 0.0, 0), ("", 1.5, 2.5, 1)])
+@example([("a", math.nan, OTHER_NAN, -1), ("a", OTHER_NAN, -OTHER_NAN, -1), ("a", -0.0, 0.0, 0), ("", 1.5, 2.5, 1)])
 def test_row_hashes_equal_the_slow_reference(rows):
     assert hashes_of(rows) == [slow_row_hash(*row) for row in rows]
-
-
-def test_row_hashes_tell_rows_apart_by_each_column():
-    row = ("a.wav", 0.0, 1.0, 0)
-    others = [("b.wav", 0.0, 1.0, 0), ("a.wav", math.nan, 1.0, 0), ("a.wav", 0.0, 2.0, 0), ("a.wav", 0.0, 1.0, -1)]
-    assert len(set(hashes_of([row, *others]))) == 5
-    assert len(set(hashes_of([row, ("a.wav", -0.0, 1.0, 0)]))) == 1
-    assert len(set(hashes_of([("a", OTHER_NAN, math.nan, -1), ("a", math.nan, -OTHER_NAN, -1)]))) == 1
 
 
 # What other tools made: read where that is plain, or refused in one line that says what to do

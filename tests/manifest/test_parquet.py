@@ -91,9 +91,6 @@ def test_faults_are_named_by_row(tmp_path):
         "row 3: id 'a' is already on row 1",
         "row 4: id is missing",
     ]
-
-
-def test_a_column_that_lacks_is_named_with_those_there_are(tmp_path):
     (fault,) = faults_of(parquet(tmp_path, {"id": ["a"], "sound": ["x.wav"]}))
     assert fault.startswith("no path column among 'id', 'sound': rename or add one")
 

@@ -4,14 +4,14 @@ import os
 import random
 import signal
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 from threading import Thread
 
 import pytest
 from forking import fork, join
 from object_stores import any_store
 
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import StoreError
 from featcache.storage import bucket, clients
 from featcache.storage.base import MARK
 from featcache.storage.bucket import Bucket
@@ -59,7 +59,6 @@ def test_a_shard_takes_few_requests(s3, store):
 @pytest.mark.parametrize("fault", ["before", "after", "503", "cut"])
 def test_a_request_that_fails_once_is_made_again(s3, store, monkeypatch, fault):
     """Whichever it is; also where it was done, and only its answer lost."""
-    monkeypatch.setattr(clients, "_clients", OrderedDict())
     monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.001)
     monkeypatch.setattr(clients, "_PAUSES", (0.001,) * 4)
     seen = set()
@@ -91,7 +90,6 @@ def test_a_request_that_fails_once_is_made_again(s3, store, monkeypatch, fault):
 
 def test_what_fails_always_is_one_line(s3, monkeypatch):
     s3.fault = lambda method, path: "503"
-    monkeypatch.setattr(clients, "_clients", OrderedDict())
     monkeypatch.setattr(clients, "_RETRIES", 1)
     monkeypatch.setattr(clients, "_PAUSES", ())
     store = Bucket(parse_location("root", "s3://speech/x"))
@@ -262,7 +260,6 @@ def test_what_is_removed_again_and_again_is_an_error(remembered, monkeypatch):
 
 
 def test_a_removal_beside_a_writer_leaves_all_or_nothing(s3, store):
-    """Whoever comes first, at whatever request."""
     for at in range(8):
         counter = iter(range(1000))
         other = Thread(target=lambda: store.remove("shards/ab"))
@@ -278,13 +275,3 @@ def test_a_removal_beside_a_writer_leaves_all_or_nothing(s3, store):
         found = {key for key, _ in store.walk("shards")}
         assert found == KEYS or f"shards/ab/{MARK}" not in found
         store.remove("shards/ab")
-
-
-def test_a_truncated_file_is_damage_and_not_the_end_of_the_process(remembered):
-    """obstore's own joining of ranges ends it."""
-    remembered.put("a", bytes(100))
-    opened = remembered.open("a", 100)
-    remembered.put("a", bytes(10))
-    for starts, sizes in (([2, 8, 20], [2, 10, 5]), ([8], [10]), ([20], [1])):
-        with pytest.raises(DamagedError, match="/a: damaged: it ends before"):
-            opened.read_ranges(starts, sizes)

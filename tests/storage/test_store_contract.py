@@ -93,13 +93,13 @@ class TestReading:
 
     def test_what_is_cut_off_after_it_was_opened_is_damaged(self, store):
         store.put("a", bytes(1_000_000))
+        opened = store.open("a", 1_000_000)
         if isinstance(path := store.location, os.PathLike):
-            opened = store.open("a", 1_000_000)
             os.truncate(path / "a", 1000)
         else:
-            opened = store.open("a", 1_000_000)
             store.put("a", bytes(1000))
-        for starts in ([0, 500_000], [900], [500_000, 100_000]):
+        # ranges that are near are asked for together, of which obstore's own joining ends the process
+        for starts in ([0, 500_000], [900], [500_000, 100_000], [200, 850, 1500], [1500]):
             with pytest.raises(DamagedError, match="damaged: it ends before"):
                 opened.read_ranges(starts, [200] * len(starts))
 
@@ -233,7 +233,6 @@ _numbers = count()
 
 
 def test_a_store_is_like_a_dict(store, request):
-    """Random steps leave what they would leave of a dict of files."""
     few = "s3" in request.node.name
 
     @settings(max_examples=3 if few else 60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,6 +1,5 @@
 """Formats are kept: the cache in format2/, made when format 2 was new, opens, verifies and is repaired."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -46,7 +45,6 @@ def test_it_is_verified(kept):
 
 @pytest.mark.parametrize("name", ["features/c/0/0", "items/c/0/0", "text/zarr.json"])
 def test_it_is_repaired(cli, kept, name):
-    """To what it was, in every byte that readers see."""
     sound = featcache.open(kept, strict=True)
     expected = {id_: sound[id_].tobytes() for id_ in sound.ids}
     for shard in kept.glob("*/shards/*/"):
@@ -57,5 +55,5 @@ def test_it_is_repaired(cli, kept, name):
     assert repaired.code in (0, 3), repaired.err
     cache = featcache.open(kept, strict=True)
     assert {id_: cache[id_].tobytes() for id_ in cache.ids} == expected
-    (verified,) = json.loads(cli("verify", kept, *manifest, "--json").out)["versions"]
+    (verified,) = cli("verify", kept, *manifest, "--json").json()["versions"]
     assert {problem["kind"] for problem in verified["problems"]} <= {"tag"}  # whose shard may be another now

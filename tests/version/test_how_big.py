@@ -25,23 +25,17 @@ def bytes_held(cache):
 def test_every_command_counts_the_same_bytes(cli, plain, scratch, kind):
     config, cache = scratch / "some.yaml", scratch / "features"
     config.write_text(yaml.safe_dump({"name": "some", **KINDS[kind]}))
-    five = plain.manifest(plain.rows[:5], "five.csv")
-    of_five = cli("extract", five, "-c", config, "-o", cache, "--json").json()["versions"][0]
+    five = ("extract", plain.manifest(plain.rows[:5], "five.csv"), "-c", config, "-o", cache, "--json")
+    planned = cli(*five, "--dry-run").json()["versions"][0]["bytes"]
+    of_five = cli(*five).json()["versions"][0]
     assert of_five["bytes"] == bytes_held(cache) > 0
+    if kind != "with a side array":  # of which nobody knows beforehand; and a clip has two frames less than it lasts
+        assert planned == pytest.approx(of_five["bytes"], rel=0.06)
     of_all = cli("extract", plain.manifest(), "-c", config, "-o", cache, "--json").json()["versions"][0]
     held = of_five["bytes"] + of_all["bytes"]
     (info,) = cli("info", cache, "--json").json()["versions"]
     (verified,) = cli("verify", cache, "--json").json()["versions"]
     assert info["bytes"] == verified["bytes"] == bytes_held(cache) == held
-
-
-@pytest.mark.parametrize("kind", ["features", "quantised"])
-def test_a_dry_run_expects_what_is_then_written(cli, plain, scratch, kind):
-    config, cache = scratch / "some.yaml", scratch / "features"
-    config.write_text(yaml.safe_dump({"name": "some", **KINDS[kind]}))
-    (planned,) = cli("extract", plain.manifest(), "-c", config, "-o", cache, "--dry-run", "--json").json()["versions"]
-    cli("extract", plain.manifest(), "-c", config, "-o", cache)
-    assert planned["bytes"] == pytest.approx(bytes_held(cache), rel=0.06)  # a clip has two frames less than it lasts
 
 
 def test_info_says_what_a_version_takes_on_disk(cli, plain, scratch):

@@ -86,7 +86,6 @@ def test_a_probe_that_is_damaged_is_left_out(version):
 
 
 def test_what_cannot_be_written_is_one_clear_line(version):
-    """Where, and why."""
     (version.path / "probes").write_text("")
     with pytest.raises(StoreError, match=r"probes.*: cannot be written: Not a directory"):
         write_probe(version, {})

@@ -8,7 +8,7 @@ import uuid
 import msgspec
 import numpy as np
 import pytest
-from damage import each_flip, flip
+from damage import CHUNKS, each_flip, flip
 from make_cache import add_shard, make_features, make_version
 
 import featcache
@@ -48,6 +48,14 @@ def tagged(place):
     newer = {"utt-3": items[0][1], "utt-new": items[1][1]}
     add_shard(version, newer, row=12, generation=2)
     return version, dict(items), newer
+
+
+@pytest.fixture
+def small(tmp_path) -> Version:
+    """A version of three utterances in a folder, tagged `paper`."""
+    version = make_version(tmp_path / "small", make_features(3))
+    make_tag(version, "paper", open_index(version))
+    return version
 
 
 def test_a_tag_gives_what_was_current_when_it_was_made(tagged, place):
@@ -93,9 +101,8 @@ def test_an_empty_version_is_not_tagged(tmp_path):
         make_tag(version, "paper", open_index(version))
 
 
-def test_a_shard_of_a_tag_that_is_gone_is_named_with_the_tag_and_one_that_comes_back_mends_it(tmp_path):
-    version = make_version(tmp_path, make_features(3))
-    (name,) = make_tag(version, "paper", open_index(version)).shards
+def test_a_shard_of_a_tag_that_is_gone_is_named_with_the_tag_and_one_that_comes_back_mends_it(small, tmp_path):
+    version, (name,) = small, read_tag(small, "paper").shards
     add_shard(version, make_features(2, prefix="more"), row=3)
     (version.path / "shards" / name).rename(tmp_path / name)
     with pytest.raises(StoreError, match=f"the tag paper names shards that are gone or damaged: {name}"):
@@ -107,11 +114,9 @@ def test_a_shard_of_a_tag_that_is_gone_is_named_with_the_tag_and_one_that_comes_
     assert tags_to_show(version)[0]["fault"] is None
 
 
-def test_a_damaged_shard_breaks_its_tags(tmp_path):
-    version = make_version(tmp_path, make_features(3))
-    (name,) = make_tag(version, "paper", open_index(version)).shards
-    flip(version.path / "shards" / name / "features/c/0/0", 5)
-    assert [problem.kind for problem in verify(version).problems] == ["checksum", "tag"]
+def test_a_damaged_shard_breaks_its_tags(small):
+    flip(small.shard(small.shard_names()[0]).folder / CHUNKS["features"], 5)
+    assert [problem.kind for problem in verify(small).problems] == ["checksum", "tag"]
 
 
 def test_a_copy_has_the_tags_and_keeps_its_own(tagged, tmp_path):
@@ -142,12 +147,10 @@ def test_the_index_of_a_tag_stays_and_does_not_displace_the_versions(tmp_path):
     assert version.store.names("index") == names
 
 
-def test_every_flipped_bit_of_a_tag_is_noticed(tmp_path):
-    version = make_version(tmp_path, make_features(3))
-    make_tag(version, "paper", open_index(version))
-    for _ in each_flip(version.path / "tags" / "paper"):
+def test_every_flipped_bit_of_a_tag_is_noticed(small):
+    for _ in each_flip(small.path / "tags" / "paper"):
         with pytest.raises(DamagedError, match="tags/paper: damaged: "):
-            at_tag(version, "paper")
+            at_tag(small, "paper")
 
 
 @pytest.mark.parametrize(
@@ -155,11 +158,8 @@ def test_every_flipped_bit_of_a_tag_is_noticed(tmp_path):
     [{"shards": ["../../other"]}, {"shards": "all"}, {"items": -1}, {"name": "other"}, "a pipe", "huge"],
     ids=str,
 )
-def test_odd_tags_are_refused_in_one_line(tmp_path, change):
-    """Nothing else is, and they can be removed."""
-    version = make_version(tmp_path, make_features(3))
-    tag = make_tag(version, "paper", open_index(version))
-    place = version.path / "tags" / "paper"
+def test_odd_tags_are_refused_in_one_line(small, change):
+    place, tag = small.path / "tags" / "paper", read_tag(small, "paper")
     if change == "a pipe":
         place.unlink()
         os.mkfifo(place)
@@ -168,13 +168,13 @@ def test_odd_tags_are_refused_in_one_line(tmp_path, change):
     else:
         place.write_bytes(encode_line({**msgspec.to_builtins(tag), **change}))
     with pytest.raises(DamagedError, match="tags/paper: damaged: "):
-        featcache.open(tmp_path, tag="paper")
+        featcache.open(small.path, tag="paper")
     with pytest.raises(DamagedError, match="tags/paper: damaged: "):
-        plan_prune(version)  # what it names is not known, and must stay
-    assert len(featcache.open(tmp_path)) == 3
-    assert [problem.kind for problem in verify(version).problems] == ["tag"]
-    remove_tag(version, "paper")
-    assert verify(version).problems == []
+        plan_prune(small)  # what it names is not known, and must stay
+    assert len(featcache.open(small.path)) == 3
+    assert [problem.kind for problem in verify(small).problems] == ["tag"]
+    remove_tag(small, "paper")
+    assert verify(small).problems == []
 
 
 def test_of_two_versions_the_one_that_has_the_tag_is_meant(tmp_path):
@@ -194,14 +194,12 @@ def test_of_two_versions_the_one_that_has_the_tag_is_meant(tmp_path):
         featcache.open(f"{tmp_path}/fbank80")
 
 
-def test_files_with_other_names_are_no_tags(tmp_path):
-    version = make_version(tmp_path / "cache", make_features(3))
-    make_tag(version, "paper", open_index(version))
+def test_files_with_other_names_are_no_tags(small, tmp_path):
     for name in ("a b", "\x1b[31m", "-x", ".hidden", "\u00e9"):
-        (version.path / "tags" / name).touch()
-    assert tag_names(version) == ["paper"]
-    assert verify(version).problems == []
-    assert copy_version(version, tmp_path / "copy").problems == []
+        (small.path / "tags" / name).touch()
+    assert tag_names(small) == ["paper"]
+    assert verify(small).problems == []
+    assert copy_version(small, tmp_path / "copy").problems == []
 
 
 def test_without_the_folder_of_tags_nobody_knows_what_they_keep(tmp_path):

@@ -216,7 +216,6 @@ def test_a_manifest_that_has_moved_or_grown_leaves_nothing_behind(version):
 
 
 def test_a_manifest_of_other_or_of_fewer_rows_takes_no_others_place(version):
-    """Nor does one with a changed row."""
     run(version, "m", B, stop=1)
     run(version, "fewer", A)
     run(version, "changed", {**B, "b": 1.5})

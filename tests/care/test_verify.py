@@ -1,0 +1,315 @@
+"""`verify`: whether the audio is still what was extracted, shards in subsets, and what is said."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from cache_contents import only_version
+from corpora import Corpus
+from damage import CHUNKS, flip, victim
+from extractions import extracted
+from hypothesis import given
+from hypothesis import strategies as st
+from make_cache import make_features, make_version
+from xxhash import xxh3_64_intdigest
+
+from featcache.audio import content_hash
+from featcache.audio.content_hash import hash_of_content
+from featcache.care.sources import SourceCheck
+from featcache.care.verify import Subset, verify
+
+
+@pytest.fixture
+def moved(plain, sound, scratch) -> tuple[Path, Corpus]:
+    """A sound cache, and a copy of its audio with the same times, to spoil."""
+    return Path(shutil.copytree(sound, scratch / "cache")), plain.copy(scratch / "audio")
+
+
+def verified(cli, cache, *options) -> tuple[int, dict[str, Any]]:
+    """The exit code, and what is said of the one version."""
+    found = cli("verify", cache, *options, "--json")
+    (version,) = found.json()["versions"]
+    return found.code, version
+
+
+def told(cli, cache, *options) -> tuple[int, list[tuple[str | None, str]]]:
+    """The exit code, and each problem with audio."""
+    code, version = verified(cli, cache, *options)
+    assert {(problem["kind"], problem["shard"]) for problem in version["problems"]} <= {("source", None)}
+    return code, [(problem["id"], problem["message"]) for problem in version["problems"]]
+
+
+@pytest.mark.parametrize("how", ["stat", "content"])
+def test_audio_that_is_what_it_was_is_no_problem(cli, moved, how):
+    """Where the run that extracted it has found it, or under --root."""
+    cache, corpus = moved
+    assert told(cli, cache, f"--sources={how}") == (0, [])
+    assert told(cli, cache, f"--sources={how}", "--root", corpus.folder) == (0, [])
+    assert told(cli, cache, "--root", corpus.folder) == (0, [])
+
+
+def test_files_that_are_gone_changed_or_no_files_are_named(cli, moved):
+    cache, corpus = moved
+    (corpus.folder / "00.wav").unlink()
+    (corpus.folder / "01.wav").write_bytes(b"short")
+    os.utime(corpus.folder / "02.wav", ns=(1, 1))
+    (corpus.folder / "03.wav").unlink()
+    (corpus.folder / "03.wav").mkdir()
+    size = (corpus.folder / "01.wav").stat().st_size
+    code, found = told(cli, cache, "--sources", "--root", corpus.folder)
+    assert code == 1
+    folder = corpus.folder
+    old = only_version(cache)
+    sizes = {item.id: item.size for name in old.shard_names() for item in old.shard(name).items()}
+    assert dict(found) == {
+        "utt-00": f"utt-00: {folder}/00.wav: there is no such file",
+        "utt-01": f"utt-01: {folder}/01.wav: has changed since: {sizes['utt-01']:,} → {size} bytes",
+        "utt-02": f"utt-02: {folder}/02.wav: has changed since: its mtime is another",
+        "utt-03": f"utt-03: {folder}/03.wav: is not a file any more",
+    }
+    text = cli("verify", cache, "--sources", "--root", corpus.folder)
+    assert text.code == 1
+    assert "no damage found" in text.out
+    assert text.err.startswith("4 audio files are not what was extracted: ")
+    assert "repair" not in text.err
+
+
+def test_what_has_the_same_content_is_the_same_whatever_its_time(cli, moved):
+    """And other content of the same size and time is not, which only the hash tells."""
+    cache, corpus = moved
+    os.utime(corpus.folder / "02.wav", ns=(1, 1))
+    path = corpus.folder / "05.wav"
+    status = path.stat()
+    flip(path, status.st_size - 1)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    root = ("--root", corpus.folder)
+    assert [id_ for id_, _ in told(cli, cache, "--sources=stat", *root)[1]] == ["utt-02"]
+    code, found = told(cli, cache, "--sources=content", *root)
+    assert (code, found) == (1, [("utt-05", f"utt-05: {path}: has changed since: other bytes, of the same number")])
+
+
+def test_items_without_a_hash_are_counted_and_compared_by_time(cli, scratch):
+    """Such as a member of a container, or what another writer has stored."""
+    files = [scratch / f"utt-{number}.wav" for number in range(3)]
+    for file in files:
+        file.write_bytes(bytes(1000))
+        os.utime(file, ns=(5, 5))
+    version = make_version(scratch / "cache", make_features(3), rows={file.stem: {"path": file.name} for file in files})
+    command = ("verify", version.path, "--root", scratch)
+    assert told(cli, version.path, "--sources=content", "--root", scratch) == (0, [])
+    text = cli(*command, "--sources=content").out
+    assert "no hash of the audio is known of 3 utterances, whose files were compared by size and mtime" in text
+    os.utime(files[2], ns=(5, 6))
+    code, found = told(cli, version.path, "--sources=content", "--root", scratch)
+    assert (code, found) == (1, [("utt-2", f"utt-2: {files[2]}: has changed since: its mtime is another")])
+    assert "no hash" not in cli(*command, "--sources").out
+
+
+def test_a_file_of_many_utterances_is_hashed_and_named_once(cli, corpus, monkeypatch, scratch):
+    monkeypatch.setattr(content_hash, "hash_of_content", hashing := Mock(side_effect=hash_of_content))
+    cache = scratch / "cache"
+    assert cli("extract", corpus.manifest(), "-o", cache, "--shard-size", "0.004").code == 0
+    version = only_version(cache)
+    assert len(version.shard_names()) > 5
+    found = verify(version, sources=SourceCheck(by_content=True, root=corpus.folder), threads=2)
+    assert found.problems == []
+    assert hashing.call_count == len({row["path"] for row in corpus.rows}) < len(corpus.rows)
+    empty = scratch / "empty"
+    empty.mkdir()
+    code, problems = told(cli, cache, "--sources", "--root", empty)
+    assert (code, len(problems)) == (1, len({row["path"] for row in corpus.rows}))
+    (message,) = (message for _, message in problems if "long.flac" in message)
+    assert message.startswith("segment-0 and 5 others: ")
+
+
+def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_and_two_contents(cli, scratch):
+    file = scratch / "a.wav"
+    file.write_bytes(b"\1" * 1000)
+    os.utime(file, ns=(5, 5))
+    contents = {"utt-0": xxh3_64_intdigest(file.read_bytes()), "utt-1": 1, "utt-2": 2}
+    rows = {id_: {"path": "a.wav", "content_hash": content} for id_, content in contents.items()}
+    version = make_version(scratch / "cache", make_features(3), rows=rows)
+    for how, ids in (("stat", []), ("content", ["utt-1", "utt-2"])):
+        _, said = verified(cli, version.path, f"--sources={how}", "--root", scratch)
+        problems = [problem for problem in said["problems"] if problem["kind"] == "source"]
+        assert len(problems) == bool(ids)
+        assert all("utt-1 and 1 other" in problem["message"] for problem in problems)
+
+
+def test_only_items_that_count_are_compared(cli, moved):
+    """A file that has changed and was extracted again is what its utterance was extracted from."""
+    cache, corpus = moved
+    shutil.copy(corpus.folder / "03.wav", corpus.folder / "04.wav")
+    manifest = corpus.manifest(corpus.rows)
+    assert told(cli, cache, "--sources", "--root", corpus.folder)[0] == 1
+    again = cli("extract", manifest, "-o", cache, "--check-sources", "--json")
+    assert (again.code, extracted(again)) == (0, 1)
+    assert told(cli, cache, "--sources", "--root", corpus.folder) == (0, [])
+
+
+def test_audio_is_looked_at_in_sound_shards_only(cli, moved):
+    cache, corpus = moved
+    version = only_version(cache)
+    shard = version.shard(version.shard_names()[0])
+    inside = len(shard.table.ids)
+    flip(shard.folder / CHUNKS["features"], 0)
+    shutil.rmtree(corpus.folder)
+    corpus.folder.mkdir()
+    code, found = verified(cli, cache, "--sources", "--root", corpus.folder)
+    kinds = [problem["kind"] for problem in found["problems"]]
+    assert (code, kinds.count("source")) == (1, len(corpus.rows) - inside)
+    assert "checksum" in kinds
+
+
+# What extract says
+
+
+def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
+    again = cli("extract", plain.manifest(), "-o", cache)
+    assert "12 already there: their audio was not looked at (--check-sources does)\n" in again.out
+    told = cli("extract", plain.manifest(), "-o", cache, "--json").json()
+    assert told["versions"][0]["not_looked_at"] == 12
+    looked = cli("extract", plain.manifest(), "-o", cache, "--check-sources")
+    assert "looked at" not in looked.out
+    first = cli("extract", plain.manifest(), "-o", cache.parent / "new")
+    assert "looked at" not in first.out
+
+
+# Subsets: some of the shards now, the others another time, and all of them in the end
+
+
+NAMES = st.text("0123456789abcdef", min_size=12, max_size=12)
+
+
+@given(NAMES, st.integers(1, 50))
+def test_every_shard_is_in_one_subset(name, of):
+    assert sum(Subset(number, of).has(name) for number in range(of)) == 1
+
+
+def test_all_subsets_look_at_all_shards_once(cli, plain, sound):
+    found = [verified(cli, sound, "--subset", f"{number}/3") for number in range(3)]
+    assert [code for code, _ in found] == [0, 0, 0]
+    assert sum(version["shards"] for _, version in found) == 3
+    assert sum(version["utterances"] for _, version in found) == len(plain.rows)
+    assert all(version["shards"] + version["shards_left_out"] == 3 for _, version in found)
+    _, whole = verified(cli, sound)
+    for count in ("frames", "bytes"):
+        assert sum(version[count] for _, version in found) == whole[count]
+
+
+def test_damage_is_found_by_the_subset_it_is_in_and_by_no_other(cli, cache):
+    version = only_version(cache)
+    name = version.shard_names()[1]
+    flip(version.shard(name).folder / CHUNKS["features"], 10)
+    ours = next(number for number in range(4) if Subset(number, 4).has(name))
+    for number in range(4):
+        code, found = verified(cli, cache, "--subset", f"{number}/4")
+        assert code == (1 if number == ours else 0)
+        assert [problem["shard"] for problem in found["problems"]] == ([name] if number == ours else [])
+
+
+def test_what_concerns_all_shards_is_said_of_all_or_said_to_be_left_out(cli, plain, cache):
+    rows = [*plain.rows, {"id": "new", "path": "new.wav"}]
+    manifest = plain.manifest(rows, "longer.csv")
+    for number in range(3):
+        code, found = verified(cli, cache, "--subset", f"{number}/3", "--manifest", manifest)
+        assert (code, [problem["id"] for problem in found["problems"]]) == (1, ["new"])
+        assert found["surplus"] == 0
+        (note,) = found["notes"]
+        assert note.endswith("of 3 shards; utterances that are in two shards were not looked for")
+
+
+def test_without_another_shards_metadata_what_concerns_all_is_left_out_and_that_is_damage(cli, plain, cache):
+    version = only_version(cache)
+    name = version.shard_names()[0]
+    flip(version.shard(name).folder / "zarr.json", 300)
+    shutil.rmtree(version.path / "index")
+    other = next(number for number in range(5) if not Subset(number, 5).has(name))
+    code, found = verified(cli, cache, "--subset", f"{other}/5", "--manifest", plain.manifest(), "--sources")
+    assert code == 1
+    (problem,) = found["problems"]
+    assert name in problem["message"]
+    assert "without that shard, it was not looked at what is missing, changed or failed" in found["notes"]
+
+
+@pytest.mark.parametrize("subset", ["3/3", "4/3", "0/0", "3", "/3", "3/", "a/b", "-1/3", "1.0/3", "³/5"])
+def test_a_subset_that_there_is_not_is_refused(cli, sound, subset):
+    refused = cli("verify", sound, f"--subset={subset}")
+    assert (refused.code, "is not one of 0/N to N-1/N, such as 0/10" in refused.err) == (2, True)
+
+
+# What is said of a version that is damaged, or lacks rows of a manifest: how much, and what to do
+
+
+def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
+    """They are not lost: most of them are sound, and repair keeps those."""
+    utterances = len(plain.rows)
+    assert f": 3 shards, {utterances} utterances, " in cli("verify", cache).out
+    assert verified(cli, cache)[1]["damaged_utterances"] == 0
+    shard = victim(cache)
+    inside = shard.info.items
+    flip(shard.folder / CHUNKS["features"], 0)
+    told = cli("verify", cache)
+    assert told.code == 1
+    assert f": 3 shards, 1 of them damaged; the others hold {utterances - inside} utterances, " in told.out
+    assert f"  the damaged shard holds {inside} utterances: repair keeps the sound ones\n" in told.out
+    ended = cli("verify", cache, "--json")
+    (version,) = ended.json()["versions"]
+    (problem,) = version["problems"]
+    assert (ended.code, ended.json()["ok"]) == (1, False)
+    assert (version["utterances"], version["damaged_utterances"]) == (utterances - inside, inside)
+    assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.table.ids[0], "checksum")
+
+
+def test_where_every_shard_is_damaged_none_is_counted_as_sound(cli, cache):
+    version = only_version(cache)
+    for name in version.shard_names():
+        flip(version.shard(name).folder / CHUNKS["features"], 10)
+    assert ": 3 shards, all damaged; every byte read\n" in cli("verify", cache).out
+
+
+def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
+    (victim(cache).folder / "zarr.json").write_text("{}")
+    told = cli("verify", cache)
+    assert "1 of them damaged" in told.out
+    assert "the damaged shard holds" not in told.out
+    assert verified(cli, cache)[1]["damaged_utterances"] is None
+
+
+def test_a_fault_is_said_once(cli, plain, cache):
+    shard = victim(cache)
+    flip(shard.folder / CHUNKS["features"], 10)
+    rows = [*plain.rows, {"id": "new", "path": "new.wav"}]
+    told = cli("verify", cache, "--manifest", plain.manifest(rows, "longer.csv"))
+    faults = [line for line in told.out.splitlines()[2:] if line.startswith("  ")]
+    assert any(line.startswith("  new: is in no shard") for line in faults)
+    assert not any(line.startswith(("  checksum: ", "  missing: ")) for line in faults)
+
+
+@pytest.mark.parametrize("config", ["fbank80", "mfcc13"])
+def test_missing_rows_are_summed_up_with_what_extracts_them(cli, plain, scratch, config):
+    """Not only the first of them listed; changed rows too, which the same command extracts."""
+    cache = scratch / "my features"
+    first = [row for number, row in enumerate(plain.rows) if number % 2]
+    assert cli("extract", plain.manifest(first, "half.csv"), "-o", cache, "-c", config).code == 0
+    rows = [dict(row) for row in plain.rows] + [{"id": f"more-{i}", "path": "00.wav"} for i in range(40)]
+    rows[1]["start"] = 0.1
+    rows[1]["duration"] = 0.2
+    manifest = plain.manifest(rows, "whole.csv")
+    told = cli("verify", cache, "--manifest", manifest, "--root", plain.folder)
+    assert told.code == 1
+    given = {"fbank80": "", "mfcc13": " -c CONFIG"}[config]
+    command = f"featcache extract {manifest} --root {plain.folder}{given} -o '{cache}'"
+    assert told.err == f"46 missing, 1 changed: {command}\n"
+    assert "… and 27 more: --json has them all" in told.out
+
+
+def test_hints_name_the_manifest_that_was_given(cli, plain, cache):
+    flip(victim(cache).folder / CHUNKS["features"], 10)
+    path = only_version(cache).path
+    assert cli("verify", cache).err == f"1 shard is damaged: featcache repair {path} --manifest MANIFEST\n"
+    told = cli("verify", cache, "--manifest", plain.manifest()).err
+    assert f"1 shard is damaged: featcache repair {path} --manifest {plain.manifest()}\n" in told
