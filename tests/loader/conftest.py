@@ -1,23 +1,57 @@
-"""What tests of local copies share."""
+"""What tests of local copies, and of disks that fail, share."""
+
+import errno
+import os
 
 import pytest
 from local_copies import shards
 from make_cache import make_version
 
+import featcache
+
 
 @pytest.fixture
-def slow_folder(tmp_path):
-    """Where a cache is whose shards are to be copied."""
-    return tmp_path / "network" / "features"
+def version(tmp_path):
+    """A version whose shards are to be copied."""
+    return make_version(tmp_path / "network" / "features", *shards())
+
+
+@pytest.fixture
+def slow_folder(version):
+    """Its cache."""
+    return version.path.parent
+
+
+@pytest.fixture
+def expected(slow_folder):
+    """Its features."""
+    return [array.copy() for array in featcache.open(slow_folder).values()]
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another version, of one shard."""
+    return make_version(tmp_path / "other", *shards(9, 1), params={"n": 2})
 
 
 @pytest.fixture
 def disk(scratch):
-    """Where they are copied to."""
+    """Where shards are copied to."""
     return scratch / "disk"
 
 
 @pytest.fixture
-def version(slow_folder):
-    """What is to be copied."""
-    return make_version(slow_folder, *shards())
+def bad_sector(monkeypatch):
+    """Makes reading files fail, of which a function of their paths is true, from some byte on."""
+    preadv = os.preadv
+
+    def spoil(is_bad, first=0):
+        def failing(descriptor, buffers, start):
+            end = start + sum(memoryview(buffer).nbytes for buffer in buffers)
+            if end > first and is_bad(os.readlink(f"/proc/self/fd/{descriptor}")):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return preadv(descriptor, buffers, start)
+
+        monkeypatch.setattr(os, "preadv", failing)
+
+    return spoil
