@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +32,20 @@ def chunk(version, name):
 
 def copies_in(disk):
     return {path.name: path for path in disk.glob("featcache/*/????????????????")}
+
+
+def held(disk):
+    """The bytes of all copies."""
+    found = 0
+    for path in copies_in(disk).values():
+        with suppress(FileNotFoundError):  # it has made room just now
+            found += path.stat().st_size
+    return found
+
+
+def sizes(cache):
+    """The bytes that a copy of each shard takes, the smallest first."""
+    return sorted(path.stat().st_size for path in cache.glob("*/shards/*/features/c/0/0"))
 
 
 def assert_copies_are_whole(version, disk):

@@ -1,11 +1,12 @@
-"""What tests of local copies, and of disks that fail, share."""
+"""What tests of local copies, of object stores, and of disks that fail share."""
 
 import errno
 import os
 
 import pytest
 from local_copies import shards
-from make_cache import make_version
+from make_cache import make_features, make_version
+from object_stores import upload_for_module
 
 import featcache
 
@@ -55,3 +56,22 @@ def bad_sector(monkeypatch):
         monkeypatch.setattr(os, "preadv", failing)
 
     return spoil
+
+
+# A cache of eight shards, in a folder and in an object store; nobody changes it
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("original")
+    items = list(make_features(96, max_frames=200).items())
+    make_version(folder, *(dict(items[at : at + 12]) for at in range(0, 96, 12)))
+    featcache.open(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uploaded(original, s3_of_module):
+    """Its URL."""
+    upload_for_module(s3_of_module, original, "s3://speech/features")
+    return "s3://speech/features"

@@ -21,6 +21,7 @@ from local_copies import (
     copies_in,
     copying_threads,
     disk_of,
+    held,
     in_another_process,
     mapped,
     parts_in,
@@ -30,6 +31,7 @@ from local_copies import (
     settle,
     settled,
     shards,
+    sizes,
     wait_until_idle,
 )
 from make_cache import make_version
@@ -170,18 +172,12 @@ class TestFolder:
 
 
 class TestLimit:
-    def sizes(self, version):
-        return [chunk(version, name).stat().st_size for name in version.shard_names()]
-
-    def held(self, disk):
-        return sum(path.stat().st_size for path in copies_in(disk).values())
-
     def test_copying_stops_at_the_limit_and_nothing_in_use_goes(self, slow_folder, version, expected, disk):
-        limit = sum(self.sizes(version)) - 1
+        limit = sum(sizes(slow_folder)) - 1
         cache = settled(slow_folder, copy_to=disk, copy_limit=limit)
         there = copies_in(disk)
         assert 0 < len(there) < SHARDS
-        assert self.held(disk) <= limit
+        assert held(disk) <= limit
         settled(slow_folder, copy_to=disk, copy_limit=limit)
         assert copies_in(disk) == there
         assert mapped(disk) == set(map(str, there.values()))
@@ -194,28 +190,28 @@ class TestLimit:
         by_age = list(copies_in(disk).values())
         for age, path in enumerate(reversed(by_age)):
             os.utime(path, (1000 - age, 1000 - age))
-        limit = self.held(disk)
+        limit = held(disk)
         settled(other.path, copy_to=disk, copy_limit=limit)
-        assert self.held(disk) <= limit
+        assert held(disk) <= limit
         assert other.shard_names()[0] in copies_in(disk)
         gone = [not path.exists() for path in reversed(by_age)]
         assert any(gone)
         assert gone == sorted(gone)  # the oldest ones, and no more of them than needed
-        assert self.held(disk) + max(self.sizes(version)) > limit
+        assert held(disk) + max(sizes(slow_folder)) > limit
 
     def test_copies_of_another_cache_of_the_same_config_go_like_any_others(self, slow_folder, version, tmp_path, disk):
         new = make_version(tmp_path / "new", *shards(9))
         assert new.path.name == version.path.name
         settled(slow_folder, copy_to=disk)
-        settled(new.path, copy_to=disk, copy_limit=sum(self.sizes(new)))
+        settled(new.path, copy_to=disk, copy_limit=sum(sizes(new.path.parent)))
         assert sorted(copies_in(disk)) == new.shard_names()
 
     @pytest.mark.filterwarnings("ignore:.*has no room for a shard")
     def test_a_lower_limit_than_before_holds_at_once(self, slow_folder, version, disk):
         settled(slow_folder, copy_to=disk)
-        limit = sum(self.sizes(version)[:2])
+        limit = sum(sizes(slow_folder)[:2])
         settled(slow_folder, copy_to=disk, copy_limit=limit)
-        assert 0 < self.held(disk) <= limit
+        assert 0 < held(disk) <= limit
 
     def test_reading_a_copy_makes_it_the_last_to_go(self, slow_folder, disk):
         settled(slow_folder, copy_to=disk)
@@ -240,9 +236,9 @@ class TestLimit:
             return cache
 
         with in_another_process(use):
-            settled(other.path, copy_to=disk, copy_limit=self.held(disk))
+            settled(other.path, copy_to=disk, copy_limit=held(disk))
             assert copies_in(disk) == before
-        settled(other.path, copy_to=disk, copy_limit=self.held(disk))
+        settled(other.path, copy_to=disk, copy_limit=held(disk))
         assert other.shard_names()[0] in copies_in(disk)
 
     def test_other_files_in_the_folder_are_left_alone_and_do_not_count(self, slow_folder, version, disk):
@@ -251,21 +247,21 @@ class TestLimit:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(bytes(10**6))
         (disk / "featcache" / "folder").mkdir()
-        settled(slow_folder, copy_to=disk, copy_limit=sum(self.sizes(version)))
+        settled(slow_folder, copy_to=disk, copy_limit=sum(sizes(slow_folder)))
         assert len(copies_in(disk)) == SHARDS
         assert all(file.stat().st_size == 10**6 for file in files)
 
     def test_without_a_limit_a_tenth_of_the_disk_stays_free(self, slow_folder, version, disk, monkeypatch):
         def statvfs(path):
-            size = max(self.sizes(version)) + 4
+            size = max(sizes(slow_folder)) + 4
             blocks = 100 * size
-            free = 11 * size + 2 * size - self.held(disk) - sum(path.stat().st_size for path in parts_in(disk))
+            free = 11 * size + 2 * size - held(disk) - sum(path.stat().st_size for path in parts_in(disk))
             return os.statvfs_result((1, 1, blocks, free, free, 0, 0, 0, 0, 255))
 
         monkeypatch.setattr(places.os, "statvfs", statvfs)
         settled(slow_folder, copy_to=disk)
         assert 2 <= len(copies_in(disk)) <= SHARDS
-        assert self.held(disk) <= 3 * (max(self.sizes(version)) + 4)
+        assert held(disk) <= 3 * (max(sizes(slow_folder)) + 4)
 
 
 BYTES = 4096
