@@ -186,8 +186,6 @@ class TestFaults:
     def test_what_is_not_there_is_one_line(self, s3):
         with pytest.raises(StoreError, match="there is no such cache folder"):
             featcache.open("s3://speech/nowhere")
-        with pytest.raises(StoreError, match=r"cannot be read or written|no such"):
-            featcache.open("s3://no-such-bucket/features")
 
     def test_objects_of_another_size_are_damage(self, s3, original, tmp_path):
         shutil.copytree(original, tmp_path / "c")
