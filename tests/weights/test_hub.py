@@ -69,19 +69,13 @@ def config(scratch, hub):
 
 
 @pytest.fixture
-def fetching(cli, config, home, hub):
-    """Starts `featcache extract`, which looks for the weights first, with a manifest that does not exist."""
+def fetch(cli, config, home, hub):
+    """Runs `featcache extract`, which looks for the weights first, with a manifest that does not exist."""
 
-    def start(env=(), **options):
-        return cli.start("extract", "gone.csv", "-c", config, env=environment(hub, home, **dict(env)), **options)
+    def fetch(env=(), **options):
+        return cli("extract", "gone.csv", "-c", config, env=environment(hub, home, **dict(env)), **options)
 
-    return start
-
-
-@pytest.fixture
-def fetch(fetching):
-    """The same, to its end."""
-    return lambda **options: fetching(**options).wait()
+    return fetch
 
 
 def require_fetched(done):
@@ -197,9 +191,9 @@ def test_a_terminal_has_a_bar_of_each_file(cli, config, scratch, home, hub):
     assert re.search(r"\nloading encodec: ", shown)
 
 
-def test_a_download_can_be_interrupted(fetching, hub, home):
+def test_a_download_can_be_interrupted(cli, config, hub, home):
     hub.drop, hub.drops = "hold", 1
-    running = fetching()
+    running = cli.start("extract", "gone.csv", "-c", config, env=environment(hub, home))
     running.wait_until(lambda: left_over(home) and hub.asked_for("GET /large/"))
     running.send(signal.SIGINT)
     done = running.wait()
