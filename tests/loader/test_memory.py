@@ -65,19 +65,18 @@ class TestSizes:
         with pytest.raises(ArgumentError, match=r"copy_limit is .*at least one byte"):
             parse_size("copy_limit", value)
 
-    def test_a_folder_has_a_name(self):
-        with pytest.raises(ArgumentError, match="copy_to is empty: give a folder"):
-            Tiers.parse(None, "", None)
-
-    def test_a_limit_needs_something_to_limit(self):
-        with pytest.raises(ArgumentError, match=r"copy_limit is '1GB', but nothing is copied"):
-            Tiers.parse(None, None, "1GB")
-        with pytest.raises(ArgumentError, match="ram is 'x'"):
-            featcache.open("nowhere", ram="x")
-
-    def test_more_than_the_machine_has_is_refused(self):
-        with pytest.raises(ArgumentError, match="more than this machine has"):
-            featcache.open("nowhere", ram=1 << 60)
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"copy_to": ""}, "copy_to is empty: give a folder"),
+            ({"copy_limit": "1GB"}, "copy_limit is '1GB', but nothing is copied"),
+            ({"ram": "x"}, "ram is 'x'"),
+            ({"ram": 1 << 60}, "more than this machine has"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_before_a_cache_is_looked_for(self, options, what):
+        with pytest.raises(ArgumentError, match=what):
+            featcache.open("nowhere", **options)
 
 
 @pytest.fixture
