@@ -37,35 +37,25 @@ INSTANTS = ["after posix_fallocate", "after write", "before fsync", "before rena
 
 def stop_at(instant, reached):
     """Have this process's copying stand still at some instant of the second shard."""
-    count, write, make = 0, os.write, places.Disk.make
-
-    def counted(*arguments):
-        nonlocal count
-        count += 1
-        return make(*arguments)
+    when, _, name = instant.partition(" ")
+    owner = Path if name == "rename" else os
+    begun, write, make, real = [], os.write, places.Disk.make, getattr(owner, name)
 
     def stand_if_second():
-        if count == 2 and threading.current_thread().name == "featcache-copies":
+        if len(begun) == 2 and threading.current_thread().name == "featcache-copies":
             write(reached, b".")
             while True:
                 time.sleep(60)
 
-    def around(owner, name, is_after):
-        real = getattr(owner, name)
+    def standing(*arguments):
+        if when == "before":
+            stand_if_second()
+        result = real(*arguments)
+        stand_if_second()
+        return result
 
-        def wrapped(*arguments):
-            if not is_after:
-                stand_if_second()
-            result = real(*arguments)
-            if is_after:
-                stand_if_second()
-            return result
-
-        setattr(owner, name, wrapped)
-
-    places.Disk.make = counted
-    when, _, name = instant.partition(" ")
-    around(Path if name == "rename" else os, name, when == "after")
+    places.Disk.make = lambda *arguments: begun.append(arguments) or make(*arguments)
+    setattr(owner, name, standing)
 
 
 @pytest.mark.parametrize("instant", INSTANTS)
