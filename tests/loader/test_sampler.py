@@ -210,6 +210,11 @@ def consume(lengths, world_size, steps, state, **rules):
     return seen, states[0]
 
 
+@pytest.fixture
+def sampler():
+    return BucketBatchSampler(read_prompts(300), batch_size=10)
+
+
 class TestResume:
     @given(data=st.data(), lengths=many_lengths, legs=st.lists(st.tuples(world_sizes, st.integers(0, 5)), max_size=4))
     def test_sees_each_exactly_once_with_any_ranks_and_any_rules(self, data, lengths, legs):
@@ -253,8 +258,7 @@ class TestResume:
         other.load_state_dict(sampler.state_dict())
         assert list(other) == []
 
-    def test_counts_what_training_had_where_that_is_said(self):
-        sampler = BucketBatchSampler(read_prompts(300), batch_size=10)
+    def test_counts_what_training_had_where_that_is_said(self, sampler):
         batches = iter(sampler)
         first = list(islice(batches, 12))
         resumed = BucketBatchSampler(read_prompts(300), batch_size=10)
@@ -264,8 +268,7 @@ class TestResume:
         with pytest.raises(ArgumentError, match="consumed is 13; this pass has given 12 batches to this rank"):
             sampler.state_dict(consumed=13)
 
-    def test_a_pass_that_was_given_up_does_not_count(self):
-        sampler = BucketBatchSampler(read_prompts(300), batch_size=10)
+    def test_a_pass_that_was_given_up_does_not_count(self, sampler):
         old = iter(sampler)
         next(old)
         new = iter(sampler)
@@ -275,16 +278,14 @@ class TestResume:
         resumed.load_state_dict(sampler.state_dict())
         assert list(resumed) == list(new)
 
-    def test_begins_where_it_was_for_whoever_asks_for_two_iterators(self):
-        sampler = BucketBatchSampler(read_prompts(300), batch_size=10)
+    def test_begins_where_it_was_for_whoever_asks_for_two_iterators(self, sampler):
         rest = iter(sampler)
         list(islice(rest, 4))
         sampler.load_state_dict(sampler.state_dict())
         first, second = iter(sampler), iter(sampler)
         assert list(zip(first, second, strict=True)) == [(batch, batch) for batch in rest]
 
-    def test_survives_torch_save_and_a_copy_of_the_sampler(self, tmp_path):
-        sampler = BucketBatchSampler(read_prompts(300), batch_size=10)
+    def test_survives_torch_save_and_a_copy_of_the_sampler(self, sampler, tmp_path):
         rest = iter(sampler)
         list(islice(rest, 4))
         torch.save(sampler.state_dict(), tmp_path / "state.pt")
