@@ -1,4 +1,4 @@
-"""What holds of all adapters: their page runs, they say what is missing, and training does without them."""
+"""What holds of all adapters: their page runs, and they say what is missing."""
 
 import re
 from importlib.util import find_spec
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import toolkits
-from processes import run_python, run_script
+from processes import run_script
 
 PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
 SECTIONS = {
@@ -63,17 +63,3 @@ def test_a_toolkit_that_is_not_there_is_named(cli, module, tmp_path):
     package = MODULES[module]
     assert f"featcache.adapters.{module} needs the package {package!r}" in printed
     assert printed.endswith(f"pip install {package}\n")
-
-
-def test_training_imports_no_adapter_and_no_toolkit():
-    printed = run_python(
-        """
-        import sys
-        import featcache
-
-        featcache.open, featcache.FeatureDataset, featcache.DataLoader, featcache.masks
-        names = {name.partition(".")[0] for name in sys.modules}
-        print(sorted(names & {"speechbrain", "lhotse", "datasets", "lightning"}), "featcache.adapters" in sys.modules)
-        """
-    )
-    assert printed.split() == ["[]", "False"]

@@ -283,9 +283,8 @@ def test_masked_values_are_what_was_asked_for():
         changed = masked != features
         for row, length in enumerate(LENGTHS[:3]):
             fill = value if value == 2.5 else features[row, :length].mean()
-            torch.testing.assert_close(
-                masked[row][changed[row]], torch.full_like(masked[row][changed[row]], fill), atol=1e-6, rtol=1e-6
-            )
+            found = masked[row][changed[row]]
+            torch.testing.assert_close(found, torch.full_like(found, fill), atol=1e-6, rtol=1e-6)
         assert changed[:3].flatten(1).any(1).all()
 
 
@@ -338,10 +337,13 @@ def test_the_point_moves_to_both_sides():
 # Mixing
 
 
-def check_partners(mixed):
-    rows = len(mixed.partner)
-    assert sorted(mixed.partner.tolist()) == list(range(rows)), "every row is a partner once"
+def pairs(mixed, lengths):
+    """Of each row: its number, its partner, its weight, and how many frames both have."""
+    rows, partners = len(lengths), mixed.partner.tolist()
+    assert sorted(partners) == list(range(rows)), "every row is a partner once"
     assert rows == 1 or (mixed.partner != torch.arange(rows)).all()
+    both = [min(length, lengths[partner]) for length, partner in zip(lengths, partners, strict=True)]
+    return zip(range(rows), partners, mixed.weight.tolist(), both, strict=True)
 
 
 @given(rows_of_lengths, st.floats(0.05, 3), st.integers(0, 100))
@@ -349,9 +351,7 @@ def check_partners(mixed):
 def test_mixup_is_the_weighted_mean_where_both_have_frames(lengths, alpha, step):
     features, given_lengths = batch(lengths, dtype=torch.float64)
     mixed = Mixup(alpha)(features, given_lengths, step=step)
-    check_partners(mixed)
-    for row, (partner, weight) in enumerate(zip(mixed.partner.tolist(), mixed.weight.tolist(), strict=True)):
-        both = min(lengths[row], lengths[partner])
+    for row, partner, weight, both in pairs(mixed, lengths):
         expected = features[row].clone()
         expected[:both] = weight * features[row, :both] + (1 - weight) * features[partner, :both]
         torch.testing.assert_close(mixed.features[row], expected)
@@ -375,10 +375,8 @@ SCALES = {"power": 1.0, "magnitude": 2.0, "power10": math.log(10), "db": math.lo
 def test_energies_are_added_at_the_ratio_that_was_asked_for(log, lengths, snr_db, step):
     features, given_lengths = batch(lengths, dtype=torch.float64)
     mixed = MixEnergies(snr_db, log=log)(features, given_lengths, step=step)
-    check_partners(mixed)
     power = (features * SCALES[log]).exp()
-    for row, (partner, weight) in enumerate(zip(mixed.partner.tolist(), mixed.weight.tolist(), strict=True)):
-        both = min(lengths[row], lengths[partner])
+    for row, partner, weight, both in pairs(mixed, lengths):
         torch.testing.assert_close(mixed.features[row, both:], features[row, both:])
         if not both:
             continue

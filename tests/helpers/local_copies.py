@@ -1,10 +1,11 @@
 """Versions on a slow disk, copies of them on a local one, and what this process has mapped of both."""
 
 import os
+import re
 import signal
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +32,26 @@ def chunk(version, name):
 
 def copies_in(disk):
     return {path.name: path for path in disk.glob("featcache/*/????????????????")}
+
+
+def held(disk):
+    """The bytes of all copies."""
+    found = 0
+    for path in copies_in(disk).values():
+        with suppress(FileNotFoundError):  # it has made room just now
+            found += path.stat().st_size
+    return found
+
+
+def sizes(cache):
+    """The bytes that a copy of each shard takes, the smallest first."""
+    return sorted(path.stat().st_size for path in cache.glob("*/shards/*/features/c/0/0"))
+
+
+def assert_copies_are_whole(version, disk):
+    """Whatever there is of a version's copies is what the original is."""
+    for name, path in copies_in(disk).items():
+        assert path.read_bytes() == chunk(version, name).read_bytes()
 
 
 def parts_in(disk):
@@ -61,6 +82,13 @@ def settle(cache):
     wait_until_idle()
     if not cache._shards.copies._warnings:  # of which the next read warns
         cache[0]
+
+
+def settled(folder, **options):
+    """A cache that has been opened so, all of whose copies have been made and are read."""
+    cache = featcache.open(folder, **options)
+    settle(cache)
+    return cache
 
 
 def disk_of(folder, limit=None, idle_seconds=None, is_memory=False):
@@ -104,6 +132,17 @@ def in_another_process(use, word=b"."):
         os.close(write_end)
 
 
+def read_with_one_warning(cache, expected, match):
+    """Have all be copied and read: it is what was expected, and the user is told once, in one line."""
+    with told() as messages:
+        settle(cache)
+        for _ in range(3):
+            assert read_all(cache, expected)
+    (message,) = messages
+    assert "\n" not in message
+    assert re.search(match, message)
+
+
 @contextmanager
 def told():
     """Fills a list with what the user is warned of, each time it happens; others' warnings are none of its business."""
@@ -116,11 +155,3 @@ def told():
 
 def read_all(cache, expected):
     return all(map(np.array_equal, cache.values(), expected))
-
-
-def settle_two(folder, disk):
-    """Have the first two shards copied."""
-    cache = featcache.open(folder, copy_to=disk)
-    cache.batch([0, 7])
-    wait_until(lambda: len(copies_in(disk)) == 2)
-    wait_until_idle()

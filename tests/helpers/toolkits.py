@@ -25,7 +25,7 @@ class Made:
 
     Some cells of `start` and `duration` are empty.
     """
-    rows: dict[str, dict[str, str]]
+    rows: dict[str, dict[str, str | float | None]]
     """The manifest's rows by id."""
 
     def cache(self, name: str = "fbank80", **options) -> featcache.Cache:
@@ -45,25 +45,17 @@ def make(folder: Path) -> Made:
         id_: {
             "id": id_,
             "path": f"speech/{number // 4}.flac",
-            "start": f"{number % 4 * 1.5:g}",
-            "duration": f"{len(fbank[id_]) / 100}" if number % 3 else "",
-            "channel": str(number % 2),
+            "start": number % 4 * 1.5,
+            "duration": len(fbank[id_]) / 100 if number % 3 else None,
+            "channel": number % 2,
             "text": f"wörd, {number}",
             "speaker": f"s{number % 3}",
-            "digit": str(number % 10),
-            "score": f"{number / 4}",
+            "digit": number % 10,
+            "score": number / 4,
         }
         for number, id_ in enumerate(reversed(ids[5:35]))
     }
-    places = {
-        id_: {
-            "path": row["path"],
-            "start": float(row["start"]),
-            "duration": float(row["duration"]) if row["duration"] else None,
-            "channel": int(row["channel"]),
-        }
-        for id_, row in rows.items()
-    }
+    places = {id_: {name: row[name] for name in ("path", "start", "duration", "channel")} for id_, row in rows.items()}
     shards = [{id_: fbank[id_] for id_ in ids[first:last]} for first, last in ((0, 9), (9, 30), (30, 40))]
     make_version(folder / "features", *shards, rows=places)
     random = np.random.default_rng(6)

@@ -5,14 +5,14 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 from forking import fork, join, wait_until
+from local_copies import copies_in, held, sizes
 from make_cache import make_features, make_version
-from object_stores import upload, upload_for_module
+from object_stores import upload
 from processes import open_files
 from torch.utils.data import DataLoader
 
@@ -22,27 +22,7 @@ from featcache.loader.local_copies import LocalCopies
 from featcache.loader.remote_shards import ShardsAhead
 
 pytest.importorskip("obstore")
-URL, SHARDS, EACH = "s3://speech/ahead", 8, 12
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A cache of eight shards."""
-    folder = tmp_path_factory.mktemp("ahead") / "features"
-    items = list(make_features(SHARDS * EACH, max_frames=200).items())
-    make_version(folder, *(dict(items[at : at + EACH]) for at in range(0, len(items), EACH)))
-    featcache.open(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def uploaded(folder, s3_of_module):
-    upload_for_module(s3_of_module, folder, URL)
-    return URL
-
-
-def sizes(folder):
-    return sorted(path.stat().st_size for path in folder.glob("*/shards/*/features/c/0/0"))
+SHARDS, EACH = 8, 12
 
 
 def loader_of(cache, window=2, seed=5, **options):
@@ -54,17 +34,15 @@ def batches_of(loader):
     return [(batch["ids"], batch["features"].clone()) for batch in loader]
 
 
+@pytest.fixture(scope="module")
+def expected(original):
+    """The batches of the cache in a folder."""
+    return batches_of(loader_of(featcache.open(original)))
+
+
 def same(found, expected):
     assert [ids for ids, _ in found] == [ids for ids, _ in expected]
     assert all(torch.equal(one, other) for (_, one), (_, other) in zip(found, expected, strict=True))
-
-
-def bytes_of_copies(folder):
-    found = 0
-    for path in folder.glob("featcache/*/????????????????"):
-        with suppress(FileNotFoundError):  # it has made room just now
-            found += path.stat().st_size
-    return found
 
 
 def ahead_threads():
@@ -75,16 +53,16 @@ def ahead_threads():
 @pytest.mark.parametrize(
     "room", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 6]
 )  # in shards, of which a window has two
-def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, folder, tmp_path, room):
-    limit, most = sum(sizes(folder)[-room:]), sum(sizes(folder))
-    cache, expected = featcache.open(uploaded, copy_to=tmp_path, copy_limit=limit), featcache.open(folder)
+def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, original, tmp_path, room):
+    limit, most = sum(sizes(original)[-room:]), sum(sizes(original))
+    cache, expected = featcache.open(uploaded, copy_to=tmp_path, copy_limit=limit), featcache.open(original)
     loader, local = loader_of(cache), loader_of(expected)
     for _ in range(3):
         s3.reset()
         found = []
         for batch in loader:
             found.append((batch["ids"], batch["features"].clone()))
-            assert bytes_of_copies(tmp_path) <= limit
+            assert held(tmp_path) <= limit
         same(found, batches_of(local))
         assert s3.sent <= 1.05 * most
         chunks = [path for method, path in s3.paths if path.endswith("/features/c/0/0") and method == "GET"]
@@ -92,38 +70,38 @@ def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, fold
     wait_until(lambda: not ahead_threads())
 
 
-def test_the_next_window_is_fetched_while_training_works_on_this_one(s3, uploaded, folder, tmp_path):
+def test_the_next_window_is_fetched_while_training_works_on_this_one(s3, uploaded, tmp_path):
     loader = loader_of(featcache.open(uploaded, copy_to=tmp_path))
     next(iteration := iter(loader))
-    wait_until(lambda: len(list(tmp_path.glob("featcache/*/????????????????"))) >= 4)
+    wait_until(lambda: len(copies_in(tmp_path)) >= 4)
     iteration.close()
     wait_until(lambda: not ahead_threads())
 
 
-def test_crops_and_parts_of_a_dataset_let_go_of_what_they_have_read(s3, uploaded, folder, tmp_path):
+def test_crops_and_parts_of_a_dataset_let_go_of_what_they_have_read(s3, uploaded, original, tmp_path):
     """Less is read of a shard than there is in it."""
-    limit = sum(sizes(folder)[-3:])
+    limit = sum(sizes(original)[-3:])
     rows = np.random.default_rng(0).permutation(SHARDS * EACH)[: SHARDS * EACH // 2]
     found, expected = [], []
     for cache, made in (
         (featcache.open(uploaded, copy_to=tmp_path, copy_limit=limit), found),
-        (featcache.open(folder), expected),
+        (featcache.open(original), expected),
     ):
         dataset = featcache.FeatureDataset(cache, crop=20).subset(rows)
         loader = featcache.DataLoader(dataset, batch_size=4, shards_in_memory=2)
         s3.reset()
         made += batches_of(loader)
-        assert s3.sent <= 1.05 * sum(sizes(folder))
+        assert s3.sent <= 1.05 * sum(sizes(original))
     same(found, expected)
 
 
-def test_of_several_versions_shards_of_both_are_fetched_ahead(s3, uploaded, folder, tmp_path):
+def test_of_several_versions_shards_of_both_are_fetched_ahead(s3, uploaded, original, tmp_path):
     items = list(make_features(SHARDS * EACH, (8,), "uint16", max_frames=200).items())
     make_version(tmp_path / "codes", dict(items[:40]), dict(items[40:]), name="codes")
     upload(tmp_path / "codes", "s3://speech/ahead-codes")
-    places = {"a": (uploaded, folder), "b": ("s3://speech/ahead-codes", tmp_path / "codes")}
+    places = {"a": (uploaded, original), "b": ("s3://speech/ahead-codes", tmp_path / "codes")}
     made = []
-    for place, tiers in ((0, {"copy_to": tmp_path / "copies", "copy_limit": sum(sizes(folder))}), (1, {})):
+    for place, tiers in ((0, {"copy_to": tmp_path / "copies", "copy_limit": sum(sizes(original))}), (1, {})):
         caches = {name: featcache.open(both[place], **tiers) for name, both in places.items()}
         loader = featcache.DataLoader(featcache.FeatureDataset(caches), batch_size=8, shards_in_memory=1)
         made.append([(batch["ids"], *(each.clone() for each in batch["features"].values())) for batch in loader])
@@ -132,19 +110,23 @@ def test_of_several_versions_shards_of_both_are_fetched_ahead(s3, uploaded, fold
         assert all(map(torch.equal, one[1:], other[1:]))
 
 
-def test_an_iteration_within_another_goes_on(s3, uploaded, folder, tmp_path):
+def test_without_copies_the_batches_are_the_same(s3, uploaded, expected):
+    same(batches_of(loader_of(featcache.open(uploaded))), expected)
+
+
+def test_an_iteration_within_another_goes_on(s3, uploaded, original, tmp_path):
     """Validation in the middle of an epoch, whose copies are held meanwhile."""
-    cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(folder)[-4:]))
-    expected = batches_of(loader_of(featcache.open(folder), seed=7))
+    cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(original)[-4:]))
+    expected = batches_of(loader_of(featcache.open(original), seed=7))
     outer = iter(loader_of(cache))
     next(outer)
-    wait_until(lambda: len(list(tmp_path.glob("featcache/*/????????????????"))) == 4)
+    wait_until(lambda: len(copies_in(tmp_path)) == 4)
     with pytest.warns(featcache.FeatcacheWarning, match="no room for a shard"):
         same(batches_of(loader_of(cache, seed=7)), expected)
     assert sum(len(batch["ids"]) for batch in outer) > 0
 
 
-def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, uploaded, folder, tmp_path, monkeypatch):
+def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, uploaded, tmp_path, monkeypatch):
     cache = featcache.open(uploaded, copy_to=tmp_path)
     loader = loader_of(cache)
     next(iteration := iter(loader))
@@ -154,7 +136,7 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
 
     monkeypatch.setattr("featcache.format.shard.Shard.open_features", denied)
     cache._shards._chunks.clear()
-    for path in tmp_path.glob("featcache/*/????????????????"):
+    for path in copies_in(tmp_path).values():
         path.unlink()
     cache._shards.copies._copies.clear()
     with pytest.raises(StoreError, match="denied"):
@@ -170,7 +152,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, folder, tmp_path, monkeypatch, interruptible):
+def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, tmp_path, monkeypatch, interruptible):
     """One shard hangs in the network, and others wait for its thread."""
     may_end = threading.Event()
     monkeypatch.setattr("featcache.loader.remote_shards._AT_ONCE", 1)
@@ -188,7 +170,7 @@ def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, folder, 
     wait_until(lambda: not ahead_threads())
 
 
-def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, folder, tmp_path, monkeypatch):
+def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, expected, tmp_path, monkeypatch):
     """While the interpreter ends, there are none either; no batch waits for ever for what is never begun."""
 
     class Ending(ThreadPoolExecutor):
@@ -198,22 +180,19 @@ def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, folder, t
             return super().submit(*args)
 
     monkeypatch.setattr("featcache.loader.remote_shards.ThreadPoolExecutor", Ending)
-    found = batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path)))
-    same(found, batches_of(loader_of(featcache.open(folder))))
+    same(batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path))), expected)
 
 
-def test_a_disk_that_is_full_is_told_and_ranges_are_read(s3, uploaded, folder, tmp_path, monkeypatch):
+def test_a_disk_that_is_full_is_told_and_ranges_are_read(s3, uploaded, expected, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("featcache.loader.places.os.posix_fallocate", full)
     with pytest.warns(featcache.FeatcacheWarning, match="No space left on device: no more shards are copied"):
-        found = batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path)))
-    same(found, batches_of(loader_of(featcache.open(folder))))
+        same(batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path))), expected)
 
 
-def test_the_state_is_of_what_training_has_received_and_not_of_the_windows_ahead(s3, uploaded, folder, tmp_path):
-    local = batches_of(loader_of(featcache.open(folder)))
+def test_the_state_is_of_what_training_has_received_and_not_of_the_windows_ahead(s3, uploaded, expected, tmp_path):
     cache = featcache.open(uploaded, copy_to=tmp_path)
     loader = loader_of(cache)
     iteration = iter(loader)
@@ -222,13 +201,12 @@ def test_the_state_is_of_what_training_has_received_and_not_of_the_windows_ahead
     iteration.close()
     resumed = loader_of(cache)
     resumed.load_state_dict(state)
-    rest = batches_of(resumed)
-    assert [batch["ids"] for batch in received] == [ids for ids, _ in local[:5]]
-    same(rest, local[5:])
+    assert [batch["ids"] for batch in received] == [ids for ids, _ in expected[:5]]
+    same(batches_of(resumed), expected[5:])
 
 
-def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, folder, tmp_path):
-    cache, expected = featcache.open(uploaded, copy_to=tmp_path), featcache.open(folder)
+def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, original, tmp_path):
+    cache, expected = featcache.open(uploaded, copy_to=tmp_path), featcache.open(original)
     loader = loader_of(cache)
     next(iteration := iter(loader))
 
@@ -242,9 +220,9 @@ def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, folder, tmp
     assert sum(len(batch["ids"]) for batch in iteration) > 0
 
 
-def test_workers_of_torch_fetch_each_byte_once_an_epoch(s3, uploaded, folder, tmp_path):
+def test_workers_of_torch_fetch_each_byte_once_an_epoch(s3, uploaded, original, tmp_path):
     """They read each a part of every shard, and let go of it together."""
-    cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(folder)[-5:]))
+    cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(original)[-5:]))
     dataset = featcache.FeatureDataset(cache)
     sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=3, shards=dataset.shards, shards_in_memory=2)
     loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2, collate_fn=dataset.collate, timeout=60)
@@ -252,20 +230,20 @@ def test_workers_of_torch_fetch_each_byte_once_an_epoch(s3, uploaded, folder, tm
         sampler.set_epoch(epoch)
         s3.reset()
         assert sum(len(batch["ids"]) for batch in loader) == len(cache)
-        assert s3.sent_of("/features/c/0/0") <= 1.05 * sum(sizes(folder))
+        assert s3.sent_of("/features/c/0/0") <= 1.05 * sum(sizes(original))
 
 
-def test_what_is_needed_by_no_batch_is_let_go_of_at_the_end(s3, uploaded, folder, tmp_path):
+def test_what_is_needed_by_no_batch_is_let_go_of_at_the_end(s3, uploaded, tmp_path):
     loader = loader_of(featcache.open(uploaded, copy_to=tmp_path))
     iteration = iter(loader)
     next(iteration)
     iteration.close()
     wait_until(lambda: not ahead_threads())
-    assert list(tmp_path.glob("featcache/*/????????????????"))
+    assert copies_in(tmp_path)
     assert [name for name in open_files(tmp_path) if not name.endswith("/users")] == []
 
 
-def test_without_windows_nothing_is_fetched_ahead(s3, uploaded, folder, tmp_path, monkeypatch):
+def test_without_windows_nothing_is_fetched_ahead(s3, uploaded, tmp_path, monkeypatch):
     monkeypatch.setattr(ShardsAhead, "windows", None)
     dataset = featcache.FeatureDataset(featcache.open(uploaded, copy_to=tmp_path))
     assert len(batches_of(featcache.DataLoader(dataset, batch_size=8))) == SHARDS * EACH // 8

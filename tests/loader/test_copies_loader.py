@@ -88,13 +88,6 @@ def test_without_a_manifest_there_are_all_copies_or_the_plain_ones(made, plain):
         featcache.FeatureDataset(opened(made, "fast"), copies=False)
 
 
-def test_a_version_without_copies_is_what_it_was(made, plain):
-    dataset = featcache.FeatureDataset(opened(made, "plain"))
-    assert list(dataset.ids) == plain.ids
-    assert dataset.columns == {}
-    assert list(featcache.FeatureDataset(opened(made, "plain"), made / "train.csv").columns) == ["speaker", "digit"]
-
-
 def test_of_several_versions_those_copies_are_taken_that_all_have(made, plain):
     versions = {"a": opened(made, "both"), "b": opened(made, "speeds")}
     dataset = featcache.FeatureDataset(versions, made / "train.csv")

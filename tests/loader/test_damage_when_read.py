@@ -1,10 +1,9 @@
-"""What a cache says of damage that reading meets, and how it goes on without an index."""
+"""What a cache says of damage that reading meets."""
 
 import errno
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from damage import flip
 from make_cache import make_features, make_version
@@ -12,7 +11,6 @@ from make_cache import make_features, make_version
 import featcache
 from featcache.errors import DamagedError, StoreError
 from featcache.loader.shards import Shards
-from featcache.version.index import index_name
 
 
 class TestDamage:
@@ -76,32 +74,6 @@ class TestDamage:
         (line,) = told.err.splitlines()
         assert line.count("featcache repair") == 1
         assert line.endswith(f"; `featcache repair {version.path} --manifest MANIFEST` repairs it")
-
-    def test_a_damaged_shard_is_named_when_the_index_is_built(self, tmp_path, version):
-        (version.shard(version.shard_names()[0]).folder / "zarr.json").write_text("{}")
-        with pytest.raises(DamagedError, match=r"damaged.*featcache repair"):
-            featcache.open(tmp_path)
-
-    @pytest.mark.parametrize(
-        "harm",
-        [
-            lambda folder: (folder / "zarr.json").unlink(),
-            lambda folder: (folder / "zarr.json").write_text("{"),
-            lambda folder: (folder / "items/c/0/0").unlink(),
-            lambda folder: (folder / "text/c/0").write_bytes(b""),
-            lambda folder: flip(folder / "items/c/0/0", 100),
-            shutil.rmtree,
-            lambda folder: shutil.rmtree(folder.parent),
-        ],
-    )
-    def test_an_index_that_is_damaged_or_gone_is_built_again(self, tmp_path, version, harm):
-        expected = list(featcache.open(tmp_path).values())
-        folder = version.path / "index" / index_name(version, version.shard_names())
-        harm(folder)
-        assert all(map(np.array_equal, featcache.open(tmp_path).values(), expected))
-        inode = folder.stat().st_ino
-        assert all(map(np.array_equal, featcache.open(tmp_path).values(), expected))
-        assert folder.stat().st_ino == inode  # kept this time
 
     def test_a_shard_that_ends_before_an_item_is_damage(self, tmp_path, version):
         cache = featcache.open(tmp_path)

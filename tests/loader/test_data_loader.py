@@ -29,6 +29,7 @@ def folder(tmp_path_factory, features):
     items = list(features.items())
     make_version(folder, dict(items[:20]), dict(items[20:]), name="fbank")
     make_version(folder, make_features(50, (4,), "uint16", seed=1), name="codes", frame_rate=50.0)
+    make_version(folder, features, name="levels", quantized=True)
     return folder
 
 
@@ -124,9 +125,8 @@ def test_random_crops_follow_the_samplers_epoch(cache):
 def test_resumes_behind_what_training_has_had_and_not_behind_what_was_made_ahead(cache, prefetch, seen):
     dataset = FeatureDataset(cache, crop=Crop(frames=3))
 
-    def loader(world_size=1, rank=0):
-        sampler = BucketBatchSampler(dataset.lengths, batch_size=4, rank=rank, world_size=world_size)
-        return DataLoader(dataset, sampler, prefetch=prefetch)
+    def loader():
+        return DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4), prefetch=prefetch)
 
     whole = loader()
     whole.set_epoch(3)
@@ -144,33 +144,26 @@ def test_resumes_behind_what_training_has_had_and_not_behind_what_was_made_ahead
     for batch, other in zip(resumed, expected[seen:], strict=True):
         same(batch, other)
     assert len(resumed.state_dict()["sampler"]["parts"]) == 1
-    shared = []
-    for rank in range(3):
-        part = loader(3, rank)
-        part.load_state_dict(state)
-        shared += [name for batch in part for name in batch["ids"]]
-    assert sorted(shared) == sorted(name for batch in expected[seen:] for name in batch["ids"])
 
 
-def test_a_state_is_of_the_epoch_that_the_sampler_is_in(dataset):
+def test_a_state_is_of_the_latest_iteration_in_the_epoch_that_the_sampler_is_in(dataset):
     loader = DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4))
-    list(loader)
+
+    def rounds():
+        return loader.state_dict()["sampler"]["parts"][-1]["rounds"]
+
+    for number, _ in enumerate(zip(loader, loader, strict=True), 1):
+        assert rounds() == number
     loader.set_epoch(1)
-    assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 0
+    assert rounds() == 0
     batches = iter(loader)
     for _ in range(3):
         next(batches)
-    assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 3
+    assert rounds() == 3
     batches.close()
-    assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 3
+    assert rounds() == 3
     loader.batch_sampler.set_epoch(2)
-    assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == 0
-
-
-def test_a_state_is_of_the_latest_of_several_iterations(dataset):
-    loader = DataLoader(dataset, BucketBatchSampler(dataset.lengths, batch_size=4))
-    for number, _ in enumerate(zip(loader, loader, strict=True), 1):
-        assert loader.state_dict()["sampler"]["parts"][-1]["rounds"] == number
+    assert rounds() == 0
 
 
 def test_an_iteration_stays_in_its_epoch(cache):
@@ -353,10 +346,9 @@ def test_takes_nothing_but_a_feature_dataset(dataset):
 class TestOnAGpu:
     @pytest.mark.parametrize("dtype", [None, torch.float32])
     @pytest.mark.parametrize("quantized", [False, True])
-    def test_gives_the_same_batches(self, dataset, tmp_path, features, dtype, quantized):
+    def test_gives_the_same_batches(self, dataset, folder, tmp_path, dtype, quantized):
         if quantized:
-            make_version(tmp_path / "features", features, quantized=True)
-            dataset = FeatureDataset(featcache.open(tmp_path / "features"), tmp_path / "train.csv", padding_value=3)
+            dataset = FeatureDataset(featcache.open(folder, "levels"), tmp_path / "train.csv", padding_value=3)
         sampler = [np.random.default_rng(seed).integers(0, 50, 40).tolist() for seed in range(60)]
         for batch, rows in zip(
             DataLoader(dataset, sampler, device="cuda", dtype=dtype, prefetch=4), sampler, strict=True
@@ -382,33 +374,19 @@ class TestOnAGpu:
             assert torch.equal(batch["doubled"][0].cpu(), 2 * dataset.batch(rows)["features"].float())
 
 
-def test_several_versions_are_converted_each_as_asked_for(folder):
-    caches = {name: featcache.open(folder, name) for name in ("fbank", "codes")}
-    caches["codes"].index.num_frames.sum()
-    dataset = FeatureDataset(caches, codebooks={"codes": 2})
-    plain = dataset.batch([3, 1])
-    (batch,) = DataLoader(dataset, [[3, 1]], dtype={"codes": torch.int64})
-    assert batch["features"]["codes"].dtype == torch.int64
-    assert torch.equal(batch["features"]["codes"], plain["features"]["codes"].long())
-    assert torch.equal(batch["features"]["fbank"], plain["features"]["fbank"])
-    assert torch.equal(batch["lengths"]["codes"], plain["lengths"]["codes"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_converts_to_a_dtype(dataset, dtype):
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *[("fbank", dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)],
+        *[("codes", dtype) for dtype in (torch.int16, torch.int32, torch.int64)],
+        ("levels", torch.float16),
+    ],
+)
+def test_converts_to_a_dtype_that_holds_the_values(folder, name, dtype):
+    dataset = FeatureDataset(featcache.open(folder, name))
     for batch, rows in zip(DataLoader(dataset, BATCHES, dtype=dtype), BATCHES, strict=True):
+        assert batch["features"].dtype == dtype
         assert torch.equal(batch["features"], dataset.batch(rows)["features"].to(dtype))
-
-
-def codes_of(folder, **options):
-    return FeatureDataset(featcache.open(folder, "codes"), **options)
-
-
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
-def test_codes_are_converted_to_integers_that_hold_them(folder, dtype):
-    dataset = codes_of(folder)
-    (batch,) = DataLoader(dataset, [[3, 1]], dtype=dtype)
-    assert torch.equal(batch["features"], dataset.batch([3, 1])["features"].to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -423,13 +401,13 @@ def test_codes_are_converted_to_integers_that_hold_them(folder, dtype):
 )
 def test_codes_stay_what_they_are(folder, dtype, what):
     with pytest.raises(ArgumentError, match=what):
-        DataLoader(codes_of(folder), [[1]], dtype=dtype)
+        DataLoader(FeatureDataset(featcache.open(folder, "codes")), [[1]], dtype=dtype)
     with pytest.raises(ArgumentError, match=what):
         DataLoader(both_of(folder), [[1]], dtype={"codes": dtype})
 
 
 def test_what_codes_are_padded_with_is_held_too(folder):
-    dataset = codes_of(folder, padding_value=40_000)
+    dataset = FeatureDataset(featcache.open(folder, "codes"), padding_value=40_000)
     with pytest.raises(ArgumentError, match="these features go up to 40,000"):
         DataLoader(dataset, [[1]], dtype=torch.int16)
     DataLoader(dataset, [[1]], dtype=torch.int32)
@@ -437,9 +415,13 @@ def test_what_codes_are_padded_with_is_held_too(folder):
 
 @pytest.mark.parametrize(
     ("dtype", "expected"),
-    [(torch.bfloat16, (torch.bfloat16, torch.uint16)), (torch.int64, (torch.float16, torch.int64))],
+    [
+        (torch.bfloat16, (torch.bfloat16, torch.uint16)),
+        (torch.int64, (torch.float16, torch.int64)),
+        ({"codes": torch.int64}, (torch.float16, torch.int64)),
+    ],
 )
-def test_of_several_versions_one_dtype_is_for_those_that_it_fits(folder, dtype, expected):
+def test_of_several_versions_one_dtype_is_for_those_that_it_fits_and_others_are_given_by_name(folder, dtype, expected):
     dataset = both_of(folder)
     (batch,) = DataLoader(dataset, [[3, 1]], dtype=dtype)
     features, plain = batch["features"], dataset.batch([3, 1])["features"]
@@ -454,16 +436,10 @@ def both_of(folder):
     return FeatureDataset({name: featcache.open(folder, name) for name in ("fbank", "codes")})
 
 
-def test_quantised_features_come_as_values(tmp_path, features):
-    make_version(tmp_path / "features", features, quantized=True)
-    dataset = FeatureDataset(featcache.open(tmp_path / "features"), padding_value=-7, crop=Crop(frames=9))
-    for dtype in (None, torch.float16):
-        for batch, rows in zip(DataLoader(dataset, BATCHES, dtype=dtype), BATCHES, strict=True):
-            plain = dataset.batch(rows)["features"]
-            assert batch["features"].dtype == (dtype or torch.float32)
-            assert torch.equal(batch["features"], plain.to(dtype or torch.float32))
-            same(dataset.collate([dataset[row] for row in rows]), dataset.batch(rows))
-    for rows in BATCHES:  # as it is done on a GPU
+def test_levels_become_values_on_the_device(folder):
+    """As it is done on a GPU, here on the CPU."""
+    dataset = FeatureDataset(featcache.open(folder, "levels"), padding_value=-7, crop=Crop(frames=9))
+    for rows in BATCHES:
         (ranges,) = dataset.frame_ranges(np.array(rows, np.int64), 0)
         values = dequantized(ranges.gather(raw=True), ranges, None, lambda tensor: tensor)
         assert torch.equal(values, dataset.batch(rows)["features"])

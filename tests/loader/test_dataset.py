@@ -50,24 +50,27 @@ class TestFeatureDataset:
             assert item["id"] == name
             assert np.array_equal(item["features"].numpy(), array)
 
-    def test_its_repr_says_what_it_is(self, cache, manifest):
-        shown = repr(featcache.FeatureDataset(cache, manifest))
-        assert shown == f"FeatureDataset({cache.version.path.name}: 6 utterances with path, start, speaker, text)"
-
     @pytest.mark.parametrize(
         ("options", "what"),
         [
             ({"manifest": 5}, "manifest is a int: give a file or a folder, a data frame"),
             ({"where": "train"}, "where is 'train': give values of columns, such as .* or a function of a row"),
             ({"columns": 5}, "columns is 5: give a list of names"),
+            ({"columns": "speaker"}, "columns is one name, 'speaker': give a list of names"),
+            *[
+                ({"cache": given}, "cache is not an opened cache: give the result of featcache")
+                for given in ("features", ["features"], {"fbank": "features"}, None)
+            ],
         ],
     )
     def test_arguments_that_do_not_do_are_refused(self, cache, manifest, options, what):
         with pytest.raises(ArgumentError, match=what):
-            featcache.FeatureDataset(cache, **{"manifest": manifest, **options})
+            featcache.FeatureDataset(**{"cache": cache, "manifest": manifest, **options})
 
     def test_joins_a_manifests_columns_in_its_order(self, cache, features, manifest):
         dataset = featcache.FeatureDataset(cache, manifest)
+        what = f"{cache.version.path.name}: 6 utterances with path, start, speaker, text"
+        assert repr(dataset) == f"FeatureDataset({what})"
         assert list(dataset.ids) == ["utt-4", "utt-2", "utt-11", "utt-0", "utt-19", "utt-7"]
         assert dataset.lengths.tolist() == [len(features[name]) for name in dataset.ids]
         item = dataset[2]
@@ -82,41 +85,23 @@ class TestFeatureDataset:
     def test_carries_the_columns_that_are_asked_for(self, cache, manifest):
         assert dataset_keys(cache, manifest, columns=["text"]) == {"id", "features", "text"}
         assert dataset_keys(cache, manifest, columns=()) == {"id", "features"}
-        assert dataset_keys(cache, featcache.manifest.read_manifest(manifest), columns=["start"]) == {
-            "id",
-            "features",
-            "start",
-        }
+        assert dataset_keys(cache, manifest, columns=["id"]) == {"id", "features"}  # which is there anyway
+        read = featcache.manifest.read_manifest(manifest)
+        assert dataset_keys(cache, read, columns=["start"]) == {"id", "features", "start"}
         with pytest.raises(ManifestError, match=r"train.csv: has no column 'txt'; it has 'path', 'start', 'speaker'"):
             featcache.FeatureDataset(cache, manifest, columns=["txt"])
-
-    def test_takes_the_id_for_granted_among_columns(self, cache, manifest):
-        dataset = featcache.FeatureDataset(cache, manifest, columns=["id"])
-        assert list(dataset[0]) == ["id", "features"]
-
-    def test_takes_names_of_columns_and_no_single_one(self, cache, manifest):
-        with pytest.raises(ArgumentError, match="columns is one name, 'speaker': give a list of names"):
-            featcache.FeatureDataset(cache, manifest, columns="speaker")
-
-    @pytest.mark.parametrize("given", ["features", ["features"], {"fbank": "features"}, None])
-    def test_takes_nothing_but_opened_caches(self, given):
-        with pytest.raises(ArgumentError, match="cache is not an opened cache: give the result of featcache"):
-            featcache.FeatureDataset(given)
 
     def test_an_item_is_the_callers_own(self, cache, features):
         dataset = featcache.FeatureDataset(cache)
         dataset[0]["features"].zero_()
         assert np.array_equal(dataset[0]["features"].numpy(), features["utt-0"])
 
-    def test_names_the_utterances_that_the_cache_has_not(self, tmp_path, manifest):
-        make_version(tmp_path / "features", make_features(8), rows=ROWS)
-        with pytest.raises(MissingItemError, match=r"train.csv: 2 of 6 utterances are not in .*: utt-11, utt-19$"):
-            featcache.FeatureDataset(featcache.open(tmp_path / "features"), manifest)
-
-    def test_goes_without_them_where_that_is_asked_for(self, tmp_path, manifest):
+    def test_names_the_utterances_that_the_cache_has_not_and_goes_without_them_if_told_so(self, tmp_path, manifest):
         features = make_features(8)
         make_version(tmp_path / "features", features, rows=ROWS)
         cache = featcache.open(tmp_path / "features")
+        with pytest.raises(MissingItemError, match=r"train.csv: 2 of 6 utterances are not in .*: utt-11, utt-19$"):
+            featcache.FeatureDataset(cache, manifest)
         dataset = featcache.FeatureDataset(cache, manifest, skip_missing=True)
         assert list(dataset.ids) == ["utt-4", "utt-2", "utt-0", "utt-7"]
         assert dataset.skipped == ["utt-11", "utt-19"]
@@ -155,19 +140,6 @@ class TestFeatureDataset:
         list(DataLoader(Subset(dataset, range(3, 9)), batch_size=3, collate_fn=dataset.collate))
         assert len(calls) == 2
 
-    def test_a_batch_of_items_is_the_batch_that_is_gathered(self, cache, manifest):
-        dataset = featcache.FeatureDataset(cache, manifest, padding_value=9)
-        rows = [3, 1, 5]
-        gathered, looked_at = dataset.collate(dataset.__getitems__(rows)), dataset.__getitems__(rows)
-        assert looked_at[0]["id"] == "utt-0"
-        for batch in (dataset.collate([dataset[row] for row in rows]), dataset.collate(looked_at)):
-            assert list(batch) == list(gathered)
-            for name, column in batch.items():
-                if isinstance(column, torch.Tensor):
-                    torch.testing.assert_close(column, gathered[name], rtol=0, atol=0, equal_nan=True)
-                else:
-                    assert column == gathered[name]
-
     def test_a_collate_of_the_users_own_gets_a_list_of_items(self, cache):
         def longest_first(items):
             items.sort(key=lambda item: len(item["features"]), reverse=True)
@@ -192,14 +164,25 @@ def dataset_keys(cache, manifest, **options):
     return featcache.FeatureDataset(cache, manifest, **options)[0].keys()
 
 
-def test_what_a_collate_function_gets_is_a_list(cache):
-    """It may be sliced, added to, copied, sorted: whatever is done to it, the items are those of the rows."""
-    dataset = featcache.FeatureDataset(cache)
-    for change in (lambda items: items[:2], lambda items: items + items[:1], copy.copy, lambda items: items.copy()):
-        changed = change(dataset.__getitems__([3, 1, 2]))
-        ids = [dataset.ids[row] for row in change([3, 1, 2])]
-        assert [item["id"] for item in changed] == ids
-        assert dataset.collate(changed)["ids"] == ids
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda items: items,
+        lambda items: items[:2],
+        lambda items: items + items[:1],
+        copy.copy,
+        lambda items: items.copy(),
+        lambda items: [items[at] for at in range(3)],
+    ],
+)
+def test_what_a_collate_function_gets_is_a_list(cache, manifest, change):
+    """It may be sliced, added to, copied, looked at: whatever is done to it, the batch is that of the rows."""
+    dataset = featcache.FeatureDataset(cache, manifest, padding_value=9)
+    rows = change([3, 1, 5])
+    changed = change(dataset.__getitems__([3, 1, 5]))
+    same(dataset.collate(changed), dataset.batch(rows))
+    assert [item["id"] for item in changed] == [dataset.ids[row] for row in rows]
+    same(dataset.collate(changed), dataset.batch(rows))
 
 
 @pytest.fixture(scope="module")
@@ -212,10 +195,13 @@ def whole(tmp_path_factory):
     return FeatureDataset(featcache.open(folder / "features"), manifest, crop=5)
 
 
-def same(item, other):
-    assert item.keys() == other.keys()
-    for name, value in item.items():
-        assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+def same(found, other):
+    assert list(found) == list(other)
+    for name, value in found.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(value, other[name], rtol=0, atol=0, equal_nan=True)
+        else:
+            assert value == other[name]
 
 
 positions = st.lists(st.integers(-20, 19), max_size=25)
@@ -235,16 +221,11 @@ def test_a_subset_of_a_subset_is_what_torchs_is(whole, rows, data):
     same(ours.batch(range(len(ours))), whole.collate(list(torchs)))
 
 
-def folds(count, number):
-    """The positions of each fold's training and test part, as scikit-learn's KFold gives them."""
-    parts = np.array_split(np.arange(count), number)
-    return [(np.setdiff1d(np.arange(count), part), part) for part in parts]
-
-
 @pytest.mark.parametrize("make", [lambda whole, rows: whole.subset(rows), Subset])
 def test_folds(whole, make):
-    tested = []
-    for train, test in folds(len(whole), 3):
+    everything, tested = np.arange(len(whole)), []
+    for test in np.array_split(everything, 3):
+        train = np.setdiff1d(everything, test)
         loaders = (
             featcache.DataLoader(make(whole, train), batch_size=4),
             DataLoader(make(whole, train), batch_size=4, shuffle=True, collate_fn=whole.collate),

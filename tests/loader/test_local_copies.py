@@ -1,37 +1,44 @@
-"""Copies of shards on a local disk: made while the originals are read, read once they are whole, within a limit."""
+"""Copies of shards on a local disk: made while originals are read, read once whole, within a limit; and trouble."""
 
+import errno
+import fcntl
 import gc
 import os
 import pickle
-import re
+import shutil
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from damage import flip
 from forking import wait_until
 from local_copies import (
     SHARDS,
+    assert_copies_are_whole,
     chunk,
     copies_in,
     copying_threads,
     disk_of,
+    held,
     in_another_process,
     mapped,
     parts_in,
     paused,
     read_all,
+    read_with_one_warning,
     settle,
+    settled,
     shards,
-    told,
+    sizes,
     wait_until_idle,
 )
 from make_cache import make_version
 from processes import MOST_SECONDS, open_files
 
 import featcache
+from featcache.errors import DamagedError
 from featcache.format.shard import Shard
 from featcache.loader import places
 from featcache.loader.local_copies import LocalCopies
@@ -42,48 +49,45 @@ NAME = "0123456789abcdef"
 
 
 class TestCopying:
-    def test_what_is_read_is_copied_and_read_from_the_copy_as_soon_as_it_is_whole(self, slow_folder, version, disk):
-        expected = [array.copy() for array in featcache.open(slow_folder).values()]
+    def test_what_is_read_is_copied_and_read_from_the_copy_as_soon_as_it_is_whole(
+        self, slow_folder, version, expected, disk
+    ):
         cache = featcache.open(slow_folder, copy_to=disk)
         assert not disk.exists()  # nothing is copied before it is asked for
         assert read_all(cache, expected)
         settle(cache)
         there = copies_in(disk)
         assert sorted(there) == version.shard_names()
-        for name, path in there.items():
-            original = chunk(version, name).read_bytes()
-            assert path.read_bytes() == original
+        assert_copies_are_whole(version, disk)
         assert mapped(disk) == set(map(str, there.values()))
         assert mapped(slow_folder) == set()
         assert read_all(cache, expected)
         batch, lengths = cache.batch(range(len(cache)), check=True)
         assert all(np.array_equal(row[:n], array) for row, n, array in zip(batch, lengths, expected, strict=True))
 
-    def test_only_the_shards_that_are_read_are_copied(self, slow_folder, version, disk):
+    def test_only_the_shards_that_are_read_are_copied(self, slow_folder, disk):
         cache = featcache.open(slow_folder, copy_to=disk)
         cache.batch([0, 1])
         wait_until(lambda: copies_in(disk))
         wait_until_idle()
         assert {*copies_in(disk)} == {cache.index.shards[0]}
 
-    def test_the_thread_ends_when_nothing_is_to_be_done_and_no_descriptor_is_left(self, slow_folder, version, disk):
+    def test_the_thread_ends_when_nothing_is_to_be_done_and_no_descriptor_is_left(self, slow_folder, disk):
         for _ in range(3):
-            cache = featcache.open(slow_folder, copy_to=disk)
-            settle(cache)
+            cache = settled(slow_folder, copy_to=disk)
         assert copying_threads() == []
         del cache
         gc.collect()
         assert open_files(slow_folder) == open_files(disk) == []
 
     def test_copies_that_are_there_are_used(self, slow_folder, version, disk):
-        settle(featcache.open(slow_folder, copy_to=disk))
+        settled(slow_folder, copy_to=disk)
         inodes = {path.stat().st_ino for path in copies_in(disk).values()}
         for name in version.shard_names():  # an original that nobody looks into any more
             data = bytearray(chunk(version, name).read_bytes())
             data[:-4] = bytes(len(data) - 4)
             chunk(version, name).write_bytes(data)
-        cache = featcache.open(slow_folder, copy_to=disk)
-        settle(cache)
+        cache = settled(slow_folder, copy_to=disk)
         assert {path.stat().st_ino for path in copies_in(disk).values()} == inodes
         assert all(array.any() for array in cache.values())
 
@@ -96,57 +100,43 @@ class TestCopying:
         ]
         assert len({version.path.name for version in versions}) == 1
         assert versions[0].shard_names() == versions[1].shard_names()
-        caches = [featcache.open(version.path, copy_to=disk) for version in versions]
-        for cache in caches:
-            settle(cache)
+        caches = [settled(version.path, copy_to=disk) for version in versions]
         assert len(copies_in(disk)) == SHARDS + 1
         for cache in caches:
             assert read_all(cache, featcache.open(cache.version.path).values())
 
     def test_several_caches_have_one_thread(self, tmp_path, disk, monkeypatch):
-        folders = [tmp_path / str(number) for number in range(3)]
-        for number, folder in enumerate(folders):
-            make_version(folder, *shards(number), params={"number": number})
-        threads, go, blocks = set(), threading.Event(), Shard.feature_blocks
-
-        def watched(shard, *copy):
-            threads.add(threading.current_thread())
-            go.wait(MOST_SECONDS)
-            return blocks(shard, *copy)
-
-        monkeypatch.setattr(Shard, "feature_blocks", watched)
-        caches = [featcache.open(folder, copy_to=disk) for folder in folders]
-        for cache in caches:
-            for row in range(len(cache)):
-                cache[row]
+        begun, go = paused(monkeypatch)
+        caches = []
+        for number in range(3):
+            version = make_version(tmp_path / str(number), *shards(number), params={"number": number})
+            caches.append(featcache.open(version.path, copy_to=disk))
+            caches[-1].batch(range(len(caches[-1])))
+        assert begun.wait(MOST_SECONDS)
+        (thread,) = copying_threads()
+        assert thread.daemon
         go.set()
         for cache in caches:
             settle(cache)
-        assert len(threads) == 1
-        assert all(thread.daemon for thread in threads)
         assert len(copies_in(disk)) == 3 * SHARDS
 
-    def test_a_cache_that_is_gone_is_not_kept_for_its_copies(self, slow_folder, version, disk, monkeypatch):
+    def test_a_cache_that_is_gone_is_not_kept_for_its_copies(self, slow_folder, disk, monkeypatch):
         begun, go = paused(monkeypatch)
         cache = featcache.open(slow_folder, copy_to=disk)
-        for row in range(len(cache)):
-            cache[row]
+        cache.batch(range(len(cache)))
         assert begun.wait(MOST_SECONDS)
         del cache
         go.set()
         wait_until_idle()
         assert len(copies_in(disk)) == 1
 
-    def test_pickled_it_copies_there_too(self, slow_folder, version, disk):
-        cache = pickle.loads(pickle.dumps(featcache.open(slow_folder, copy_to=disk)))
-        settle(cache)
-        assert len(copies_in(disk)) == SHARDS
-
-    def test_relative_folders_stay_where_they_were(self, slow_folder, version, disk, monkeypatch, tmp_path):
+    def test_relative_folders_stay_where_they_were_also_where_a_cache_is_unpickled(
+        self, slow_folder, monkeypatch, tmp_path
+    ):
         monkeypatch.chdir(tmp_path)
-        cache = featcache.open(slow_folder, copy_to="copies")
+        pickled = pickle.dumps(featcache.open(slow_folder, copy_to="copies"))
         monkeypatch.chdir("/")
-        settle(cache)
+        settle(pickle.loads(pickled))
         assert len(copies_in(tmp_path / "copies")) == SHARDS
 
 
@@ -180,131 +170,98 @@ class TestFolder:
         with pytest.raises(OSError, match="given up"):
             own.make(NAME, 10, blocks)
 
-    def test_what_is_being_written_counts_and_what_was_given_up_does_not(self, disk):
-        own = disk_of(disk, 100)
-
-        def blocks():
-            assert own.make(NAME[::-1], 60, list) is CopyRefused.FULL
-            raise OSError("given up")
-
-        with pytest.raises(OSError, match="given up"):
-            own.make(NAME, 60, blocks)
-        assert parts_in(disk) == []
-        assert own.make(NAME[::-1], 60, lambda: [memoryview(bytes(60))]) is None
-
 
 class TestLimit:
-    def sizes(self, version):
-        return [chunk(version, name).stat().st_size for name in version.shard_names()]
-
-    def held(self, disk):
-        return sum(path.stat().st_size for path in copies_in(disk).values())
-
-    def test_copying_stops_at_the_limit_and_nothing_in_use_goes(self, slow_folder, version, disk):
-        limit = sum(self.sizes(version)) - 1
-        cache = featcache.open(slow_folder, copy_to=disk, copy_limit=limit)
-        settle(cache)
+    def test_copying_stops_at_the_limit_and_nothing_in_use_goes(self, slow_folder, version, expected, disk):
+        limit = sum(sizes(slow_folder)) - 1
+        cache = settled(slow_folder, copy_to=disk, copy_limit=limit)
         there = copies_in(disk)
         assert 0 < len(there) < SHARDS
-        assert self.held(disk) <= limit
-        other = featcache.open(slow_folder, copy_to=disk, copy_limit=limit)
-        settle(other)
+        assert held(disk) <= limit
+        settled(slow_folder, copy_to=disk, copy_limit=limit)
         assert copies_in(disk) == there
         assert mapped(disk) == set(map(str, there.values()))
-        assert read_all(cache, featcache.open(slow_folder).values())
+        assert read_all(cache, expected)
 
-    def test_a_limit_below_one_shard_is_told_once(self, slow_folder, version, disk):
-        cache = featcache.open(slow_folder, copy_to=disk, copy_limit=10)
-        with told() as messages:
-            settle(cache)
-            assert read_all(cache, featcache.open(slow_folder).values())
-        (message,) = messages
-        assert re.search(r"no room for a shard of .* bytes .* unless copy_limit is raised", message)
-        assert not copies_in(disk)
-
-    def test_what_nobody_uses_goes_first_the_least_recently_used_before_the_others(self, tmp_path, disk):
-        old = make_version(tmp_path / "old", *shards(), params={"n": 1})
-        new = make_version(tmp_path / "new", *shards(9, 1), params={"n": 2})
-        settle(featcache.open(old.path, copy_to=disk))
+    def test_what_nobody_uses_goes_first_the_least_recently_used_before_the_others(
+        self, slow_folder, version, other, disk
+    ):
+        settled(slow_folder, copy_to=disk)
         by_age = list(copies_in(disk).values())
         for age, path in enumerate(reversed(by_age)):
             os.utime(path, (1000 - age, 1000 - age))
-        limit = self.held(disk)
-        cache = featcache.open(new.path, copy_to=disk, copy_limit=limit)
-        settle(cache)
-        left = copies_in(disk)
-        assert self.held(disk) <= limit
-        assert new.shard_names()[0] in {*left}
+        limit = held(disk)
+        settled(other.path, copy_to=disk, copy_limit=limit)
+        assert held(disk) <= limit
+        assert other.shard_names()[0] in copies_in(disk)
         gone = [not path.exists() for path in reversed(by_age)]
         assert any(gone)
         assert gone == sorted(gone)  # the oldest ones, and no more of them than needed
-        assert self.held(disk) + max(self.sizes(old)) > limit
+        assert held(disk) + max(sizes(slow_folder)) > limit
 
-    def test_copies_of_another_cache_of_the_same_config_go_like_any_others(self, tmp_path, disk):
-        old, new = (make_version(tmp_path / name, *shards(seed)) for name, seed in (("old", 0), ("new", 9)))
-        assert old.path.name == new.path.name
-        settle(featcache.open(old.path, copy_to=disk))
-        settle(featcache.open(new.path, copy_to=disk, copy_limit=sum(self.sizes(new))))
+    def test_copies_of_another_cache_of_the_same_config_go_like_any_others(self, slow_folder, version, tmp_path, disk):
+        new = make_version(tmp_path / "new", *shards(9))
+        assert new.path.name == version.path.name
+        settled(slow_folder, copy_to=disk)
+        settled(new.path, copy_to=disk, copy_limit=sum(sizes(new.path.parent)))
         assert sorted(copies_in(disk)) == new.shard_names()
 
     @pytest.mark.filterwarnings("ignore:.*has no room for a shard")
     def test_a_lower_limit_than_before_holds_at_once(self, slow_folder, version, disk):
-        settle(featcache.open(slow_folder, copy_to=disk))
-        limit = sum(self.sizes(version)[:2])
-        settle(featcache.open(slow_folder, copy_to=disk, copy_limit=limit))
-        assert 0 < self.held(disk) <= limit
+        settled(slow_folder, copy_to=disk)
+        limit = sum(sizes(slow_folder)[:2])
+        settled(slow_folder, copy_to=disk, copy_limit=limit)
+        assert 0 < held(disk) <= limit
 
-    def test_reading_a_copy_makes_it_the_last_to_go(self, slow_folder, version, disk):
-        settle(featcache.open(slow_folder, copy_to=disk))
+    def test_reading_a_copy_makes_it_the_last_to_go(self, slow_folder, disk):
+        settled(slow_folder, copy_to=disk)
         for path in copies_in(disk).values():
             os.utime(path, (1000, 1000))
         cache = featcache.open(slow_folder, copy_to=disk)
         cache[0]
-        first = next(path for name, path in copies_in(disk).items() if name == cache.index.shards[0])
+        first = copies_in(disk)[cache.index.shards[0]]
         wait_until(lambda: first.stat().st_mtime > 1000)
         wait_until_idle()
         assert sum(path.stat().st_mtime > 1000 for path in copies_in(disk).values()) == 1
 
-    def test_what_another_process_uses_stays(self, tmp_path, disk):
-        old = make_version(tmp_path / "old", *shards(), params={"n": 1})
-        new = make_version(tmp_path / "new", *shards(9, 1), params={"n": 2})
-        settle(featcache.open(old.path, copy_to=disk))
+    def test_what_another_process_uses_stays(self, slow_folder, other, disk):
+        settled(slow_folder, copy_to=disk)
         before = copies_in(disk)
 
         def use(is_open):
-            cache = featcache.open(old.path, copy_to=disk)
+            cache = featcache.open(slow_folder, copy_to=disk)
             cache[0]
             wait_until_idle()
             os.write(is_open, b".")
             return cache
 
         with in_another_process(use):
-            settle(featcache.open(new.path, copy_to=disk, copy_limit=self.held(disk)))
+            settled(other.path, copy_to=disk, copy_limit=held(disk))
             assert copies_in(disk) == before
-        settle(featcache.open(new.path, copy_to=disk, copy_limit=self.held(disk)))
-        assert new.shard_names()[0] in {*copies_in(disk)}
+        settled(other.path, copy_to=disk, copy_limit=held(disk))
+        assert other.shard_names()[0] in copies_in(disk)
 
-    def test_other_files_in_the_folder_are_left_alone_and_do_not_count(self, tmp_path, slow_folder, version, disk):
-        others = [disk / "mine", disk / "featcache" / "mine", disk / "featcache" / version.path.name / "mine"]
-        for other in others:
-            other.parent.mkdir(parents=True, exist_ok=True)
-            other.write_bytes(bytes(10**6))
+    def test_other_files_in_the_folder_are_left_alone_and_do_not_count(self, slow_folder, version, disk):
+        files = [disk / "mine", disk / "featcache" / "mine", disk / "featcache" / version.path.name / "mine"]
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(bytes(10**6))
         (disk / "featcache" / "folder").mkdir()
-        settle(featcache.open(slow_folder, copy_to=disk, copy_limit=sum(self.sizes(version))))
+        settled(slow_folder, copy_to=disk, copy_limit=sum(sizes(slow_folder)))
         assert len(copies_in(disk)) == SHARDS
-        assert all(other.stat().st_size == 10**6 for other in others)
+        assert all(file.stat().st_size == 10**6 for file in files)
 
     def test_without_a_limit_a_tenth_of_the_disk_stays_free(self, slow_folder, version, disk, monkeypatch):
         def statvfs(path):
-            size = max(self.sizes(version)) + 4
+            size = max(sizes(slow_folder)) + 4
             blocks = 100 * size
-            free = 11 * size + 2 * size - self.held(disk) - sum(path.stat().st_size for path in parts_in(disk))
+            free = 11 * size + 2 * size - held(disk) - sum(path.stat().st_size for path in parts_in(disk))
             return os.statvfs_result((1, 1, blocks, free, free, 0, 0, 0, 0, 255))
 
         monkeypatch.setattr(places.os, "statvfs", statvfs)
-        settle(featcache.open(slow_folder, copy_to=disk))
+        settled(slow_folder, copy_to=disk)
         assert 2 <= len(copies_in(disk)) <= SHARDS
-        assert self.held(disk) <= 3 * (max(self.sizes(version)) + 4)
+        assert held(disk) <= 3 * (max(sizes(slow_folder)) + 4)
 
 
 BYTES = 4096
@@ -326,3 +283,146 @@ def test_threads_that_copy_different_shards_do_not_meet(tmp_path, fast_switches)
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda number: copies.features(number, chunk, 1), range(80)))
     assert len({copy.path for copy in found}) == 80
+
+
+# Trouble: whatever happens, what is read is right, and the user is told once
+
+
+@pytest.fixture
+def read(slow_folder, disk):
+    """Reads all while it is copied, of which the user is told; gives the cache."""
+
+    def read(match, copy_to=disk, **options):
+        expected = [array.copy() for array in featcache.open(slow_folder).values()]
+        cache = featcache.open(slow_folder, copy_to=copy_to, **options)
+        read_with_one_warning(cache, expected, match)
+        assert not parts_in(disk)
+        return cache
+
+    return read
+
+
+def test_an_original_that_is_damaged_is_not_copied(read, version, disk):
+    spoilt = version.shard_names()[1:3]
+    for name in spoilt:
+        flip(chunk(version, name), 100)
+    read("damaged: its checksum does not match; it is not copied")
+    assert {*copies_in(disk)} == {*version.shard_names()} - {*spoilt}
+
+
+def test_an_original_that_cannot_be_read_is_not_copied(read, disk, bad_sector):
+    bad_sector(lambda path: path.endswith("/features/c/0/0"))
+    read("cannot be read: Input/output error; it is not copied")
+    assert not copies_in(disk)
+
+
+def test_trouble_that_nobody_thought_of(read, slow_folder, disk, monkeypatch):
+    def blocks(*_):
+        yield memoryview(b"")
+        raise MemoryError("no room for a block")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Shard, "feature_blocks", blocks)
+        read("MemoryError: no room for a block: no more shards are copied")
+    settled(slow_folder, copy_to=disk)  # by another cache, in the same process
+    assert len(copies_in(disk)) == SHARDS
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "write", "fsync"])
+def test_a_full_disk(read, slow_folder, disk, monkeypatch, call):
+    cache = featcache.open(slow_folder, copy_to=disk)
+    cache.batch([0, 7])
+    wait_until(lambda: len(copies_in(disk)) == 2)
+    wait_until_idle()
+    before = copies_in(disk)
+    real = getattr(os, call)
+
+    def full(descriptor, *arguments):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(disk)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, *arguments)
+
+    monkeypatch.setattr(places.os, call, full)
+    cache = read("No space left on device: no more shards are copied")
+    assert copies_in(disk) == before
+    assert mapped(disk) == set(map(str, before.values()))  # what is there is used
+    assert len(cache) == 6 * SHARDS
+
+
+def test_a_disk_with_less_room_than_the_limit(read, disk, monkeypatch):
+    real = os.statvfs
+
+    def statvfs(path):
+        found = real(path)
+        return os.statvfs_result((*found[:4], 0, *found[5:]))
+
+    monkeypatch.setattr(places.os, "statvfs", statvfs)
+    read("No space left on device", copy_limit="1TB")
+    assert not copies_in(disk)
+
+
+def test_a_limit_below_one_shard(read, disk):
+    read("no room for a shard of .* bytes .* unless copy_limit is raised", copy_limit=10)
+    assert not copies_in(disk)
+
+
+def test_a_place_that_is_no_folder(read, tmp_path):
+    (tmp_path / "file").touch()
+    read("Not a directory: no more shards are copied", copy_to=tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written(read, disk):
+    disk.mkdir(mode=0o555)
+    read("Permission denied")
+    assert not list(disk.iterdir())
+
+
+def test_a_file_system_without_locks(read, disk, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    read("No locks available")
+    assert not copies_in(disk)
+
+
+def test_a_copy_of_another_size_is_made_again(slow_folder, version, expected, disk):
+    settled(slow_folder, copy_to=disk)
+    next(iter(copies_in(disk).values())).write_bytes(b"x")
+    cache = settled(slow_folder, copy_to=disk)
+    assert_copies_are_whole(version, disk)
+    assert read_all(cache, expected)
+
+
+def test_a_copy_that_went_bad_is_found_by_checking(slow_folder, disk):
+    settled(slow_folder, copy_to=disk)
+    path = next(iter(copies_in(disk).values()))
+    flip(path, 0)
+    cache = settled(slow_folder, copy_to=disk)
+    with pytest.raises(DamagedError, match=f"features in {path} are not what was written; remove this copy"):
+        cache.batch(range(len(cache)), check=True)
+
+
+def test_the_folder_may_go_at_any_time(slow_folder, expected, disk):
+    cache = settled(slow_folder, copy_to=disk)
+    shutil.rmtree(disk)
+    assert read_all(cache, expected)
+
+
+def test_links_in_the_folder_of_copies_are_not_followed(slow_folder, expected, disk, tmp_path):
+    """Neither to write a copy, nor to make room for one: what they lead to is not featcache's."""
+    settled(slow_folder, copy_to=disk)
+    (home,) = disk.glob("featcache/*-*")
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    for name in (*copies_in(disk), "0123456789ab-00c0ffee", "0123456789ab-11c0ffee.part"):
+        (victim / name).write_bytes(b"the only copy")
+    before = {path: path.read_bytes() for path in victim.iterdir()}
+    shutil.rmtree(home)
+    home.symlink_to(victim)
+    (disk / "featcache" / "another-0123456789ab.00c0ffee").symlink_to(victim)
+    cache = featcache.open(slow_folder, copy_to=disk, copy_limit=20_000)
+    read_with_one_warning(cache, expected, f"{home}: Too many levels of symbolic links: no more shards are copied")
+    assert {path: path.read_bytes() for path in victim.iterdir()} == before

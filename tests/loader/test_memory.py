@@ -11,8 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forking import forked
-from local_copies import copies_in, disk_of, in_another_process, mapped, parts_in, read_all, settle, shards, told
-from make_cache import make_version
+from local_copies import (
+    chunk,
+    copies_in,
+    disk_of,
+    in_another_process,
+    mapped,
+    parts_in,
+    read_all,
+    read_with_one_warning,
+    settle,
+    settled,
+    told,
+)
 
 import featcache
 from featcache.errors import ArgumentError
@@ -57,19 +68,18 @@ class TestSizes:
         with pytest.raises(ArgumentError, match=r"copy_limit is .*at least one byte"):
             parse_size("copy_limit", value)
 
-    def test_a_folder_has_a_name(self):
-        with pytest.raises(ArgumentError, match="copy_to is empty: give a folder"):
-            Tiers.parse(None, "", None)
-
-    def test_a_limit_needs_something_to_limit(self):
-        with pytest.raises(ArgumentError, match=r"copy_limit is '1GB', but nothing is copied"):
-            Tiers.parse(None, None, "1GB")
-        with pytest.raises(ArgumentError, match="ram is 'x'"):
-            featcache.open("nowhere", ram="x")
-
-    def test_more_than_the_machine_has_is_refused(self):
-        with pytest.raises(ArgumentError, match="more than this machine has"):
-            featcache.open("nowhere", ram=1 << 60)
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"copy_to": ""}, "copy_to is empty: give a folder"),
+            ({"copy_limit": "1GB"}, "copy_limit is '1GB', but nothing is copied"),
+            ({"ram": "x"}, "ram is 'x'"),
+            ({"ram": 1 << 60}, "more than this machine has"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_before_a_cache_is_looked_for(self, options, what):
+        with pytest.raises(ArgumentError, match=what):
+            featcache.open("nowhere", **options)
 
 
 @pytest.fixture
@@ -108,6 +118,7 @@ class TestPlaces:
     def test_a_copy_is_there_whole_or_not_at_all(self, place):
         def broken():
             yield memoryview(b"0123")
+            assert make(place, 2, 60) is CopyRefused.FULL
             raise OSError("no more")
 
         assert place.find(name_of(1), 60) is None
@@ -179,13 +190,11 @@ class TestCache:
         return request.getfixturevalue(request.param)
 
     @pytest.mark.parametrize("check", [False, True])
-    def test_all_is_read_from_memory(self, slow_folder, version, kind, check):
-        expected = [array.copy() for array in featcache.open(slow_folder).values()]
-        cache = featcache.open(slow_folder, ram="1GB", check=check)
-        settle(cache)
+    def test_all_is_read_from_memory(self, slow_folder, version, expected, kind, check):
+        cache = settled(slow_folder, ram="1GB", check=check)
         assert mapped(slow_folder) == set()
         for name in version.shard_names():  # nobody looks there any more
-            (version.shard(name).folder / "features" / "c" / "0" / "0").write_bytes(b"")
+            chunk(version, name).write_bytes(b"")
         assert read_all(cache, expected)
         assert not cache[0].flags.writeable
         batch, lengths = cache.batch(range(len(cache)))
@@ -193,9 +202,8 @@ class TestCache:
         assert all(map(np.array_equal, rows, expected))
         assert np.array_equal(cache.shard_frames(0, 0, 3), expected[0][:3])
 
-    def test_processes_share_it_and_give_it_back(self, slow_folder, version, shared):
-        cache = featcache.open(slow_folder, ram="1GB")
-        settle(cache)
+    def test_processes_share_it_and_give_it_back(self, slow_folder, shared):
+        cache = settled(slow_folder, ram="1GB")
         inodes = {path.stat().st_ino for path in copies_in(shared).values()}
         other = pickle.loads(pickle.dumps(cache))
         assert other._tiers == Tiers(10**9, None, None)
@@ -209,22 +217,21 @@ class TestCache:
         gc.collect()
         assert list(shared.glob("featcache/*-*")) == []
 
-    def test_what_a_killed_process_has_left_is_given_back_by_the_next_one(self, tmp_path, slow_folder, version, shared):
+    def test_what_a_killed_process_has_left_is_given_back_by_the_next_one(self, slow_folder, other, shared):
         def train(has_copied):
-            settle(cache := featcache.open(slow_folder, ram="1GB"))
+            cache = settled(slow_folder, ram="1GB")
             os.write(has_copied, b".")
             return cache
 
         with in_another_process(train):
             pass
         assert len(copies_in(shared)) == 4
-        other = make_version(tmp_path / "other", *shards(9, 1), params={"n": 2})
-        settle(cache := featcache.open(other.path, ram="1GB"))
+        cache = settled(other.path, ram="1GB")
         assert {*copies_in(shared)} == set(other.shard_names())
         del cache
 
     def test_memory_comes_before_the_disk_and_that_before_the_cache(
-        self, slow_folder, version, shared, disk, monkeypatch
+        self, slow_folder, expected, shared, disk, monkeypatch
     ):
         sizes = [path.stat().st_size for path in slow_folder.glob("*/shards/*/features/c/0/0")]
         ram = sum(sizes) - 1
@@ -241,37 +248,31 @@ class TestCache:
         gc.collect()
         sources, blocks = [], Shard.feature_blocks
         monkeypatch.setattr(Shard, "feature_blocks", lambda shard, *copy: sources.append(*copy) or blocks(shard, *copy))
-        settle(cache := featcache.open(slow_folder, ram=ram, copy_to=disk))
+        cache = settled(slow_folder, ram=ram, copy_to=disk)
         assert {path.parents[2] for path in sources} == {disk}  # from which memory is filled
-        assert read_all(cache, featcache.open(slow_folder).values())
+        assert read_all(cache, expected)
         assert parts_in(disk) == parts_in(shared) == []
 
-    def test_memory_that_somebody_else_may_write_is_not_used(self, slow_folder, version, shared):
+    def test_memory_that_somebody_else_may_write_is_not_used(self, slow_folder, shared):
         shared.mkdir()
         shared.chmod(0o777)
-        cache = featcache.open(slow_folder, ram="1GB")
-        settle(cache)
+        cache = settled(slow_folder, ram="1GB")
         assert list(shared.iterdir()) == []
         assert mapped(slow_folder) == set()
+        del cache
 
-    def test_a_forked_child_reads_what_its_parent_has_copied(self, slow_folder, version, kind):
-        plain, cache = featcache.open(slow_folder), featcache.open(slow_folder, ram="1GB")
+    def test_a_forked_child_reads_what_its_parent_has_copied(self, slow_folder, expected, kind):
+        cache = featcache.open(slow_folder, ram="1GB")
         cache.batch([0, 7])
 
         def read():
             settle(cache)
-            assert read_all(cache, plain.values())
+            assert read_all(cache, expected)
 
         with forked(read):
             pass
-        settle(cache)
-        assert read_all(cache, plain.values())
+        read()
 
-    def test_too_little_for_a_shard_is_told(self, slow_folder, version, kind):
+    def test_too_little_for_a_shard_is_told(self, slow_folder, expected, kind):
         cache = featcache.open(slow_folder, ram=600)
-        with told() as messages:
-            settle(cache)
-            assert read_all(cache, featcache.open(slow_folder).values())
-        (message,) = messages
-        assert "memory: has no room for a shard" in message
-        assert message.endswith("unless ram is raised")
+        read_with_one_warning(cache, expected, "memory: has no room for a shard .* unless ram is raised$")

@@ -14,54 +14,53 @@ from featcache.errors import ConfigError, MissingDependencyError, StoreError
 @dataclass(frozen=True)
 class FakeConfig:
     name: str
-    params: dict
+    low_freq: int
 
     def resolved(self):
-        return {"name": self.name, "extractor": "made_up", "params": self.params}
+        return {"name": self.name, "extractor": "made_up", "params": {"low_freq": self.low_freq}}
 
     def fingerprint(self):
-        return make_fingerprint(self.params)
+        return f"{self.low_freq:02x}" * 32
 
-
-def make_fingerprint(params):
-    return f"{params['low_freq']:02x}" * 32
+    @property
+    def folder_name(self):
+        return f"{self.name}-{self.fingerprint()[:12]}"
 
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory):
     """A cache of fbank80 with low_freq 0 and 20, and mfcc with 3."""
     folder = tmp_path_factory.mktemp("versions")
-    for name, low_freq in (("fbank80", 0), ("fbank80", 20), ("mfcc", 3)):
-        params = {"low_freq": low_freq}
-        features = make_features(low_freq + 1)
-        make_version(folder, features, name=name, params=params, fingerprint=make_fingerprint(params))
+    for config in (FakeConfig("fbank80", 0), FakeConfig("fbank80", 20), FakeConfig("mfcc", 3)):
+        options = {"name": config.name, "params": {"low_freq": config.low_freq}, "fingerprint": config.fingerprint()}
+        make_version(folder, make_features(config.low_freq + 1), **options)
     return folder
 
 
 class TestOpen:
     def test_by_name_or_by_folder(self, versions):
         assert len(featcache.open(versions, "mfcc")) == 4
-        assert len(featcache.open(str(versions), f"fbank80-{make_fingerprint({'low_freq': 20})[:12]}")) == 21
-        assert len(featcache.open(versions / f"fbank80-{make_fingerprint({'low_freq': 20})[:12]}")) == 21
+        folder_name = FakeConfig("fbank80", 20).folder_name
+        assert len(featcache.open(str(versions), folder_name)) == len(featcache.open(versions / folder_name)) == 21
 
     def test_by_config(self, versions):
-        assert len(featcache.open(versions, config=FakeConfig("fbank80", {"low_freq": 20}))) == 21
-        assert len(featcache.open(versions, config=FakeConfig("renamed", {"low_freq": 20}))) == 21
+        assert len(featcache.open(versions, config=FakeConfig("fbank80", 20))) == 21
+        assert len(featcache.open(versions, config=FakeConfig("renamed", 20))) == 21
 
     def test_two_versions_of_a_name_are_told_apart_by_their_configs_keys(self, versions):
         with pytest.raises(StoreError, match=r"2 versions: .*params\.low_freq: 0 -> 20"):
             featcache.open(versions, "fbank80")
 
-    @pytest.mark.parametrize("name", ["", "mfcc-" + make_fingerprint({"low_freq": 3})[:12]])
+    @pytest.mark.parametrize("name", ["", FakeConfig("mfcc", 3).folder_name])
     def test_another_config_is_refused_by_its_keys(self, versions, name):
         with pytest.raises(StoreError, match=r"made with another config; .*params\.low_freq: 3 -> 4"):
-            featcache.open(versions / name, config=FakeConfig("mfcc", {"low_freq": 4}))
+            featcache.open(versions / name, config=FakeConfig("mfcc", 4))
 
     def test_a_config_that_made_nothing_here_is_refused(self, versions):
         with pytest.raises(StoreError, match=r"no version of this config, which would be other-.*; it holds fbank80-"):
-            featcache.open(versions, config=FakeConfig("other", {"low_freq": 4}))
+            featcache.open(versions, config=FakeConfig("other", 4))
         with pytest.raises(StoreError, match="no version of this config"):
-            featcache.open(versions, "unknown", config=FakeConfig("mfcc", {"low_freq": 3}))
+            featcache.open(versions, "unknown", config=FakeConfig("mfcc", 3))
 
     def test_a_config_may_be_a_file_or_a_packaged_ones_name(self, tmp_path):
         from featcache.config import load_config

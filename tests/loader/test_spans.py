@@ -178,18 +178,6 @@ def test_an_empty_batch_is_empty(tmp_path, dtype):
         assert batch["lengths"].shape == (0,)
 
 
-@pytest.fixture(scope="module")
-def features():
-    return make_features(60, (3,))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory, features):
-    folder = tmp_path_factory.mktemp("features")
-    make_version(folder, features)
-    return featcache.open(folder)
-
-
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
@@ -237,29 +225,27 @@ def test_windows_are_what_they_were_in_every_release():
 
 
 class TestCrops:
-    def test_seconds_are_frames_of_the_version(self, cache):
-        assert featcache.FeatureDataset(cache, crop=Crop(seconds=0.052)).lengths.max() == 5
-        assert featcache.FeatureDataset(cache, crop=Crop(seconds=0.0001)).lengths.max() == 1
+    def test_seconds_are_frames_of_the_version(self, fbank):
+        assert featcache.FeatureDataset(fbank, crop=Crop(seconds=0.052)).lengths.max() == 5
+        assert featcache.FeatureDataset(fbank, crop=Crop(seconds=0.0001)).lengths.max() == 1
 
-    def test_short_ones_are_dropped_where_that_is_asked_for(self, cache, features, tmp_path):
-        kept = [name for name, array in features.items() if len(array) >= 12]
+    def test_short_ones_are_dropped_where_that_is_asked_for(self, fbank, tmp_path):
         manifest = tmp_path / "train.csv"
-        manifest.write_text("id,digit\n" + "".join(f"{name},{name[4:]}\n" for name in features))
+        manifest.write_text("id,digit\n" + "".join(f"utt-{number},{number}\n" for number in range(4)))
         for source in (None, manifest):
-            dataset = featcache.FeatureDataset(cache, source, crop=Crop(frames=12, short="drop"))
-            assert list(dataset.ids) == kept
-            assert dataset.dropped == [name for name in features if name not in kept]
+            dataset = featcache.FeatureDataset(fbank, source, crop=Crop(frames=200, short="drop"))
+            assert list(dataset.ids) == ["utt-0", "utt-3"]
+            assert dataset.dropped == ["utt-1", "utt-2"]
             assert not dataset.skipped
-            assert set(dataset.lengths.tolist()) == {12}
-            batch = dataset.batch(range(len(kept)))
-            assert batch["features"].shape == (len(kept), 12, 3)
-        assert batch["digit"].tolist() == [int(name[4:]) for name in kept]
+            assert dataset.lengths.tolist() == [200, 200]
+            batch = dataset.batch([0, 1])
+            assert batch["features"].shape == (2, 200, 80)
+        assert batch["digit"].tolist() == [0, 3]
 
-    def test_short_ones_are_named_where_they_are_refused(self, cache, features):
-        count = sum(len(array) < 12 for array in features.values())
+    def test_short_ones_are_named_where_they_are_refused(self, fbank):
         with pytest.raises(
-            ArgumentError, match=rf"{count} of 60 utterances are shorter than the crop of 12 frames: utt-"
+            ArgumentError, match="2 of 4 utterances are shorter than the crop of 200 frames: utt-1, utt-2"
         ):
-            featcache.FeatureDataset(cache, crop=Crop(frames=12, short="error"))
-        with pytest.raises(ArgumentError, match="60 of 60 utterances are shorter than the crop of 1000 frames"):
-            featcache.FeatureDataset(cache, crop=Crop(frames=1000, short="drop"))
+            featcache.FeatureDataset(fbank, crop=Crop(frames=200, short="error"))
+        with pytest.raises(ArgumentError, match="4 of 4 utterances are shorter than the crop of 1000 frames"):
+            featcache.FeatureDataset(fbank, crop=Crop(frames=1000, short="drop"))

@@ -10,114 +10,94 @@ import featcache
 from featcache import masks
 
 
-class TestTorch:
-    def test_persistent_workers_under_every_start_method_also_with_copies_in_memory(self, cli, made):
-        run_script(
-            cli,
-            """
-            import sys
-            import torch
-            import featcache
-            from torch.utils.data import DataLoader
+def test_persistent_workers_under_every_start_method_also_with_copies_in_memory(cli, made):
+    run_script(
+        cli,
+        """
+        import sys
+        import torch
+        import featcache
+        from torch.utils.data import DataLoader
 
-            if __name__ == "__main__":
-                expected = {}
-                for method, ram in ((None, None), ("fork", None), ("spawn", None), ("fork", "1GB"), ("spawn", "1GB")):
-                    cache = featcache.open(sys.argv[1], "fbank80", ram=ram)
-                    dataset = featcache.FeatureDataset(cache, sys.argv[2], crop=7)
-                    sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
-                    workers = {"num_workers": 2 if method == "fork" else 1, "multiprocessing_context": method}
-                    workers["persistent_workers"] = True
-                    loader = DataLoader(
-                        dataset, batch_sampler=sampler, collate_fn=dataset.collate, **(workers if method else {})
-                    )
-                    for epoch in range(3):
-                        sampler.set_epoch(epoch)
-                        dataset.set_epoch(epoch)  # which workers that live on hear of
-                        batches = list(loader)
-                        assert sorted(id_ for batch in batches for id_ in batch["ids"]) == sorted(dataset.ids)
-                        assert all(batch["features"].shape[:2].numel() <= 100 for batch in batches)
-                        for batch, other in zip(batches, expected.setdefault(epoch, batches), strict=True):
-                            assert batch.keys() == other.keys()
-                            assert batch["ids"] == other["ids"] and batch["text"] == other["text"]
-                            for name in ("features", "lengths", "digit", "score"):
-                                assert torch.equal(batch[name], other[name])
-                assert [batch["ids"] for batch in expected[0]] != [batch["ids"] for batch in expected[1]]
-            """,
-            made.folder / "features",
-            made.manifest,
-        )
+        if __name__ == "__main__":
+            expected = {}
+            for method, ram in ((None, None), ("fork", None), ("spawn", None), ("fork", "1GB"), ("spawn", "1GB")):
+                cache = featcache.open(sys.argv[1], "fbank80", ram=ram)
+                dataset = featcache.FeatureDataset(cache, sys.argv[2], crop=7)
+                sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
+                workers = {"num_workers": 2 if method == "fork" else 1, "multiprocessing_context": method}
+                workers["persistent_workers"] = True
+                loader = DataLoader(
+                    dataset, batch_sampler=sampler, collate_fn=dataset.collate, **(workers if method else {})
+                )
+                for epoch in range(3):
+                    sampler.set_epoch(epoch)
+                    dataset.set_epoch(epoch)  # which workers that live on hear of
+                    batches = list(loader)
+                    assert sorted(id_ for batch in batches for id_ in batch["ids"]) == sorted(dataset.ids)
+                    assert all(batch["features"].shape[:2].numel() <= 100 for batch in batches)
+                    for batch, other in zip(batches, expected.setdefault(epoch, batches), strict=True):
+                        assert batch.keys() == other.keys()
+                        assert batch["ids"] == other["ids"] and batch["text"] == other["text"]
+                        for name in ("features", "lengths", "digit", "score"):
+                            assert torch.equal(batch[name], other[name])
+            assert [batch["ids"] for batch in expected[0]] != [batch["ids"] for batch in expected[1]]
+        """,
+        made.folder / "features",
+        made.manifest,
+    )
 
 
-class TestLightning:
-    @pytest.fixture
-    def lightning(self):
-        lightning = pytest.importorskip("lightning")
-        torch.manual_seed(0)
-        return lightning
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The .srun. command is available")
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
+@pytest.mark.parametrize("kind", [DataLoader, featcache.DataLoader], ids=["torch", "featcache"])
+def test_fits_and_validates_in_epochs_that_differ(made, tmp_path, kind):
+    lightning = pytest.importorskip("lightning")
 
-    @pytest.fixture
-    def model(self, lightning):
-        class Digits(lightning.LightningModule):
-            """Digits from mean frames; notes what it sees."""
+    class Digits(lightning.LightningModule):
+        """Digits from mean frames; notes what it sees."""
 
-            def __init__(self):
-                super().__init__()
-                self.layer = torch.nn.Linear(80, 10)
-                self.seen, self.validated, self.losses = [], [], []
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(80, 10)
+            self.seen, self.validated, self.losses = [], [], []
 
-            def training_step(self, batch, number):
-                self.seen.append((self.current_epoch, batch["ids"]))
-                padding = masks.padding_mask(batch["lengths"], batch["features"].shape[1])
-                means = (batch["features"].float() * padding[..., None]).sum(1) / batch["lengths"][:, None]
-                loss = torch.nn.functional.cross_entropy(self.layer(means), batch["digit"])
-                self.losses.append(loss.item())
-                return loss
+        def training_step(self, batch, number):
+            self.seen.append((self.current_epoch, batch["ids"]))
+            padding = masks.padding_mask(batch["lengths"], batch["features"].shape[1])
+            means = (batch["features"].float() * padding[..., None]).sum(1) / batch["lengths"][:, None]
+            loss = torch.nn.functional.cross_entropy(self.layer(means), batch["digit"])
+            self.losses.append(loss.item())
+            return loss
 
-            def validation_step(self, batch, number):
-                self.validated += batch["ids"]
+        def validation_step(self, batch, number):
+            self.validated += batch["ids"]
 
-            def configure_optimizers(self):
-                return torch.optim.SGD(self.parameters(), lr=0.5)
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5)
 
-        return Digits()
+    off = ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "barebones"]
+    options = {"use_distributed_sampler": False, "num_sanity_val_steps": 0, **dict.fromkeys(off, False)}
+    trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, **options)
+    model, dataset = Digits(), made.dataset(columns=["digit"])
 
-    @pytest.fixture
-    def trainer(self, lightning, tmp_path):
-        return lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            use_distributed_sampler=False,
-            num_sanity_val_steps=0,
-            **dict.fromkeys(
-                ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "barebones"], False
-            ),
-        )
+    def load(sampler):
+        if kind is featcache.DataLoader:
+            return featcache.DataLoader(dataset, sampler)
+        return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate)
 
-    @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
-    @pytest.mark.filterwarnings("ignore:The .srun. command is available")
-    @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-    @pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
-    @pytest.mark.parametrize("kind", [DataLoader, featcache.DataLoader], ids=["torch", "featcache"])
-    def test_fits_and_validates_in_epochs_that_differ(self, made, model, trainer, kind):
-        dataset = made.dataset(columns=["digit"])
-
-        def load(sampler):
-            if kind is featcache.DataLoader:
-                return featcache.DataLoader(dataset, sampler)
-            return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate)
-
-        sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
-        validation = featcache.BucketBatchSampler(dataset.lengths, batch_size=8, shuffle=False)
-        trainer.fit(model, load(sampler), load(validation))
-        for number in range(2):
-            seen = [ids for epoch, ids in model.seen if epoch == number]
-            assert sorted(id_ for ids in seen for id_ in ids) == sorted(made.rows)
-            sampler.set_epoch(number)
-            assert seen == [[dataset.ids[row] for row in rows] for rows in sampler]
-        assert sorted(model.validated) == sorted([*made.rows] * 2)
-        assert np.isfinite(model.losses).all()
+    sampler = featcache.BucketBatchSampler(dataset.lengths, max_frames=100)
+    validation = featcache.BucketBatchSampler(dataset.lengths, batch_size=8, shuffle=False)
+    trainer.fit(model, load(sampler), load(validation))
+    for number in range(2):
+        seen = [ids for epoch, ids in model.seen if epoch == number]
+        assert sorted(id_ for ids in seen for id_ in ids) == sorted(made.rows)
+        sampler.set_epoch(number)
+        assert seen == [[dataset.ids[row] for row in rows] for rows in sampler]
+    assert sorted(model.validated) == sorted([*made.rows] * 2)
+    assert np.isfinite(model.losses).all()
 
 
 RANK = """
@@ -176,20 +156,19 @@ RANK = """
 """
 
 
-class TestDistributed:
-    @pytest.mark.parametrize("loader", ["torch", "featcache"])
-    def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(self, cli, made, tmp_path, loader):
-        place = f"file://{tmp_path}/rendezvous"
-        arguments = (made.folder / "features", made.manifest, loader, place)
-        running = [
-            start_script(cli, RANK, *arguments, env={"WORLD_SIZE": "2", "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"})
-            for rank in range(2)
-        ]
-        results = [rank.wait() for rank in running]
-        assert [rank.code for rank in results] == [0, 0], [rank.err for rank in results]
-        seen = [rank.json() for rank in results]
-        for first, second in zip(*seen, strict=True):
-            assert sorted(first + second) == sorted(made.rows)
-            assert first
-            assert second
-        assert seen[0][0] != seen[0][1]
+@pytest.mark.parametrize("loader", ["torch", "featcache"])
+def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(cli, made, tmp_path, loader):
+    place = f"file://{tmp_path}/rendezvous"
+    arguments = (made.folder / "features", made.manifest, loader, place)
+    running = [
+        start_script(cli, RANK, *arguments, env={"WORLD_SIZE": "2", "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"})
+        for rank in range(2)
+    ]
+    results = [rank.wait() for rank in running]
+    assert [rank.code for rank in results] == [0, 0], [rank.err for rank in results]
+    seen = [rank.json() for rank in results]
+    for first, second in zip(*seen, strict=True):
+        assert sorted(first + second) == sorted(made.rows)
+        assert first
+        assert second
+    assert seen[0][0] != seen[0][1]

@@ -43,9 +43,8 @@ def lloyd(features, centroids):
 def blobs(k, frames_in_each, dimensions=8, *, apart=20.0, seed=0):
     """Frames `[N, D]` around `k` centres, which are far from zero and from each other; and which centre each is of."""
     rng = generator(seed)
-    centres = (
-        100 + apart * rng.permutation(np.eye(max(k, dimensions)))[:k, :dimensions] + rng.normal(size=(k, dimensions))
-    )
+    axes = rng.permutation(np.eye(max(k, dimensions)))[:k, :dimensions]
+    centres = 100 + apart * axes + rng.normal(size=(k, dimensions))
     of = rng.permutation(np.repeat(np.arange(k), frames_in_each))
     return (centres[of] + 0.3 * rng.normal(size=(len(of), dimensions))).astype(np.float32), of
 
@@ -167,12 +166,8 @@ def test_the_sample_is_of_the_versions_frames(tmp_path):
 
 
 def test_every_frame_is_as_likely(tmp_path):
-    lengths = (1, 2, 40, 7)
-    ends = np.cumsum(lengths)
-    numbered = {
-        f"utt-{n}": np.arange(end - n_, end)[:, None] for n, (n_, end) in enumerate(zip(lengths, ends, strict=True))
-    }
-    version = make_version(tmp_path, {name: array.astype(np.float32) for name, array in numbered.items()})
+    frames = np.split(np.arange(50, dtype=np.float32)[:, None], [1, 3, 43])
+    version = make_version(tmp_path, {f"utt-{number}": array for number, array in enumerate(frames)})
     index, rng = open_index(version), generator()
     drawn = np.concatenate([draw_frames(version, index, 10, rng) for _ in range(2000)]).astype(int).ravel()
     counts = np.bincount(drawn, minlength=50)
@@ -229,6 +224,11 @@ def test_the_digest_is_of_the_centroids_and_of_what_they_are_of(tmp_path):
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.fixture
+def codebook(tmp_path):
+    return fit_version(make_version(tmp_path / "cache", make_features(20, (4,), "float32")), 6)[0]
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -241,17 +241,15 @@ def test_the_digest_is_of_the_centroids_and_of_what_they_are_of(tmp_path):
         (lambda data: data[:-4] + b"\xff\xff\xff\xff", "centroids are finite float32"),
     ],
 )
-def test_another_file_is_refused(tmp_path, spoil, message):
+def test_another_file_is_refused(tmp_path, codebook, spoil, message):
     path = tmp_path / "units.safetensors"
-    codebook, _ = fit_version(make_version(tmp_path / "cache", make_features(20, (4,), "float32")), 6)
     if (data := spoil(codebook.to_bytes())) is not None:
         path.write_bytes(data)
     with pytest.raises(ConfigError, match=message):
         read_codebook(path)
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
-    codebook, _ = fit_version(make_version(tmp_path / "cache", make_features(20, (4,), "float32")), 6)
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, codebook):
     (tmp_path / "taken").mkdir()
     for path in (tmp_path / "taken", tmp_path / "nowhere" / "units.safetensors"):
         with pytest.raises(StoreError, match="cannot be written"):
@@ -262,10 +260,8 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
 # What cannot be clustered
 
 
-def with_nan():
-    features = make_features(20, (4,), "float16")
-    features["utt-7"][0, 2] = np.nan
-    return features
+WITH_NAN = make_features(20, (4,), "float16")
+WITH_NAN["utt-7"][0, 2] = np.nan
 
 
 @pytest.mark.parametrize(
@@ -275,7 +271,7 @@ def with_nan():
         (make_features(20, (4, 8), "float32"), {"k": 5}, r"holds \[frames, 4, 8\]; .* extract one layer"),
         (make_features(2, (4,), "float32", max_frames=3), {"k": 50}, "50 units need at least as many frames; it holds"),
         (make_features(20, (4,), "float32"), {"k": 50, "frames": 49}, "as many frames; --frames is 49"),
-        (with_nan(), {"k": 5}, "holds NaN or infinity: `featcache verify` says where"),
+        (WITH_NAN, {"k": 5}, "holds NaN or infinity: `featcache verify` says where"),
     ],
     ids=["codes", "stacked", "few", "few-asked", "nan"],
 )

@@ -55,18 +55,26 @@ def home(scratch):
 
 
 @pytest.fixture
-def fetch(cli, scratch, home, hub):
+def snapshot(home, hub):
+    """The folder there of the hub's commit, which a download makes."""
+    return home / "hub" / "models--org--name" / "snapshots" / hub.commit
+
+
+@pytest.fixture
+def config(scratch, hub):
+    """A config whose weights the hub has."""
+    path = scratch / "encodec.yaml"
+    path.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
+    return path
+
+
+@pytest.fixture
+def fetch(cli, config, home, hub):
     """Runs `featcache extract`, which looks for the weights first, with a manifest that does not exist."""
 
-    def start(name=hub.name, revision=hub.commit, env=(), **options):
-        config = scratch / "encodec.yaml"
-        config.write_text(CONFIG.format(weights=name, revision=revision))
-        return cli.start("extract", "gone.csv", "-c", config, env=environment(hub, home, **dict(env)), **options)
+    def fetch(env=(), **options):
+        return cli("extract", "gone.csv", "-c", config, env=environment(hub, home, **dict(env)), **options)
 
-    def fetch(**options):
-        return start(**options).wait()
-
-    fetch.start = start
     return fetch
 
 
@@ -99,7 +107,6 @@ def left_over(home):
 
 
 def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, scratch, home, model):
-    """Its fingerprint is that of a folder with the same files."""
     config, manifest = scratch / "encodec.yaml", plain.manifest()
     with hub_server.serve(model) as hub:
         config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
@@ -123,7 +130,6 @@ def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, sc
 
 @pytest.mark.parametrize("offline", ["0", "1"])
 def test_what_is_there_is_used_without_asking(fetch, hub, offline):
-    """The hub is not asked, even if it could be."""
     require_fetched(fetch())
     assert not hub.asked_for("README|gitattributes|pytorch_model")
     asked = len(hub.requests)
@@ -133,7 +139,6 @@ def test_what_is_there_is_used_without_asking(fetch, hub, offline):
 
 @pytest.mark.parametrize("drop", ["close", "reset"])
 def test_a_download_that_breaks_off_goes_on(fetch, hub, home, drop):
-    """The connection may be closed or reset, as when a server restarts."""
     hub.drop, hub.drops = drop, 1
     require_fetched(fetch())
     assert len(hub.asked_for("GET /large/")) == 2
@@ -141,7 +146,6 @@ def test_a_download_that_breaks_off_goes_on(fetch, hub, home, drop):
 
 
 def test_a_download_that_breaks_off_again_and_again_leaves_whole_files(fetch, hub, home):
-    """The next run downloads the remaining files."""
     hub.drop, hub.drops = "reset", 3
     line = refused(fetch(), 1)
     assert f"the download from {hub.address} broke off (" in line
@@ -151,9 +155,8 @@ def test_a_download_that_breaks_off_again_and_again_leaves_whole_files(fetch, hu
     assert len(hub.asked_for("GET .*/config.json")) == 1
 
 
-def test_weights_that_another_program_has_loaded_lack_what_is_done_to_waveforms(fetch, hub, home, repository):
+def test_weights_that_another_program_has_loaded_lack_what_is_done_to_waveforms(fetch, hub, home, snapshot, repository):
     """`from_pretrained` does not download preprocessor_config.json, which decides values, so it is downloaded now."""
-    snapshot = home / "hub" / "models--org--name" / "snapshots" / hub.commit
     snapshot.mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
         shutil.copy(repository / name, snapshot)
@@ -166,7 +169,6 @@ def test_weights_that_another_program_has_loaded_lack_what_is_done_to_waveforms(
 
 
 def test_a_model_that_says_nothing_of_waveforms_is_whole_without(fetch, hub):
-    """The hub is asked once whether there is such a file."""
     del hub.files["preprocessor_config.json"]
     require_fetched(fetch())
     asked = len(hub.requests)
@@ -175,28 +177,23 @@ def test_a_model_that_says_nothing_of_waveforms_is_whole_without(fetch, hub):
     assert len(hub.requests) == asked
 
 
-def test_a_whole_copy_of_the_repository_is_whole(fetch, hub, home, repository):
+def test_a_whole_copy_of_the_repository_is_whole(fetch, snapshot, repository):
     """`hf download` makes such a copy, which may be taken to a machine without network."""
-    snapshot = home / "hub" / "models--org--name" / "snapshots" / hub.commit
     shutil.copytree(repository, snapshot)
     (snapshot / "preprocessor_config.json").unlink()
     require_fetched(fetch(env={"HF_HUB_OFFLINE": "1"}))
 
 
-def test_a_terminal_has_a_bar_of_each_file(cli, scratch, home, hub):
-    """The bars are those of huggingface_hub."""
-    config = scratch / "encodec.yaml"
-    config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
+def test_a_terminal_has_a_bar_of_each_file(cli, config, scratch, home, hub):
     _, shown = on_terminal(cli, 120, "extract", "gone.csv", "-c", config, env=environment(hub, home), cwd=scratch)
     for name, size in (("/config.json", "2.00"), ("[0-9a-f]", r"1\.02M")):  # this hub names no large files
         assert re.search(rf"{name}: 100%\|.*/{size} \[.*B/s\]", shown)
     assert re.search(r"\nloading encodec: ", shown)
 
 
-def test_a_download_can_be_interrupted(fetch, hub, home):
-    """One SIGINT is enough, and no incomplete file is left."""
+def test_a_download_can_be_interrupted(cli, config, hub, home):
     hub.drop, hub.drops = "hold", 1
-    running = fetch.start()
+    running = cli.start("extract", "gone.csv", "-c", config, env=environment(hub, home))
     running.wait_until(lambda: left_over(home) and hub.asked_for("GET /large/"))
     running.send(signal.SIGINT)
     done = running.wait()
@@ -239,15 +236,17 @@ def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
     assert to_one_line_error(error, model, is_listing=False) is None
 
 
-def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, hub):
-    """The messages name this hub's address."""
-    assert f"{hub.address}/org/name has no commit {hub.commit[::-1]}" in refused(fetch(revision=hub.commit[::-1]), 2)
-    assert f"org/other: {hub.address} has no public model of this name" in refused(fetch(name="org/other"), 2)
-    assert "org/a--b: neither a folder nor a model id" in refused(fetch(name="org/a--b"), 2)
+def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, config, hub):
+    for name, revision, words in (
+        ("org/name", hub.commit[::-1], f"{hub.address}/org/name has no commit {hub.commit[::-1]}"),
+        ("org/other", hub.commit, f"org/other: {hub.address} has no public model of this name"),
+        ("org/a--b", hub.commit, "org/a--b: neither a folder nor a model id"),
+    ):
+        config.write_text(CONFIG.format(weights=name, revision=revision))
+        assert words in refused(fetch(), 2)
 
 
 def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
-    """This holds with HF_HUB_OFFLINE, and with a hub that does not answer."""
     remedy = f"`hf download org/name --revision {hub.commit}`; then copy its HF_HOME to this one"
     line = refused(fetch(env={"HF_HUB_OFFLINE": "1"}), 2)
     assert f"org/name is not in {home}/hub, and HF_HUB_OFFLINE forbids downloading it" in line
@@ -268,7 +267,6 @@ def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
 
 
 def test_a_disk_that_is_full(fetch, hub, home, scratch):
-    """The disk may be full from the beginning, or become full during a download."""
     content = hub.files["model.safetensors"]
     fault = {"folder": str(home / "hub"), "before": 0, "error": errno.ENOSPC}
     line = refused(fetch(fault=fault), 1)
@@ -279,7 +277,6 @@ def test_a_disk_that_is_full(fetch, hub, home, scratch):
 
 
 def test_a_disk_that_will_be_full(hub, home):
-    """The message says how much is to come, and how much is free."""
     model = HubModel("org/name", hub.commit, hub.address, home)
     free = shutil.disk_usage(home.parent).free
     require_space(model, free // 2)

@@ -55,12 +55,10 @@ def test_a_folder_and_a_file_in_it_are_found(saved):
     "name", ["./gone", "/gone", "~/gone", "~nobody-of-that-name/gone", "a/b/c", "a/b.pt", "gone", ""]
 )
 def test_a_path_that_does_not_exist_is_told_from_a_hubs_id(name):
-    """Such a name is not looked for on the hub."""
     assert fault(weights.locate, name, COMMIT) == f"params.weights: {name}: there is no such folder or file"
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    """So is a file that cannot be weights."""
     assert "neither config.json nor weights" in fault(weights.locate, str(tmp_path), None)
     (tmp_path / "README.md").write_text("")
     assert "ends in .safetensors" in fault(weights.locate, str(tmp_path / "README.md"), None)
@@ -82,7 +80,6 @@ def test_a_hubs_id_needs_a_commit(revision, hub):
 
 @pytest.mark.parametrize("inside", ["", "speechtokenizer_hubert_avg"])
 def test_a_hubs_cache_is_used_without_network(saved, hub, inside):
-    """The weights are in the commit's folder, or in the only folder there that holds weights."""
     snapshot = hub / "models--org--name" / "snapshots" / COMMIT
     shutil.copytree(saved / "hubert", snapshot / inside)
     found = weights.locate("org/name", COMMIT)
@@ -113,7 +110,6 @@ def test_one_form_of_the_weights_is_downloaded():
 
 
 def test_what_is_not_installed_is_named(saved, hub, monkeypatch):
-    """The error names the extra to install. A folder needs no huggingface_hub."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     located(saved / "hubert")
     with pytest.raises(MissingDependencyError, match=r"featcache\[models\]"):
@@ -143,7 +139,7 @@ def test_copies_have_one_digest(saved, tmp_path):
         for form in ("torch", "old torch", "old names"):
             folder = shutil.copytree(saved / name, tmp_path / name / form)
             (folder / "model.safetensors").unlink()
-            stored = dict(tensors)
+            stored = tensors
             if form == "old names":
                 for new, old in (("original0", "weight_g"), ("original1", "weight_v")):
                     stored = {key.replace(f"parametrizations.weight.{new}", old): stored[key] for key in stored}
@@ -195,7 +191,6 @@ def test_code_that_comes_with_a_model_is_in_its_digest(hubert):
 
 
 def test_a_digest_is_computed_once(hubert, monkeypatch):
-    """It is computed again when a file has changed."""
     expected = digest(hubert)
     reads = []
     monkeypatch.setattr(models, "state_dict", lambda found, real=weights.state_dict: reads.append(1) or real(found))
@@ -211,7 +206,6 @@ def test_a_digest_is_computed_once(hubert, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_loaded_model_gives_what_the_original_gives(saved, tmp_path, dtype):
-    """Outputs are equal to the bit, with weight norm folded; in float32, whatever dtype is stored."""
     torch.set_num_threads(1)
     waveform = torch.randn(1, 4000, generator=torch.Generator().manual_seed(1))
     for name, model_class in (("encodec", EncodecModel), ("hubert", HubertModel)):
@@ -272,7 +266,6 @@ def test_the_file_that_is_named_is_the_one_that_is_loaded(hubert):
 
 
 def test_a_model_does_not_hang_on_its_file(hubert):
-    """The file may be overwritten while the model is in use."""
     loaded = weights.load(HubertModel, located(hubert), CPU)
     before = {name: tensor.clone() for name, tensor in loaded.state_dict().items()}
     file = hubert / "model.safetensors"
@@ -292,6 +285,5 @@ def test_nothing_is_said_while_a_model_is_loaded(saved, capfd):
 
 
 def test_models_are_loaded_by_several_threads(saved):
-    """One thread at a time silences transformers."""
     with ThreadPoolExecutor(4) as pool:
         assert len([*pool.map(lambda _: weights.load(HubertModel, located(saved / "hubert"), CPU), range(4))]) == 4

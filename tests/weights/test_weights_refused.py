@@ -31,7 +31,6 @@ def test_what_only_training_needs_may_be_missing(hubert):
 
 
 def test_a_model_of_another_class_is_refused(saved, hubert):
-    """config.json tells, before weights are read."""
     assert "holds a model of type 'hubert', not 'encodec'" in load_fault(EncodecModel, saved / "hubert")
     edit_json(hubert / "config.json", model_type="")
     assert "config.json names no model_type, not 'hubert'" in load_fault(HubertModel, hubert)
@@ -48,7 +47,6 @@ def test_a_model_of_another_class_is_refused(saved, hubert):
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
 def test_a_damaged_file_is_refused(hubert, name, damage):
-    """This holds for every kind of damage."""
     if name == "pytorch_model.bin":
         torch.save(load_file(hubert / "model.safetensors"), hubert / name)
         (hubert / "model.safetensors").unlink()
@@ -59,7 +57,6 @@ def test_a_damaged_file_is_refused(hubert, name, damage):
 
 
 def test_a_missing_shard_is_named(saved, tmp_path):
-    """The message does not speak of missing keys."""
     HubertModel.from_pretrained(saved / "hubert").save_pretrained(tmp_path, max_shard_size="5KB")
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.unlink()
@@ -79,7 +76,6 @@ class Malicious:
 @pytest.mark.parametrize("pack", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
 def test_no_pickle_is_run(hubert, tmp_path, pack, suffix):
-    """Not even to find out what the file holds."""
     trace = tmp_path / "it ran"
     file = hubert / f"weights{suffix}"
     pack({"weight": Malicious(trace)}, file)
@@ -95,7 +91,6 @@ def test_a_checkpoint_with_more_than_tensors_is_refused(hubert):
 
 
 def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeypatch):
-    """`--trust-remote-code` allows it."""
     trace = tmp_path / "it ran"
     (hubert / "theirs.py").write_text(
         "from transformers import HubertModel\n"
