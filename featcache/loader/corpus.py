@@ -241,6 +241,9 @@ class _JoinedIds(Sequence[str]):
         for part in self.parts:
             yield from part.index.ids
 
+    def __contains__(self, id_: object) -> bool:
+        return isinstance(id_, str) and self._index.find_one(id_) >= 0
+
     def texts(self, positions: NDArray[Any]) -> list[str]:
         """The ids at some positions."""
         return [self.parts[number].index.ids[inside] for number, inside in self._index.places(positions)]

@@ -74,6 +74,17 @@ def test_a_corpus_is_the_caches_of_its_parts_one_after_another(folder):
     assert torch.equal(checked, features)
 
 
+def test_an_id_is_looked_up_and_not_compared_with_all(folder, monkeypatch):
+    """As in the corpus itself: there may be 10^8 of them."""
+    corpus = featcache.open(folder)
+    known = corpus.ids[17]
+    monkeypatch.delattr(type(corpus.ids), "__iter__")
+    monkeypatch.delattr(type(corpus.ids), "__getitem__")
+    assert known in corpus.ids
+    assert "nowhere" not in corpus.ids
+    assert 17 not in corpus.ids
+
+
 def columns_of(corpus):
     dataset = featcache.FeatureDataset(corpus, crop=8)
     return corpus.lengths, corpus.index.shard, dataset.lengths, dataset.shards
