@@ -280,7 +280,7 @@ def _has_gpu_driver() -> bool:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return Path("/dev/kfd").exists()
+        return Path("/dev/kfd").exists() or Path("/dev/dxg").exists()  # the latter in Windows' Linux
     return True
 
 
