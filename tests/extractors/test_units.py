@@ -15,6 +15,7 @@ from featcache.extractors.rows import RowExtractor
 from featcache.extractors.units import Codebook
 from featcache.manifest import Utterance
 from featcache.testing import ExtractorSuite
+from featcache.version.ledger import Failure, put_failures
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -250,6 +251,14 @@ def test_a_row_that_the_version_has_not(tmp_path, changed, message):
     assert missing.reason == Reason.NOT_IN_SOURCE
     with pytest.raises(AudioError, match=message):
         raise missing
+
+
+def test_why_the_version_has_not_a_row(tmp_path):
+    version = make_version(tmp_path, make_features(5, (4,), "float16"))
+    row = {"id": "utt-9", "path": "audio/utt-9.wav"}
+    put_failures(version, "run.000000", [Failure(**row, reason="empty", message="no samples")])
+    (missing,) = open_source(version.path, version.info.fingerprint).read([Utterance(**row)])
+    assert str(missing).endswith(", where it failed: empty: no samples")
 
 
 def test_a_flipped_bit_is_not_made_into_units(tmp_path):
