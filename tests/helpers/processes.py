@@ -129,7 +129,7 @@ class Cli:
         closed: Sequence[str] = (),
         env: dict[str, str] | None = None,
         limits: dict[str, int] | None = None,
-        fault: dict[str, Any] | None = None,
+        full: Path | None = None,
         powerless: bool = False,
         faults: Faults | None = None,
         entry: str = "",
@@ -144,7 +144,7 @@ class Cli:
             closed: Which of `stdin`, `stdout` and `stderr` are closed, as a shell does it with `<&-`.
             env: Variables added to its environment.
             limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
-            fault: What goes wrong; see `saboteur` in `cli_server.py`.
+            full: A folder whose disk is full for it.
             powerless: Whether permissions count even if the tests run as root.
             faults: What is different for it, if the shim is loaded; see `shim.py`.
             entry: The function that it runs with `args`, as `module:function`, in place of a command.
@@ -161,7 +161,7 @@ class Cli:
             "closed": list(closed),
             "env": env or {},
             "limits": limits or {},
-            "fault": fault,
+            "full": full and str(full),
             "powerless": powerless,
             "faults": faults and faults.request(),
             "entry": entry,
