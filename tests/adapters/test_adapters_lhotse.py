@@ -8,14 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from make_cache import add_shard, make_features, make_version, want_nothing
+from make_cache import add_shard, make_features, make_version
 from processes import run_script
+from small_shards import create
 from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import ArgumentError, MissingItemError, StoreError
 from featcache.spec import FeatureSpec
-from featcache.version.version import Version, VersionInfo
+from featcache.version.version import VersionInfo
 
 lhotse = pytest.importorskip("lhotse")
 
@@ -113,8 +114,7 @@ class TestCuts:
         config = {"name": "fast", "extractor": "made_up", "augment": {"speed": [1.0, 0.9, 1.1]}}
         spec = FeatureSpec((3,), "float16", 100.0, 400, 16000, "made up")
         info = VersionInfo(name="fast", fingerprint="ab" * 32, config=config, spec=spec, made_by={})
-        version = Version.create(tmp_path / "features", info)
-        want_nothing(version)
+        version = create(tmp_path, info)
         names = [f"{id_}{suffix}" for id_ in "ab" for suffix in ("", "_sp0.9", "_sp1.1")]
         rows = {id_: {"path": f"{id_[0]}.wav", "start": 9.0 if id_[0] == "a" else None} for id_ in names}
         add_shard(version, dict(zip(names, make_features(6, (3,)).values(), strict=True)), rows=rows)

@@ -4,14 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from make_cache import MANIFEST, want_nothing
 from msgspec import structs
 
 from featcache.care.verify import examine_shard
 from featcache.format.shard import Item, Shard
 from featcache.format.writing import ShardBuilder
 from featcache.spec import FeatureSpec, SideSpec
+from featcache.storage.location import ObjectPath
 from featcache.version.version import Version, VersionInfo
+from featcache.version.wanted import Wanted, name_of
+
+MANIFEST = name_of("made up")
+"""The name of the wanted set of everything that is made here."""
 
 SPEC = FeatureSpec((2,), "float32", 100.0, 160, 16000, "anything")
 INFO = VersionInfo(
@@ -28,10 +32,10 @@ def item(id_: str, frames: int = 3, **columns) -> Item:
     return Item(id=id_, **{**values, "size": 1, "mtime_ns": 2, "sample_rate": 16000, **columns})
 
 
-def create(cache: Path, info: VersionInfo = INFO) -> Version:
-    """An empty version in a cache."""
+def create(cache: Path | ObjectPath, info: VersionInfo = INFO) -> Version:
+    """An empty version in a cache, or in an object store."""
     version = Version.create(cache / info.folder_name, info)
-    want_nothing(version)
+    Wanted("made up", np.zeros((3, 0), np.uint64)).save(version)  # else all that is made here would be gone or missing
     return version
 
 
