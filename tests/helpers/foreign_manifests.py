@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from containers import compress, write_tar
-
 RATE = 8000
 
 
@@ -283,29 +281,3 @@ def dataset(top: Path, clips: Sequence[Clip], saved: bool = True) -> Written:
     if saved:
         (data / "state.json").write_text(json.dumps({"_data_files": names}))
     return Written(data, "datasets", ids, ids)
-
-
-def archive(top: Path, clips: Sequence[Clip]) -> Written:
-    """Kaldi's, as `wav-copy` writes it: each id, a space, and the WAV; `wav.scp` has the places of these."""
-    data = top / "data"
-    data.mkdir()
-    places = []
-    with (data / "raw.ark").open("wb") as ark:
-        for clip in clips:
-            ark.write(f"{clip.stem} ".encode())
-            places.append(f"{data / 'raw.ark'}:{ark.tell()}")
-            ark.write((top / clip.path).read_bytes())
-    ids = [clip.stem for clip in clips]
-    _lines(data / "wav.scp", [f"{id_} {place}" for id_, place in zip(ids, places, strict=True)])
-    return Written(data, "kaldi", ids, places, ())
-
-
-def tarred(top: Path, clips: Sequence[Clip], suffix: str) -> Written:
-    """The files in two tars, compressed if the suffix says so, and NeMo's manifest of them."""
-    half = len(clips) // 2
-    for number, part in enumerate((clips[:half], clips[half:])):
-        tar = write_tar(top / f"audio_{number}.tar", {clip.path: (top / clip.path).read_bytes() for clip in part})
-        if suffix != ".tar":
-            compress(tar, suffix)
-    inside = [clip._replace(path=f"audio_{row // half}{suffix}/{clip.path}") for row, clip in enumerate(clips)]
-    return nemo(top, inside)
