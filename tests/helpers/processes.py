@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,15 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from shim import Faults
+from forking import MOST_SECONDS, POLL_SECONDS, wait_until
+from shim import Faults
 
 TESTS = Path(__file__).parent
-POLL_SECONDS = 0.002
-MOST_SECONDS = 600
-"""That a command may take: a limit for what hangs, which a busy machine does not reach."""
 
 
 @dataclass
@@ -61,12 +57,7 @@ class Running:
 
     def wait_until(self, condition, seconds: float = MOST_SECONDS) -> None:
         """Wait for something that the process does; also in folders that it renames meanwhile."""
-        for _ in range(int(seconds / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
-            with suppress(FileNotFoundError):
-                if condition():
-                    return
-            time.sleep(POLL_SECONDS)
-        raise AssertionError(f"it never happened; stderr: {self.err()}")
+        wait_until(condition, seconds, lambda: f"; stderr: {self.err()}")
 
     def poll(self) -> int | None:
         """How it ended; None while it runs."""
@@ -198,11 +189,10 @@ class Cli:
 @contextmanager
 def commands(**options: Any) -> Iterator[Cli]:
     """A `Cli` with a folder of its own, which it takes along; the options are those of `Cli`."""
-    folder = Path(tempfile.mkdtemp(prefix="featcache-"))  # short: a socket's path is limited to 100 characters
-    cli = Cli(folder, **options)
-    yield cli
-    cli.stop()
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="featcache-") as folder:  # short: a socket's path has at most 100 letters
+        cli = Cli(Path(folder), **options)
+        yield cli
+        cli.stop()
 
 
 def on_terminal(cli: Cli, columns: int, *command: object, **options: Any) -> tuple[int, str]:

@@ -41,29 +41,17 @@ class Made:
 def make(folder: Path) -> Made:
     fbank = make_features(40, seed=5)
     ids = list(fbank)
-    rows = {
-        id_: {
-            "id": id_,
+    places, rows = {}, {}
+    for number, id_ in enumerate(reversed(ids[5:35])):
+        places[id_] = {
             "path": f"speech/{number // 4}.flac",
-            "start": f"{number % 4 * 1.5:g}",
-            "duration": f"{len(fbank[id_]) / 100}" if number % 3 else "",
-            "channel": str(number % 2),
-            "text": f"wörd, {number}",
-            "speaker": f"s{number % 3}",
-            "digit": str(number % 10),
-            "score": f"{number / 4}",
+            "start": number % 4 * 1.5,
+            "duration": len(fbank[id_]) / 100 if number % 3 else None,
+            "channel": number % 2,
         }
-        for number, id_ in enumerate(reversed(ids[5:35]))
-    }
-    places = {
-        id_: {
-            "path": row["path"],
-            "start": float(row["start"]),
-            "duration": float(row["duration"]) if row["duration"] else None,
-            "channel": int(row["channel"]),
-        }
-        for id_, row in rows.items()
-    }
+        said = {"text": f"wörd, {number}", "speaker": f"s{number % 3}", "digit": number % 10, "score": number / 4}
+        cells = {"id": id_, **places[id_], **said}
+        rows[id_] = {name: "" if cell is None else str(cell) for name, cell in cells.items()}
     shards = [{id_: fbank[id_] for id_ in ids[first:last]} for first, last in ((0, 9), (9, 30), (30, 40))]
     make_version(folder / "features", *shards, rows=places)
     random = np.random.default_rng(6)
