@@ -5,29 +5,23 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import numpy as np
-import pausing
 import torch
+from pausing import SlowParams
 from row_extractors import HOP, Moments
 
 from featcache import weights
 from featcache.errors import AudioError, Reason
-from featcache.extractors import Extractor, Params
+from featcache.extractors import Extractor
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.encodec import Encodec
 from featcache.extractors.model import ModelParams
 from featcache.spec import FeatureSpec
 
 
-class SlowParams(Params):
-    seconds: float = 0.0
-    """To sleep, for every clip."""
-
-
 class Slow(Extractor[SlowParams]):
-    """Two moments of every 10 ms, after a sleep: gives a test the time to interfere."""
+    """Two moments of every 10 ms, after a pause."""
 
     Params = SlowParams
     revision = 1
@@ -44,27 +38,13 @@ class Slow(Extractor[SlowParams]):
         return [self.extract_clip(clip) for clip in clips]
 
     def extract_clip(self, clip):
-        time.sleep(self._params.seconds)
+        self._params.pause()
         return self.features(clip.waveform)
 
     def features(self, waveform):
         # a copy: sums depend on how their addresses are aligned
         frames = waveform[: len(waveform) // HOP * HOP].clone().reshape(-1, HOP)
         return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
-
-
-class GatedSlowParams(pausing.GatedParams, SlowParams):
-    """Those of `Gated`."""
-
-
-class Gated(pausing.Gated, Slow):
-    """The same, and every clip goes through a gate."""
-
-    Params = GatedSlowParams
-
-    def extract_clip(self, clip):
-        self.gate.enter()
-        return super().extract_clip(clip)
 
 
 class Zeros(Slow):

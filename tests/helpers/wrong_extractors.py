@@ -8,7 +8,8 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from odd_extractors import HOP, PaddingSeen, Slow, SlowParams
+from odd_extractors import HOP, PaddingSeen, Slow
+from pausing import SlowParams
 from pydantic import field_validator
 from row_extractors import Moments
 
