@@ -17,7 +17,6 @@ from featcache.care.verify import examine_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.format.writing import ShardBuilder
-from featcache.loader import places
 from featcache.quantize import dequantize, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 
@@ -307,14 +306,6 @@ class TestCache:
         assert np.array_equal(cache.item(0, raw=True), cache[0])
         with pytest.raises(StoreError, match="not quantised"):
             cache.quantization([0])
-
-    def test_memory_and_copies_hold_levels(self, folder, tmp_path, cache, monkeypatch):
-        monkeypatch.setattr(places, "_SHARED", tmp_path)  # which no other process fills
-        for options in ({"ram": 1 << 20}, {"copy_to": tmp_path / "near"}):
-            nearer = featcache.open(folder, **options)
-            for _ in range(2):
-                assert torch.equal(nearer.batch([*range(20)])[0], cache.batch([*range(20)])[0])
-                assert np.array_equal(nearer["utt-7"], cache["utt-7"])
 
 
 class TestDamage:
