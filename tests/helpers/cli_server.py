@@ -157,19 +157,33 @@ def become(request: dict) -> None:
         opened = os.open(request[name], flags | (os.O_CREAT | os.O_APPEND if descriptor else 0))
         os.dup2(opened, descriptor)
         os.close(opened)
-    for name in request.get("closed", ()):
+    do_without(**request.get("without", {}))
+    if request.get("faults"):
+        shim.become(request["faults"])
+
+
+def do_without(
+    closed: Sequence[str] = (), limits: dict[str, int] | None = None, full: str = "", powerless: bool = False
+) -> None:
+    """Take from this process what it is to do without.
+
+    Args:
+        closed: Which of `stdin`, `stdout` and `stderr` are closed, as a shell does it with `<&-`.
+        limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
+        full: A folder whose disk is full.
+        powerless: Whether permissions count even if the tests run as root.
+    """
+    for name in closed:
         os.close(("stdin", "stdout", "stderr").index(name))
         for attribute in (name, f"__{name}__"):  # as an interpreter has them that begins without the descriptor
             setattr(sys, attribute, None)
-    for name, limit in request.get("limits", {}).items():
+    for name, most in (limits or {}).items():
         number = getattr(resource, f"RLIMIT_{name}")
-        resource.setrlimit(number, (limit, resource.getrlimit(number)[1]))
-    if request.get("powerless"):
+        resource.setrlimit(number, (most, resource.getrlimit(number)[1]))
+    if full:
+        sys.addaudithook(partial(refuse_files, full))
+    if powerless:
         drop_privileges()
-    if request.get("full"):
-        sys.addaudithook(partial(refuse_files, request["full"]))
-    if request.get("faults"):
-        shim.become(request["faults"])
 
 
 def drop_privileges() -> None:

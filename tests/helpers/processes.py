@@ -117,13 +117,10 @@ class Cli:
         cwd: Path | None = None,
         stdin: Path = Path(os.devnull),
         stderr: Path | None = None,
-        closed: Sequence[str] = (),
         env: dict[str, str] | None = None,
-        limits: dict[str, int] | None = None,
-        full: Path | None = None,
-        powerless: bool = False,
         faults: Faults | None = None,
         entry: str = "",
+        **without: Any,
     ) -> Running:
         """Start a command.
 
@@ -132,13 +129,10 @@ class Cli:
             cwd: The folder where it runs.
             stdin: The file that it reads.
             stderr: The file that it writes its messages to, if they are not to be kept.
-            closed: Which of `stdin`, `stdout` and `stderr` are closed, as a shell does it with `<&-`.
             env: Variables added to its environment.
-            limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
-            full: A folder whose disk is full for it.
-            powerless: Whether permissions count even if the tests run as root.
             faults: What is different for it, if the shim is loaded; see `shim.py`.
             entry: The function that it runs with `args`, as `module:function`, in place of a command.
+            without: What it does without; see `do_without` in `cli_server.py`.
         """
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         for name in ("out", "err"):  # a kill may come before it has opened them
@@ -149,16 +143,13 @@ class Cli:
             "stdin": str(stdin),
             "stdout": str(folder / "out"),
             "stderr": str(stderr or folder / "err"),
-            "closed": list(closed),
             "env": env or {},
-            "limits": limits or {},
-            "full": full and str(full),
-            "powerless": powerless,
             "faults": faults and faults.request(),
             "entry": entry,
+            "without": without,
         }
         with self._connect() as connection:
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.sendall(json.dumps(request, default=str).encode() + b"\n")
             stream = connection.makefile("r")
         self._started.append(Running(int(stream.readline()), stream, folder))
         return self._started[-1]
