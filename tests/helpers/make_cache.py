@@ -33,16 +33,7 @@ def make_features(count, item_shape=(80,), dtype="float16", *, max_frames=40, se
 
 
 def make_version(
-    cache,
-    *shards,
-    name="fbank80",
-    params=None,
-    augment=None,
-    fingerprint=None,
-    side=(),
-    quantized=False,
-    frame_rate=100.0,
-    rows=None,
+    cache, *shards, name="fbank80", fingerprint=None, side=(), quantized=False, frame_rate=100.0, rows=None, **sections
 ):
     """Make a version of one or more shards.
 
@@ -50,16 +41,15 @@ def make_version(
         cache: The cache's folder, or its place in an object store.
         shards: The `Features` of each shard; the first array of all decides the item shape and the dtype.
         name: The config's name.
-        params: The config's parameters, which the default fingerprint covers, as it does the section `augment`.
-        fingerprint: Another fingerprint than the default.
+        fingerprint: Another fingerprint than the default, which covers the config.
         side: The specs of side arrays; `made_up_side` says what they hold.
         quantized: Whether the features, which are floats, are stored quantised.
         frame_rate: Frames per second. Integers of several columns are codes of codebooks of 1,024.
         rows: What the manifest says of utterances, by id, such as `{"path": "a.wav", "start": 1.5}`.
+        sections: Those of the config: `params`, `augment`.
     """
-    config = {"name": name, "extractor": "made_up", "params": params or {}}
-    if augment:
-        config["augment"] = augment
+    given = {key: section for key, section in sections.items() if section}
+    config = {"name": name, "extractor": "made_up", "params": {}, **given}
     fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()
     first = next(iter(shards[0].values())) if shards else np.zeros((1, 80), np.float16)
     spec = FeatureSpec(first.shape[1:], first.dtype.name, frame_rate, 400, 16000, "log mel energy", side=tuple(side))

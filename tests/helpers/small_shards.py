@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -39,23 +40,14 @@ def create(cache: Path | ObjectPath, info: VersionInfo = INFO) -> Version:
     return version
 
 
-def write(
-    version: Version,
-    items: list[Item],
-    values=None,
-    *,
-    row: int = 0,
-    run: str = "",
-    side=None,
-    manifest: str = MANIFEST,
-) -> Shard:
-    """Publish a shard; item `i` of it is all `i`, unless values `[frames, 2]` are given."""
+def write(version: Version, items: list[Item], values=None, *, side=None, **origin: Any) -> Shard:
+    """Publish a shard, as `publish`; item `i` of it is all `i`, unless values `[frames, 2]` are given."""
     counts = [item.num_samples // 160 for item in items]
     if values is None:
         values = np.repeat(np.arange(len(items), dtype=np.float32), counts)[:, None] * np.ones((1, 2), np.float32)
     builder = ShardBuilder(version.info.spec)
     builder.append(items, np.ascontiguousarray(values, version.dtype), counts, side or {})
-    return publish(version, builder, row, run, manifest)
+    return publish(version, builder, **origin)
 
 
 def publish(version: Version, builder: ShardBuilder, row: int = 0, run: str = "", manifest: str = MANIFEST) -> Shard:
