@@ -93,17 +93,13 @@ def without_types(tree):
     return ast.Module([node for node in tree.body if not ast.unparse(node).startswith("if TYPE_CHECKING:")], [])
 
 
-def units_imported(tree, needed_only):
-    """The files and folders of the package that a module imports."""
-    parts = [name.split(".") for name in imported(tree, needed_only)]
-    return {part[1] for part in parts if part[0] == "featcache" and len(part) > 1 and part[1] in LAYER_OF}
-
-
 def imports_by_unit(needed_only=False):
-    found = {}
+    """The files and folders of the package that each of them imports."""
+    found = {unit: set() for unit in map(unit_of, modules()) if unit}
     for path, tree in modules().items():
         if unit := unit_of(path):
-            found.setdefault(unit, set()).update(units_imported(tree, needed_only) - {unit})
+            parts = [name.split(".") for name in imported(tree, needed_only) if name.startswith("featcache.")]
+            found[unit] |= {part[1] for part in parts} & {*LAYER_OF} - {unit}
     return found
 
 
