@@ -134,16 +134,12 @@ def recording(top: Path, clip: Clip) -> dict[str, Any]:
     }
 
 
+def _whole(clip: Clip) -> dict[str, Any]:
+    return {"id": clip.stem, "start": 0.0, "duration": clip.seconds, "channel": 0}
+
+
 def supervision(clip: Clip) -> dict[str, Any]:
-    return {
-        "id": clip.stem,
-        "recording_id": clip.stem,
-        "start": 0.0,
-        "duration": clip.seconds,
-        "channel": 0,
-        "text": clip.text,
-        "speaker": clip.speaker,
-    }
+    return {**_whole(clip), "recording_id": clip.stem, "text": clip.text, "speaker": clip.speaker}
 
 
 def lhotse_recordings(top: Path, clips: Sequence[Clip]) -> Written:
@@ -159,15 +155,7 @@ def lhotse_supervisions(top: Path, clips: Sequence[Clip]) -> Written:
 
 def lhotse_cuts(top: Path, clips: Sequence[Clip]) -> Written:
     rows = [
-        {
-            "id": clip.stem,
-            "start": 0.0,
-            "duration": clip.seconds,
-            "channel": 0,
-            "supervisions": [supervision(clip)],
-            "recording": recording(top, clip),
-            "type": "MonoCut",
-        }
+        {**_whole(clip), "supervisions": [supervision(clip)], "recording": recording(top, clip), "type": "MonoCut"}
         for clip in clips
     ]
     path = _json_lines(top / "cuts.jsonl", rows)

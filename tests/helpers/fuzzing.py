@@ -36,20 +36,9 @@ MOST_WRONG = 5
 
 NUMBERS = [0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1]
 WORDS = [b"\n", b"\r", b'"', b",", b"\t", b"\0", b"{", b"[" * 500, b"}", b"]", b":", b"NaN", b"1e999", b"9" * 400, b"-"]
-WORDS += [
-    b"\xff",
-    b"\xf0\x9f",
-    b"\xe2\x80\xae",
-    b"\\ud800",
-    b"\x1b[2J",
-    b"&a *a",
-    b"!!int ",
-    b"null",
-    b"true",
-    b"'",
-    b"|",
-]
-WORDS += [b"!!timestamp ", b"!!bool ", b"!!set ", b"!!float ", b"[" * 5000, b"{a: " * 300, b"<<: ", b"9" * 11, b".nan"]
+WORDS += [b"\xff", b"\xf0\x9f", b"\xe2\x80\xae", b"\\ud800", b"\x1b[2J", b"&a *a", b"null", b"true", b"'", b"|"]
+WORDS += [b"!!int ", b"!!timestamp ", b"!!bool ", b"!!set ", b"!!float ", b"<<: ", b".nan"]
+WORDS += [b"[" * 5000, b"{a: " * 300, b"9" * 11]
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -173,9 +162,9 @@ def configs(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
 
 
 def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
-    import numpy as np
-    import small_shards
     from hostile_caches import rename_shard, sealed
+    from make_cache import add_shard, make_features, make_version
+    from small_shards import SIDE
 
     import featcache
     import featcache.loader
@@ -187,13 +176,8 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     from featcache.version.version import Version
 
     warnings.simplefilter("ignore", featcache.FeatcacheWarning)
-    version = small_shards.create(folder / "made", small_shards.SIDED)
-    for first in (0, 3):
-        items = [small_shards.item(f"utt-{number}") for number in range(first, first + 3)]
-        frames = sum(item.num_samples // 160 for item in items)
-        scales, marks = np.zeros(3, np.float32), np.zeros((3, 2), np.uint16)
-        sides = {"scales": (scales, [1, 1, 1]), "marks": (marks, [1, 1, 1])}
-        small_shards.write(version, items, np.zeros((frames, 2), np.float32), row=first, side=sides, run="r")
+    version = make_version(folder / "made", make_features(3, (2,), "float32"), side=SIDE)
+    add_shard(version, make_features(3, (2,), "float32", prefix="more"), row=3, run="r")
     run = Run(version, {"manifest": "m", "root": "/", "utterances": 7, "new": 7, "config": {"name": "mine"}})
     run.fail([Failure(id="gone", path="gone.wav", reason="file_missing", message="there is no such file")])
     run.finish({"extracted": 6, "items": 6})
@@ -290,9 +274,9 @@ def inputs(seed: int) -> Iterator[tuple[int, random.Random]]:
 
 def run(reader: str, seconds: str, seed: str, folder: str, only: str = "") -> None:
     """Run a reader for so many seconds, or until it has read the input of that number."""
+    warnings.resetwarnings()  # which are errors in processes of tests
     make = READERS[reader](Path(folder))
     limit_memory()
-    warnings.resetwarnings()  # which are errors in processes of tests
     read, wrong, slowest, until = 0, [], 0.0, time.monotonic() + float(seconds)
     for number, chance in inputs(int(seed)):
         if time.monotonic() > until or len(wrong) == MOST_WRONG or (only and number > int(only)):
