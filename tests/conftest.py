@@ -15,12 +15,13 @@ from typing import NamedTuple
 import pytest
 import soundfile
 from audio_files import KINDS, bad_files, forget_flac_length, forget_mp3_length, write_kind
-from audio_server import audio_server
+from audio_server import AudioServer
 from cache_contents import chunk_files, items
 from corpora import Corpus, speech
 from decoded_audio import read_whole, samples_of
 from extractions import write_config
 from hypothesis import HealthCheck, settings
+from loopback import serving
 from object_stores import s3, s3_of_module, s3_of_session  # noqa: F401
 from processes import commands
 from scratch import scratch_folder
@@ -243,7 +244,8 @@ def bad(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server_of_session():
-    with audio_server() as server:
+    server = AudioServer()
+    with serving(server.answer) as server.address:
         yield server
 
 
@@ -283,7 +285,7 @@ def gate(tmp_path) -> Path:
 @pytest.fixture
 def gated_config(tmp_path, gate) -> Path:
     """A config whose extractor lets every clip through that gate."""
-    return write_config(tmp_path, "Gated", gate=str(gate))
+    return write_config(tmp_path, "Slow", "gated", gate=str(gate))
 
 
 # Caches of made-up features

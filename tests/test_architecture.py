@@ -82,8 +82,10 @@ def imported(tree, needed_only=False):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def is_import(node):
-    return isinstance(node, ast.Import | ast.ImportFrom)
+def imported_at_once(path):
+    """Dotted names of what a module imports when it is imported."""
+    nodes = [node for node in modules()[path].body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return set(imported(ast.Module(nodes, [])))
 
 
 def without_types(tree):
@@ -91,17 +93,13 @@ def without_types(tree):
     return ast.Module([node for node in tree.body if not ast.unparse(node).startswith("if TYPE_CHECKING:")], [])
 
 
-def units_imported(tree, needed_only):
-    """The files and folders of the package that a module imports."""
-    parts = [name.split(".") for name in imported(tree, needed_only)]
-    return {part[1] for part in parts if part[0] == "featcache" and len(part) > 1 and part[1] in LAYER_OF}
-
-
 def imports_by_unit(needed_only=False):
-    found = {}
+    """The files and folders of the package that each of them imports."""
+    found = {unit: set() for unit in map(unit_of, modules()) if unit}
     for path, tree in modules().items():
         if unit := unit_of(path):
-            found.setdefault(unit, set()).update(units_imported(tree, needed_only) - {unit})
+            parts = [name.split(".") for name in imported(tree, needed_only) if name.startswith("featcache.")]
+            found[unit] |= {part[1] for part in parts} & {*LAYER_OF} - {unit}
     return found
 
 
@@ -128,8 +126,8 @@ def test_a_version_knows_no_audio_and_no_extractor_and_the_loader_stands_on_vers
 def test_what_opens_a_cache_and_pads_a_batch_imports_nothing_of_the_loader_around_it_before_it_is_needed():
     core = {"opening", "cache", "shards", "spans"}
     for name in core:
-        at_once = ast.Module([node for node in modules()[Path("loader", f"{name}.py")].body if is_import(node)], [])
-        parts = [dotted.split(".") for dotted in imported(at_once) if dotted.startswith("featcache.")]
+        names = imported_at_once(Path("loader", f"{name}.py"))
+        parts = [dotted.split(".") for dotted in names if dotted.startswith("featcache.")]
         assert {part[2] for part in parts if part[1] == "loader"} <= core
         assert not [part for part in parts if part[1] in {"manifest", "device"}]
 
@@ -147,15 +145,9 @@ print(sum(len(Path(file).read_text(encoding="utf-8").splitlines()) for file in f
 """
     loaded = run_python(script, tmp_path).split()
     assert int(loaded[0]) <= MOST_LINES_LOADED
-    seldom = (
-        "manifest.read",
-        "storage.bucket",
-        "version.corpus",
-        "version.tags",
-        "loader.local_copies",
-        "format.writing",
-    )
-    assert not {f"featcache.{name}" for name in seldom} & {*loaded}
+    seldom = {"manifest.read", "storage.bucket", "version.corpus", "version.tags"}
+    seldom |= {"loader.local_copies", "format.writing"}
+    assert not seldom & {name.removeprefix("featcache.") for name in loaded}
 
 
 def test_training_needs_no_package_of_the_extra_extract():
@@ -185,12 +177,9 @@ def test_an_adapter_imports_its_own_toolkit_and_nothing_else_any_toolkit_or_adap
 
 
 def test_a_command_imports_nothing_heavy_before_it_runs():
-    for path, tree in modules().items():
-        if unit_of(path) != "cli":
-            continue
-        at_once = ast.Module([node for node in tree.body if is_import(node)], [])
-        heavy = {"torch", "numpy", "zarr", *EXTRACT_ONLY} & {name.split(".")[0] for name in imported(at_once)}
-        assert not heavy, path
+    heavy = {"torch", "numpy", "zarr", *EXTRACT_ONLY}
+    for path in (path for path in modules() if unit_of(path) == "cli"):
+        assert not heavy & {name.split(".")[0] for name in imported_at_once(path)}, path
 
 
 def test_the_library_neither_prints_nor_ends_the_process():

@@ -50,36 +50,30 @@ def assert_normalised(found, features, lengths, means, stds, rtol=1e-5):
         assert torch.equal(found[row, length:], features[row, length:].to(found.dtype))
 
 
+by_means_and_variances = pytest.mark.parametrize(
+    "norms",
+    [{"norm_means": means, "norm_vars": variances} for means in (True, False) for variances in (True, False)],
+    ids=["both", "means", "variances", "none"],
+)
+
+
 # By statistics of a version
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
-def test_all_frames_by_one_mean(dtype):
+@by_means_and_variances
+def test_all_frames_by_one_mean(dtype, norms):
     features, lengths = batch(dtype=dtype)
-    found = global_cmvn()(features, lengths)
-    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert_normalised(found, features, lengths, [MEAN] * 4, [STD] * 4)
-    everything = global_cmvn()(features)
-    assert_normalised(everything, features, torch.full((4,), features.shape[1]), [MEAN] * 4, [STD] * 4)
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_the_dtype_that_is_asked_for(dtype):
-    features, lengths = batch(dtype=dtype)
-    found = global_cmvn(dtype=dtype)(features, lengths)
-    assert found.dtype == dtype
-    assert torch.equal(found, global_cmvn()(features, lengths).to(dtype))
-
-
-@pytest.mark.parametrize(("norm_means", "norm_vars"), [(True, False), (False, True), (False, False)])
-def test_means_or_variances_alone(norm_means, norm_vars):
-    features, lengths = batch(dtype=torch.float16)
-    cmvn = global_cmvn(norm_means=norm_means, norm_vars=norm_vars)
-    means, stds = MEAN * norm_means, STD if norm_vars else np.ones(5)
+    cmvn = global_cmvn(**norms)
+    means, stds = [MEAN * norms["norm_means"]] * 4, [STD if norms["norm_vars"] else np.ones(5)] * 4
     found = cmvn(features, lengths)
-    assert found.dtype == torch.float32
-    assert_normalised(found, features, lengths, [means] * 4, [stds] * 4)
-    torch.testing.assert_close(cmvn.unnormalize(found, lengths), features.float())
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert_normalised(found, features, lengths, means, stds)
+    assert_normalised(cmvn(features), features, torch.full((4,), features.shape[1]), means, stds)
+    torch.testing.assert_close(cmvn.unnormalize(found, lengths), features.to(found.dtype))
+    asked_for = global_cmvn(dtype=dtype, **norms)(features, lengths)
+    assert asked_for.dtype == dtype
+    assert torch.equal(asked_for, found.to(dtype))
 
 
 @pytest.mark.parametrize("groups", [GROUPS, ["1089", "61", "121"]])
@@ -214,13 +208,11 @@ def test_the_whole_way_from_a_cache(tmp_path, written):
     dataset = featcache.FeatureDataset(cache, manifest)
     made = dataset.collate([dataset[row] for row in range(len(dataset))])
     found = cmvn(made["features"], made["lengths"], made["speaker"])
-    for speaker in cmvn.groups:
-        rows = [row for row, name in enumerate(made["speaker"]) if name == speaker]
-        frames = torch.cat([found[row, : made["lengths"][row]] for row in rows]).double()
+    of_speakers = [[row for row, name in enumerate(made["speaker"]) if name == speaker] for speaker in cmvn.groups]
+    for features, rows in [*((found, rows) for rows in of_speakers), (cmvn(made["features"]), range(20))]:
+        frames = torch.cat([features[row, : made["lengths"][row]] for row in rows]).double()
         torch.testing.assert_close(frames.mean(0), torch.zeros(5).double(), atol=1e-6, rtol=0)
         torch.testing.assert_close(frames.std(0, correction=0), torch.ones(5).double(), atol=1e-6, rtol=0)
-    frames = torch.cat([row[:n] for row, n in zip(cmvn(made["features"]), made["lengths"], strict=True)]).double()
-    torch.testing.assert_close(frames.mean(0), torch.zeros(5).double(), atol=1e-6, rtol=0)
 
 
 def test_statistics_of_another_version_are_refused(tmp_path):
@@ -237,14 +229,13 @@ def test_statistics_of_another_version_are_refused(tmp_path):
 # By an utterance's own frames
 
 
-@pytest.mark.parametrize("norm_means", [True, False])
-@pytest.mark.parametrize("norm_vars", [True, False])
-def test_an_utterance_by_its_own_frames(norm_means, norm_vars):
+@by_means_and_variances
+def test_an_utterance_by_its_own_frames(norms):
     features, lengths = batch()
-    found = normalize_utterances(features, lengths, norm_means=norm_means, norm_vars=norm_vars)
+    found = normalize_utterances(features, lengths, **norms)
     own = [features[row, :length].double().numpy() for row, length in enumerate(lengths.tolist())]
-    means = [one.mean(0) if len(one) and norm_means else np.zeros(5) for one in own]
-    stds = [one.std(0) if len(one) and norm_vars else np.ones(5) for one in own]
+    means = [one.mean(0) if len(one) and norms["norm_means"] else np.zeros(5) for one in own]
+    stds = [one.std(0) if len(one) and norms["norm_vars"] else np.ones(5) for one in own]
     assert found.dtype == torch.float32
     assert_normalised(found, features, lengths, means, stds, rtol=1e-6)
 

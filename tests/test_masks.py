@@ -227,10 +227,10 @@ def test_without_a_device_it_is_the_default_one():
     assert chunk_mask(6, 2).device.type == "cpu"
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_values_are_those_of_the_loop_on_every_device(device):
-    for which in [(1, 1, None), (50, 7, 2), (64, 16, 0), (64, 16, None)]:
-        assert torch.equal(chunk_mask(*which, device=device).cpu(), slow_chunk_mask(*which))
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", [(1, 1, None), (50, 7, 2), (64, 16, 0), (64, 16, None)])
+def test_values_on_a_gpu_are_those_of_the_loop(which):
+    assert torch.equal(chunk_mask(*which, device="cuda").cpu(), slow_chunk_mask(*which))
 
 
 def test_compiled_models_may_make_masks():

@@ -28,14 +28,9 @@ def digits(tmp_path_factory):
     return make_digits(tmp_path_factory.mktemp("digits"), 30)
 
 
-@pytest.fixture(scope="module")
-def run(cli):
-    """Runs a story's script: `run("train_xvector.py", *options)`."""
-
-    def run(script, *options):
-        return cli(STORIES / script, json.dumps([""]), *options, entry="cli_server:run_script")
-
-    return run
+def run(cli, script, *options):
+    """How a story's script ends."""
+    return cli(STORIES / script, json.dumps([""]), *options, entry="cli_server:run_script")
 
 
 def rows_of(table):
@@ -48,13 +43,13 @@ def rows_of(table):
 
 
 @pytest.mark.slow
-def test_keywords_trains_on_the_same_codes_whenever_they_are_made(run, digits, tmp_path):
+def test_keywords_trains_on_the_same_codes_whenever_they_are_made(cli, digits, tmp_path):
     pytest.importorskip("transformers")
     from small_models import encodec_24khz
 
     options = ["--data", digits, "--weights", encodec_24khz(tmp_path / "weights")]
     sizes = ["--epochs", 1, "--more-epochs", 1, "--channels", 8, "--batch-size", 9, "--threads", 1]
-    done = run("train_keywords.py", *options, *sizes)
+    done = run(cli, "train_keywords.py", *options, *sizes)
     assert done.code == 0, done.err
     assert "27 digits to train on, 3 to test with" in done.out
     ways = rows_of(done.out)
@@ -70,9 +65,9 @@ def test_keywords_trains_on_the_same_codes_whenever_they_are_made(run, digits, t
 
 
 @pytest.mark.slow
-def test_xvector_trains_with_noise_drawn_in_two_places(run, digits):
+def test_xvector_trains_with_noise_drawn_in_two_places(cli, digits):
     options = ["--data", digits, "--epochs", 3, "--channels", 8, "--batch-size", 9, "--threads", 1]
-    done = run("train_xvector.py", *options)
+    done = run(cli, "train_xvector.py", *options)
     assert done.code == 0, done.err
     assert "27 utterances of 3 speakers to train on, 3 to test with" in done.out
     ways = rows_of(done.out)
@@ -84,8 +79,8 @@ def test_xvector_trains_with_noise_drawn_in_two_places(run, digits):
 
 
 @pytest.mark.parametrize("script", ["train_keywords.py", "train_xvector.py"])
-def test_a_manifest_that_is_not_there_is_one_line(run, script, tmp_path):
-    done = run(script, "--data", tmp_path / "none.csv")
+def test_a_manifest_that_is_not_there_is_one_line(cli, script, tmp_path):
+    done = run(cli, script, "--data", tmp_path / "none.csv")
     assert done.code == 1
     assert done.err.startswith(f"{tmp_path / 'none.csv'}: there is none; --data takes a manifest")
     assert done.err.count("\n") == 1

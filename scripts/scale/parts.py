@@ -24,12 +24,12 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.version.corpus import Part, PartVersion, put_part
 from featcache.version.index import open_index
 from featcache.version.selection import select_version
-from featcache.version.version import Version
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from harness import Table, in_child, options, present, status_bytes
-from make_cache import add_shard, want_nothing
+from make_cache import add_shard
 from memory import watch
+from small_shards import create
 
 FEATCACHE = [sys.executable, "-m", "featcache"]
 ITEMS = 100_000
@@ -43,8 +43,7 @@ def make_part(cache: Path, manifest: Path, rows: int) -> None:
     table = {"id": ids, "path": pa.array([path] * rows), "start": starts, "duration": np.full(rows, 0.1)}
     pyarrow.parquet.write_table(pa.table(table), manifest)
     info = BuiltConfig(load_config("mfcc13"), Device("cpu", 1)).info
-    version = Version.create(cache / info.folder_name, info)
-    want_nothing(version)
+    version = create(cache, info)
     frame = np.zeros((1, *info.spec.item_shape), version.dtype)
     for first in range(0, rows, ITEMS):
         numbers = range(first, min(first + ITEMS, rows))

@@ -4,17 +4,14 @@ import csv
 
 import numpy as np
 import pytest
-from foreign_manifests import RATE, WRITERS, Clip, archive, dataset, shar, tarred
+from foreign_manifests import RATE, WRITERS, Clip, dataset, shar
 from real_speech import DATA
 
 import featcache
 from featcache.manifest import read_manifest
 
-PACKED = [
-    *("datasets of arrow", "datasets of parquet", "archive", "shar"),
-    *("in a .tar", "in a .tar.gz", "in a .tar.zst", "in tars at URLs"),
-]
-"""Forms in which the audio is inside of containers."""
+PACKED = ("datasets of arrow", "datasets of parquet", "shar")
+"""Forms of tools in which the audio is inside of containers; of other containers: `test_containers.py`."""
 
 DIGITS = DATA / "fsdd"
 
@@ -48,27 +45,17 @@ def expected(clips, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*WRITERS, *PACKED])
-def test_features_are_the_same_in_every_format(request, clips, expected, tmp_path, name):
-    top, root = corpus(tmp_path), None
+def test_features_are_the_same_in_every_format(clips, expected, tmp_path, name):
+    top = corpus(tmp_path)
     if name.startswith("datasets"):
         pytest.importorskip("pyarrow")
         written = dataset(top, clips, name.endswith("arrow"))
-    elif name == "in tars at URLs":
-        pytest.importorskip("obstore")
-        written = tarred(top, clips, ".tar")
-        server = request.getfixturevalue("server")
-        server.files = {f"/{tar.name}": tar.read_bytes() for tar in top.glob("*.tar")}
-        root = server.address
     elif name == "shar":
         pytest.importorskip("lhotse")
         written = shar(top, clips)
-    elif name.startswith("in a "):
-        if name.endswith(".zst"):
-            pytest.importorskip("pyarrow")
-        written = tarred(top, clips, name.removeprefix("in a "))
     else:
-        written = archive(top, clips) if name == "archive" else WRITERS[name](top, clips)
-    manifest = read_manifest(written.manifest, values=written.values, root=root)
+        written = WRITERS[name](top, clips)
+    manifest = read_manifest(written.manifest, values=written.values)
     summary = featcache.extract(manifest, "fbank80", tmp_path / "cache")
     assert summary.failed == 0
     cache = featcache.open(tmp_path / "cache")

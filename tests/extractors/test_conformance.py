@@ -229,7 +229,7 @@ WRONG = {
     "DigestOfNow": ("test_the_fingerprint_is_stable", "see weights_digest"),
     "PaddedMean": ("test_batching_policies", "differ from those of one row alone, batched as padded"),
     "LostTail": ("test_pieces_cover_a_clip", "end at"),
-    "NoSide": ("test_side_arrays", "extract_rows gives [], spec.side names ['peak']"),
+    "NoSide": ("test_side_arrays", "extract_rows gives [], spec.side names ['counts']"),
 }
 """The check that each wrong extractor fails, and what the failure says."""
 
@@ -266,10 +266,10 @@ def test_the_suite_notices_what_is_wrong(pytester, weights, monkeypatch):
 
 
 def test_the_suite_finds_nothing_where_nothing_is_wrong(pytester, weights):
-    assert run_suite(pytester, weights, {"Right": "", "RightRows": ""}) == {}
+    assert run_suite(pytester, weights, {"Right": "", "Moments": ""}) == {}
 
 
 def test_every_wrong_extractor_is_told_of():
     classes = inspect.getmembers(wrong_extractors, lambda found: inspect.isclass(found) and hasattr(found, "extract"))
     ours = {name for name, found in classes if found.__module__ == "wrong_extractors"}
-    assert ours == {*WRONG, "Right", "RightRows"}
+    assert ours == {*WRONG, "Right"}

@@ -168,7 +168,7 @@ def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, 
 
 
 def test_a_killed_and_resumed_run_gives_the_same_bits(cli, corpus, truth, scratch, tmp_path, gate):
-    config = write_config(tmp_path, "Gated", module="row_extractors", gate=str(gate))
+    config = write_config(tmp_path, "Shapes", module="row_extractors", gate=str(gate))
     job = ("extract", corpus.manifest(), "-c", config, "-o", scratch, "--shard-size", TINY, "--threads", 1)
     gate.write_text("14")  # of 20 batches: after 9 the first shard is whole
     running = cli.start(*job)

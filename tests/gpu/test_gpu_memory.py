@@ -88,34 +88,39 @@ def test_the_weights_are_there_before_a_slot_uses_them():
         assert (shared.download(weights * 1) == 2).all()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["float16", "uint8"])
-def cache(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("features")
-    make_version(folder, make_features(120, max_frames=300), quantized=request.param)
-    return featcache.open(folder)
-
-
-@pytest.mark.parametrize("name", DEVICES)
-def test_batches_of_the_loader_are_whole_when_training_uses_them(cache, name):
-    """The copies are slow, training is slower, and it drops each batch before the GPU has done with it."""
+def assert_batches_are_whole(cache: featcache.Cache, device: str, is_busy: bool = False) -> None:
+    """Training adds 2 to what the loader gives, and drops each batch, perhaps before the GPU has done with it."""
     dataset = featcache.FeatureDataset(cache)
-    batches = np.random.default_rng(0).permutation(120).reshape(-1, 8).tolist() * 2
-    expected = [dataset.batch(rows) for rows in batches]
-    loader = featcache.DataLoader(dataset, batches, device=name, dtype=torch.float32, prefetch=3)
-    sums = []
+    batches = np.random.default_rng(0).permutation(len(cache)).reshape(-1, 6).tolist() * 2
+    added = torch.ones((), device=device) + 1
+
+    def transform(batch):
+        return {**batch, "features": batch["features"] + added}
+
+    options = {"dtype": torch.float32, "prefetch": 3, "transform": transform}
+    loader = featcache.DataLoader(dataset, batches, device=device, **options)
+    found = []
     for number, batch in enumerate(loader):
-        if name == "cuda":
+        if is_busy:
             busy()
             if number % 4 == 0:
                 with torch.cuda.stream(loader._transfer._stream):
                     busy()
-        frames = torch.arange(batch["features"].shape[1], device=name) < batch["lengths"][:, None]
-        sums.append((batch["features"].double() * frames[..., None]).sum((1, 2)))
-        del batch, frames
-    for found, batch in zip(sums, expected, strict=True):
-        frames = torch.arange(batch["features"].shape[1]) < batch["lengths"][:, None]
-        wanted = (batch["features"].double() * frames[..., None]).sum((1, 2))
-        torch.testing.assert_close(found.cpu(), wanted, rtol=1e-9, atol=1e-6)
+        found.append((batch["features"].double().sum((1, 2)), batch["lengths"] * 1))
+        del batch
+    for (sums, lengths), rows in zip(found, batches, strict=True):
+        expected = dataset.batch(rows)
+        assert torch.equal(lengths.cpu(), expected["lengths"])
+        wanted = (expected["features"].float() + 2).double().sum((1, 2))
+        torch.testing.assert_close(sums.cpu(), wanted, rtol=1e-9, atol=1e-6)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["float16", "uint8"])
+@pytest.mark.parametrize("name", DEVICES)
+def test_batches_of_the_loader_are_whole_when_training_uses_them(tmp_path, name, quantized):
+    """The copies are slow, and training is slower."""
+    make_version(tmp_path, make_features(120, max_frames=300), quantized=quantized)
+    assert_batches_are_whole(featcache.open(tmp_path), name, is_busy=name == "cuda")
 
 
 @pytest.fixture

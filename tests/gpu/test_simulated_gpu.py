@@ -10,7 +10,7 @@ import pytest
 import torch
 from make_cache import make_features, make_version
 from simulated_gpu import simulated_gpu as as_gpu
-from test_gpu_memory import assert_batch
+from test_gpu_memory import assert_batch, assert_batches_are_whole
 from test_gpu_values import make_config
 
 import featcache
@@ -66,25 +66,9 @@ def test_cuda_is_the_gpu_that_the_thread_has_chosen(gpu, monkeypatch):
 )
 def test_a_batch_is_whole_when_training_uses_it_and_until_it_has(gpu, monkeypatch, tmp_path, quantized, without):
     make_version(tmp_path, make_features(60, max_frames=30), quantized=quantized)
-    dataset = featcache.FeatureDataset(featcache.open(tmp_path))
-    batches = np.random.default_rng(0).permutation(60).reshape(-1, 6).tolist() * 2
     if without:
         monkeypatch.setattr(f"simulated_gpu.{without}", nothing)
-    added = torch.ones((), device="cuda") + 1
-
-    def transform(batch):
-        return {**batch, "features": batch["features"] + added}
-
-    options = {"dtype": torch.float32, "prefetch": 3}
-    loader = featcache.DataLoader(dataset, batches, device="cuda", transform=transform, **options)
-    found = []
-    for batch in loader:
-        found.append((batch["features"].double().sum((1, 2)), batch["lengths"] * 1))
-        del batch
-    for (sums, lengths), positions in zip(found, batches, strict=True):
-        expected = dataset.batch(positions)
-        assert torch.equal(lengths.cpu(), expected["lengths"])
-        torch.testing.assert_close(sums.cpu(), (expected["features"].float() + 2).double().sum((1, 2)))
+    assert_batches_are_whole(featcache.open(tmp_path), "cuda")
     assert bool(gpu.faults) == bool(without), gpu.faults[:3]
 
 

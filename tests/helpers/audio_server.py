@@ -1,14 +1,12 @@
 """A web server on loopback that has audio files, and the faults that servers have."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import md5
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from loopback import Request, serving
+from loopback import Request
 
 
 @dataclass
@@ -77,11 +75,3 @@ class AudioServer:
             request.close_connection = True
             if fault == "reset":
                 request.reset()
-
-
-@contextmanager
-def audio_server() -> Iterator[AudioServer]:
-    """An `AudioServer` that answers as long as the block lasts."""
-    server = AudioServer()
-    with serving(server.answer) as server.address:
-        yield server

@@ -16,14 +16,13 @@ SPEEDS = [0.9, 1.0, 1.1]
 
 def config_of(augment: dict[str, Any] | None, folder: Path | None = None, **sections: Any) -> Config:
     """fbank with an `augment` section, and with others; paths in it are relative to `folder`."""
-    document = {"name": "copies", "extractor": "fbank", **sections}
-    return parse_config(yaml.safe_dump(document | ({"augment": augment} if augment else {})), "copies.yaml", folder)
+    document = {"name": "copies", "extractor": "fbank", **sections} | ({"augment": augment} if augment else {})
+    return parse_config(yaml.safe_dump(document), "copies.yaml", folder)
 
 
-def write_config_of(path: Path, augment: dict[str, Any] | None, **sections: Any) -> Path:
+def write_config_of(path: Path, augment: dict[str, Any], **sections: Any) -> Path:
     """The same as a file."""
-    document = {"name": path.stem, "extractor": "fbank", **sections}
-    path.write_text(yaml.safe_dump(document | ({"augment": augment} if augment else {})))
+    path.write_text(yaml.safe_dump({"name": path.stem, "extractor": "fbank", **sections, "augment": augment}))
     return path
 
 

@@ -7,6 +7,7 @@ has another environment, is itself such a process: `serve_beside`.
 """
 
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -24,6 +25,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 import shim
@@ -37,8 +39,6 @@ PRELOADED += ["featcache.care.prune", "featcache.care.recompute", "featcache.car
 PRELOADED += ["featcache.engines.local", "featcache.engines.main_job", "featcache.extraction.extraction"]
 PRELOADED += ["featcache.storage.directory"]
 """What the first server has imported."""
-
-_CHANGES_FILES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 
 
 def serve(path: str, parent: int) -> None:
@@ -157,19 +157,33 @@ def become(request: dict) -> None:
         opened = os.open(request[name], flags | (os.O_CREAT | os.O_APPEND if descriptor else 0))
         os.dup2(opened, descriptor)
         os.close(opened)
-    for name in request.get("closed", ()):
+    do_without(**request.get("without", {}))
+    if request.get("faults"):
+        shim.become(request["faults"])
+
+
+def do_without(
+    closed: Sequence[str] = (), limits: dict[str, int] | None = None, full: str = "", powerless: bool = False
+) -> None:
+    """Take from this process what it is to do without.
+
+    Args:
+        closed: Which of `stdin`, `stdout` and `stderr` are closed, as a shell does it with `<&-`.
+        limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
+        full: A folder whose disk is full.
+        powerless: Whether permissions count even if the tests run as root.
+    """
+    for name in closed:
         os.close(("stdin", "stdout", "stderr").index(name))
         for attribute in (name, f"__{name}__"):  # as an interpreter has them that begins without the descriptor
             setattr(sys, attribute, None)
-    for name, limit in request["limits"].items():
+    for name, most in (limits or {}).items():
         number = getattr(resource, f"RLIMIT_{name}")
-        resource.setrlimit(number, (limit, resource.getrlimit(number)[1]))
-    if request["powerless"]:
+        resource.setrlimit(number, (most, resource.getrlimit(number)[1]))
+    if full:
+        sys.addaudithook(partial(refuse_files, full))
+    if powerless:
         drop_privileges()
-    if request["fault"]:
-        sys.addaudithook(saboteur(**request["fault"]))
-    if request.get("faults"):
-        shim.become(**request.get("faults"))
 
 
 def drop_privileges() -> None:
@@ -181,27 +195,11 @@ def drop_privileges() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def saboteur(folder: str, before: int, error: int):
-    """An audit hook that counts what is about to change a file below `folder`, and strikes from one of them on.
-
-    Without an error number the process is killed there; with one, that and every later change fails with it.
-    """
-    count = 0
-
-    def hook(event: str, arguments: tuple) -> None:
-        nonlocal count
-        if event not in _CHANGES_FILES or not str(arguments[0]).startswith(folder):
-            return
-        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
-            return
-        count += 1
-        if count <= before or (error and event in ("os.remove", "os.rmdir")):  # a full disk lets go of files
-            return
-        if not error:
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise OSError(error, os.strerror(error), arguments[0])
-
-    return hook
+def refuse_files(folder: str, event: str, arguments: tuple) -> None:
+    """An audit hook, as if the disk of a folder were full."""
+    makes_one = event == "os.mkdir" or (event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT)
+    if makes_one and str(arguments[0]).startswith(folder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), arguments[0])
 
 
 if __name__ == "__main__":

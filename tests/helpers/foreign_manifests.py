@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from containers import compress, write_tar
-
 RATE = 8000
 
 
@@ -96,12 +94,33 @@ def kaldi_segments(top: Path, clips: Sequence[Clip]) -> Written:
     return written._replace(has_seconds=True)
 
 
-def nemo(top: Path, clips: Sequence[Clip]) -> Written:
-    rows = [
-        {"audio_filepath": clip.path, "duration": clip.seconds, "text": clip.text, "speaker": clip.speaker}
-        for clip in clips
-    ]
-    return _by_path(_json_lines(top / "nemo.json", rows), "nemo", clips, has_seconds=True)
+def _objects(name: str, file: str, of_clip: Callable[[Clip], dict[str, Any]], **how: Any) -> Writer:
+    """Writes an object of JSON for each clip, which has its relative path."""
+
+    def write(top: Path, clips: Sequence[Clip]) -> Written:
+        return _by_path(_json_lines(top / file, [of_clip(clip) for clip in clips]), name, clips, **how)
+
+    return write
+
+
+def _table(name: str, file: str, header: str, line: str, columns: tuple[str, ...] = ("text", "speaker")) -> Writer:
+    """Writes a line for each clip, which begins with its path or its id, below a header, if there is one."""
+
+    def write(top: Path, clips: Sequence[Clip]) -> Written:
+        lines = [line.format(**clip._asdict(), id=clip.stem) for clip in clips]
+        manifest = _lines(top / file, [*filter(None, [header.format(top=top)]), *lines])
+        written = _by_path(manifest, name, clips, columns=columns)
+        return written if line.startswith("{path}") else written._replace(ids=[clip.stem for clip in clips])
+
+    return write
+
+
+nemo = _objects(
+    "nemo",
+    "nemo.json",
+    lambda clip: {"audio_filepath": clip.path, "duration": clip.seconds, "text": clip.text, "speaker": clip.speaker},
+    has_seconds=True,
+)
 
 
 def recording(top: Path, clip: Clip) -> dict[str, Any]:
@@ -115,16 +134,12 @@ def recording(top: Path, clip: Clip) -> dict[str, Any]:
     }
 
 
+def _whole(clip: Clip) -> dict[str, Any]:
+    return {"id": clip.stem, "start": 0.0, "duration": clip.seconds, "channel": 0}
+
+
 def supervision(clip: Clip) -> dict[str, Any]:
-    return {
-        "id": clip.stem,
-        "recording_id": clip.stem,
-        "start": 0.0,
-        "duration": clip.seconds,
-        "channel": 0,
-        "text": clip.text,
-        "speaker": clip.speaker,
-    }
+    return {**_whole(clip), "recording_id": clip.stem, "text": clip.text, "speaker": clip.speaker}
 
 
 def lhotse_recordings(top: Path, clips: Sequence[Clip]) -> Written:
@@ -140,15 +155,7 @@ def lhotse_supervisions(top: Path, clips: Sequence[Clip]) -> Written:
 
 def lhotse_cuts(top: Path, clips: Sequence[Clip]) -> Written:
     rows = [
-        {
-            "id": clip.stem,
-            "start": 0.0,
-            "duration": clip.seconds,
-            "channel": 0,
-            "supervisions": [supervision(clip)],
-            "recording": recording(top, clip),
-            "type": "MonoCut",
-        }
+        {**_whole(clip), "supervisions": [supervision(clip)], "recording": recording(top, clip), "type": "MonoCut"}
         for clip in clips
     ]
     path = _json_lines(top / "cuts.jsonl", rows)
@@ -205,43 +212,6 @@ def speechbrain_json(top: Path, clips: Sequence[Clip]) -> Written:
     return _by_stem(top / "sb.json", "speechbrain", clips, top, **how)
 
 
-def fairseq(top: Path, clips: Sequence[Clip]) -> Written:
-    manifest = _lines(top / "train.tsv", [str(top), *(f"{clip.path}\t{clip.samples}" for clip in clips)])
-    return _by_path(manifest, "fairseq", clips, columns=())
-
-
-def _bars(name: str, file: str, header: str, line: str, columns: tuple[str, ...] = ("text", "speaker")) -> Writer:
-    """Writes a list with bars between the fields of `line`, which begins with the path or the id."""
-
-    def write(top: Path, clips: Sequence[Clip]) -> Written:
-        fields = [{"path": clip.path, "id": clip.stem, "text": clip.text, "speaker": clip.speaker} for clip in clips]
-        lines = [*([header] if header else []), *(line.format(**of_clip) for of_clip in fields)]
-        written = _by_path(_lines(top / file, lines), name, clips, columns=columns)
-        return written if line.startswith("{path}") else written._replace(ids=[clip.stem for clip in clips])
-
-    return write
-
-
-def qwen3_tts(top: Path, clips: Sequence[Clip]) -> Written:
-    rows = [{"audio": clip.path, "text": clip.text, "ref_audio": clips[0].path} for clip in clips]
-    return _by_path(_json_lines(top / "tts.jsonl", rows), "jsonl", clips, columns=("text",))
-
-
-def moshi(top: Path, clips: Sequence[Clip]) -> Written:
-    rows = [{"path": clip.path, "duration": clip.seconds} for clip in clips]
-    return _by_path(_json_lines(top / "moshi.jsonl", rows), "jsonl", clips, columns=(), has_seconds=True)
-
-
-def semicolons(top: Path, clips: Sequence[Clip]) -> Written:
-    rows = [f"{clip.stem};{clip.path};{clip.text};{clip.speaker}" for clip in clips]
-    manifest = _lines(top / "train.csv", ["id;path;text;speaker", *rows])
-    return _by_path(manifest, "csv", clips)._replace(ids=[clip.stem for clip in clips])
-
-
-def paths(top: Path, clips: Sequence[Clip]) -> Written:
-    return _by_path(_lines(top / "train.txt", [clip.path for clip in clips]), "paths", clips, columns=())
-
-
 WRITERS: dict[str, Writer] = {
     "folder": folder,
     "kaldi": kaldi,
@@ -253,17 +223,24 @@ WRITERS: dict[str, Writer] = {
     "audiofolder": audiofolder,
     "speechbrain csv": speechbrain_csv,
     "speechbrain json": speechbrain_json,
-    "fairseq": fairseq,
-    "ljspeech": _bars("ljspeech", "metadata.csv", "", "{id}|{text}|{text}", ("text",)),
-    "piper": _bars("piper", "piper.csv", "", "{id}|{speaker}|{text}"),
-    "f5": _bars("f5", "f5.csv", "audio_file|text", "{path}|{text}", ("text",)),
-    "gpt-sovits": _bars("gpt-sovits", "tts.list", "", "{path}|{speaker}|EN|{text}"),
-    "styletts2": _bars("styletts2", "style.txt", "", "{path}|{text}|{speaker}"),
-    "vits": _bars("vits", "vits.txt", "", "{path}|{speaker}|{text}"),
-    "qwen3-tts": qwen3_tts,
-    "moshi": moshi,
-    "semicolons": semicolons,
-    "paths": paths,
+    "fairseq": _table("fairseq", "train.tsv", "{top}", "{path}\t{samples}", ()),
+    "ljspeech": _table("ljspeech", "metadata.csv", "", "{id}|{text}|{text}", ("text",)),
+    "piper": _table("piper", "piper.csv", "", "{id}|{speaker}|{text}"),
+    "f5": _table("f5", "f5.csv", "audio_file|text", "{path}|{text}", ("text",)),
+    "gpt-sovits": _table("gpt-sovits", "tts.list", "", "{path}|{speaker}|EN|{text}"),
+    "styletts2": _table("styletts2", "style.txt", "", "{path}|{text}|{speaker}"),
+    "vits": _table("vits", "vits.txt", "", "{path}|{speaker}|{text}"),
+    "qwen3-tts": _objects(
+        "jsonl",
+        "tts.jsonl",
+        lambda clip: {"audio": clip.path, "text": clip.text, "ref_audio": CLIPS[0].path},
+        columns=("text",),
+    ),
+    "moshi": _objects(
+        "jsonl", "moshi.jsonl", lambda clip: {"path": clip.path, "duration": clip.seconds}, columns=(), has_seconds=True
+    ),
+    "semicolons": _table("csv", "train.csv", "id;path;text;speaker", "{id};{path};{text};{speaker}"),
+    "paths": _table("paths", "train.txt", "", "{path}", ()),
 }
 """Every form of a manifest, by name."""
 
@@ -292,29 +269,3 @@ def dataset(top: Path, clips: Sequence[Clip], saved: bool = True) -> Written:
     if saved:
         (data / "state.json").write_text(json.dumps({"_data_files": names}))
     return Written(data, "datasets", ids, ids)
-
-
-def archive(top: Path, clips: Sequence[Clip]) -> Written:
-    """Kaldi's, as `wav-copy` writes it: each id, a space, and the WAV; `wav.scp` has the places of these."""
-    data = top / "data"
-    data.mkdir()
-    places = []
-    with (data / "raw.ark").open("wb") as ark:
-        for clip in clips:
-            ark.write(f"{clip.stem} ".encode())
-            places.append(f"{data / 'raw.ark'}:{ark.tell()}")
-            ark.write((top / clip.path).read_bytes())
-    ids = [clip.stem for clip in clips]
-    _lines(data / "wav.scp", [f"{id_} {place}" for id_, place in zip(ids, places, strict=True)])
-    return Written(data, "kaldi", ids, places, ())
-
-
-def tarred(top: Path, clips: Sequence[Clip], suffix: str) -> Written:
-    """The files in two tars, compressed if the suffix says so, and NeMo's manifest of them."""
-    half = len(clips) // 2
-    for number, part in enumerate((clips[:half], clips[half:])):
-        tar = write_tar(top / f"audio_{number}.tar", {clip.path: (top / clip.path).read_bytes() for clip in part})
-        if suffix != ".tar":
-            compress(tar, suffix)
-    inside = [clip._replace(path=f"audio_{row // half}{suffix}/{clip.path}") for row, clip in enumerate(clips)]
-    return nemo(top, inside)

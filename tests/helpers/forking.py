@@ -9,9 +9,9 @@ import traceback
 import warnings
 from contextlib import contextmanager, suppress
 
-from processes import MOST_SECONDS
-
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.002
+MOST_SECONDS = 600
+"""That a command may take: a limit for what hangs, which a busy machine does not reach."""
 
 
 def fork(function):
@@ -60,11 +60,14 @@ def wait_for_word(descriptor, word=b"."):
         found += os.read(descriptor, 1)
 
 
-def wait_until(condition):
-    """Wait for what another process or thread does; also in folders that it renames meanwhile."""
-    for _ in range(int(MOST_SECONDS / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
+def wait_until(condition, seconds=MOST_SECONDS, tell=str):
+    """Wait for what another process or thread does; also in folders that it renames meanwhile.
+
+    If it does not do so, what `tell` returns is said.
+    """
+    for _ in range(int(seconds / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
         with suppress(FileNotFoundError):
             if condition():
                 return
         time.sleep(POLL_SECONDS)
-    raise AssertionError("it never happened")
+    raise AssertionError(f"it never happened{tell()}")

@@ -1,31 +1,29 @@
 """Changes bytes of manifests, configs, caches and audio files, and reads them: a value, or an error of featcache.
 
-`python fuzzing.py READER SECONDS SEED FOLDER` runs one reader in this process, whose memory is limited, and which
-native code may crash. Each input follows from the seed and its number, and lies in FOLDER while it is read. One line of
-JSON on stdout says how many there were, what was wrong, and what native libraries have printed.
+`cli(READER, SECONDS, SEED, FOLDER, entry="fuzzing:run")`, or `python fuzzing.py` with these, runs one reader in a
+process whose memory is limited, and which native code may crash. Each input follows from the seed and its number, and
+lies in FOLDER while it is read. The last line on stdout is JSON: how many inputs there were, and what was wrong.
 """
 
 import gzip
 import json
-import os
 import random
 import re
-import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from crc32c import crc32c
+from every_command import limit_memory
 
-MORE_BYTES = 1 << 30
-"""The memory that reading may take besides what the process has to begin with."""
+from featcache.errors import FeatcacheError
 
 SECONDS = 30
 """The time that reading one input may take: a limit for what hangs."""
@@ -38,20 +36,9 @@ MOST_WRONG = 5
 
 NUMBERS = [0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1]
 WORDS = [b"\n", b"\r", b'"', b",", b"\t", b"\0", b"{", b"[" * 500, b"}", b"]", b":", b"NaN", b"1e999", b"9" * 400, b"-"]
-WORDS += [
-    b"\xff",
-    b"\xf0\x9f",
-    b"\xe2\x80\xae",
-    b"\\ud800",
-    b"\x1b[2J",
-    b"&a *a",
-    b"!!int ",
-    b"null",
-    b"true",
-    b"'",
-    b"|",
-]
-WORDS += [b"!!timestamp ", b"!!bool ", b"!!set ", b"!!float ", b"[" * 5000, b"{a: " * 300, b"<<: ", b"9" * 11, b".nan"]
+WORDS += [b"\xff", b"\xf0\x9f", b"\xe2\x80\xae", b"\\ud800", b"\x1b[2J", b"&a *a", b"null", b"true", b"'", b"|"]
+WORDS += [b"!!int ", b"!!timestamp ", b"!!bool ", b"!!set ", b"!!float ", b"<<: ", b".nan"]
+WORDS += [b"[" * 5000, b"{a: " * 300, b"9" * 11]
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -175,9 +162,9 @@ def configs(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
 
 
 def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
-    import numpy as np
-    import small_shards
     from hostile_caches import rename_shard, sealed
+    from make_cache import add_shard, make_features, make_version
+    from small_shards import SIDE
 
     import featcache
     import featcache.loader
@@ -189,13 +176,8 @@ def shards(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
     from featcache.version.version import Version
 
     warnings.simplefilter("ignore", featcache.FeatcacheWarning)
-    version = small_shards.create(folder / "made", small_shards.SIDED)
-    for first in (0, 3):
-        items = [small_shards.item(f"utt-{number}") for number in range(first, first + 3)]
-        frames = sum(item.num_samples // 160 for item in items)
-        scales, marks = np.zeros(3, np.float32), np.zeros((3, 2), np.uint16)
-        sides = {"scales": (scales, [1, 1, 1]), "marks": (marks, [1, 1, 1])}
-        small_shards.write(version, items, np.zeros((frames, 2), np.float32), row=first, side=sides, run="r")
+    version = make_version(folder / "made", make_features(3, (2,), "float32"), side=SIDE)
+    add_shard(version, make_features(3, (2,), "float32", prefix="more"), row=3, run="r")
     run = Run(version, {"manifest": "m", "root": "/", "utterances": 7, "new": 7, "config": {"name": "mine"}})
     run.fail([Failure(id="gone", path="gone.wav", reason="file_missing", message="there is no such file")])
     run.finish({"extracted": 6, "items": 6})
@@ -286,38 +268,27 @@ READERS = {"manifests": manifests, "configs": configs, "shards": shards, "audio"
 
 
 def inputs(seed: int) -> Iterator[tuple[int, random.Random]]:
-    number = 0
-    while True:
+    for number in count():
         yield number, random.Random(f"{seed} {number}")
-        number += 1
 
 
-def main(reader: str, seconds: float, seed: int, folder: Path, only: int | None = None) -> None:
-    from featcache.errors import FeatcacheError
-
-    report = os.dup(1)
-    prints = os.open(folder / "prints", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    if only is None:
-        os.dup2(prints, 1)
-        os.dup2(prints, 2)
-    make = READERS[reader](folder)
-    with open("/proc/self/statm") as file:
-        has = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (has + MORE_BYTES, resource.RLIM_INFINITY))
-    count, wrong, slowest, until = 0, [], 0.0, time.monotonic() + seconds
-    for number, chance in inputs(seed):
-        if time.monotonic() > until or len(wrong) == MOST_WRONG:
+def run(reader: str, seconds: str, seed: str, folder: str, only: str = "") -> None:
+    """Run a reader for so many seconds, or until it has read the input of that number."""
+    warnings.resetwarnings()  # which are errors in processes of tests
+    make = READERS[reader](Path(folder))
+    limit_memory()
+    read, wrong, slowest, until = 0, [], 0.0, time.monotonic() + float(seconds)
+    for number, chance in inputs(int(seed)):
+        if time.monotonic() > until or len(wrong) == MOST_WRONG or (only and number > int(only)):
             break
-        if only is not None and number != only:
-            if number > only:
-                break
+        if only and number != int(only):
             continue
-        (folder / "number").write_text(str(number))
-        read = make(chance)
+        Path(folder, "number").write_text(str(number))  # it says which one has ended the process
+        use = make(chance)
         signal.alarm(SECONDS)
         began = time.monotonic()
         try:
-            read()
+            use()
         except FeatcacheError as error:
             if not str(error):
                 wrong.append([number, "an error without a message"])
@@ -325,26 +296,10 @@ def main(reader: str, seconds: float, seed: int, folder: Path, only: int | None 
             wrong.append([number, traceback.format_exc(limit=-6)])
         signal.alarm(0)
         slowest = max(slowest, time.monotonic() - began)
-        count += 1
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    printed = (folder / "prints").read_text(errors="replace").splitlines()
-    found = {"count": count, "wrong": wrong, "slowest": round(slowest, 2), "peak_mb": peak}
-    os.write(report, json.dumps({**found, "printed": printed[:200], "lines_printed": len(printed)}).encode() + b"\n")
-
-
-def fuzz(reader: str, seconds: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Run a reader in a process of its own. If it ends before it has reported, `wrong` says at which input."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, reader, str(seconds), str(seed), str(folder)]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-    if done.returncode == 0 and done.stdout:
-        return json.loads(done.stdout)
-    number = (folder / "number").read_text() if (folder / "number").exists() else "none"
-    printed = (folder / "prints").read_text(errors="replace")[-2000:] if (folder / "prints").exists() else done.stderr
-    return {"count": 0, "wrong": [[number, f"the process ended with {done.returncode}: {printed}"]]}
+        read += 1
+    found = {"count": read, "wrong": wrong, "slowest": round(slowest, 2)}
+    sys.stdout.write(f"\n{json.dumps(found)}\n")  # libraries print, too
 
 
 if __name__ == "__main__":
-    name, for_seconds, with_seed, where = sys.argv[1:5]
-    main(name, float(for_seconds), int(with_seed), Path(where), int(sys.argv[5]) if len(sys.argv) > 5 else None)
+    run(*sys.argv[1:])

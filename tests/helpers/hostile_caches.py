@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +127,10 @@ def in_version(name: str, change: Change) -> None:
     edit(f"version: {name}", lambda cache: reseal(version_folder(cache), change))
 
 
-def in_spec(key: str, *values: Any) -> None:
+def in_document(what: str, write: Callable[[Path, dict[str, Any]], object], key: str, *values: Any) -> None:
+    """Write a document of a cache with another value of a key: an edit for each value."""
     for value in values:
-        in_version(f"{key} {str(value)[:30]!r}", lambda it, value=value: it["spec"].update({key: value}))
-
-
-def in_shard(key: str, *values: Any) -> None:
-    for value in values:
-        change = lambda it, value=value: it.update({key: value})  # noqa: E731
-        edit(f"shard: {key} {str(value)[:30]!r}", lambda cache, change=change: reseal(shard_folder(cache), change))
+        edit(f"{what}: {key} {str(value)[:30]!r}", lambda cache, value=value: write(cache, {key: value}))
 
 
 def in_column(name: str, what: str, make: Callable[[np.ndarray], Any]) -> None:
@@ -206,10 +202,29 @@ def in_index(name: str, what: str, make: Callable[[np.ndarray], Any]) -> None:
     edit(f"index: {name} {what}", apply)
 
 
-def in_ledger(what: str, **values: Any) -> None:
-    """Add a record of a failure with some values changed to the ledger."""
+def _with_failure(cache: Path, values: dict[str, Any]) -> None:
     record = {"id": "gone", "path": "gone.wav", "reason": "file_missing", "message": "no such file", **values}
-    edit(f"ledger: {what}", lambda cache: (version_folder(cache) / "failures/9").write_bytes(sealed(record) + b"\n"))
+    (version_folder(cache) / "failures/9").write_bytes(sealed(record) + b"\n")
+
+
+def _with_tag(cache: Path, values: dict[str, Any], name: str = "paper") -> None:
+    (version_folder(cache) / "tags").mkdir()
+    tag = {"name": name, "made": "", "items": 1, "shards": only_version(cache).shard_names(), **values}
+    (version_folder(cache) / "tags" / name).write_bytes(sealed(tag) + b"\n")
+
+
+def _with_spec(cache: Path, values: dict[str, Any]) -> None:
+    reseal(version_folder(cache), lambda it: it["spec"].update(values))
+
+
+def _with_shard(cache: Path, values: dict[str, Any]) -> None:
+    reseal(shard_folder(cache), lambda it: it.update(values))
+
+
+in_spec = partial(in_document, "spec", _with_spec)
+in_shard = partial(in_document, "shard", _with_shard)
+in_ledger = partial(in_document, "ledger", _with_failure)
+in_tag = partial(in_document, "tag", _with_tag)
 
 
 def in_run(what: str, change: Change) -> None:
@@ -228,15 +243,6 @@ def as_probe(what: str, document: Any) -> None:
         (version_folder(cache) / "probes" / "0.json").write_bytes(sealed({"probe": document}) + b"\n")
 
     edit(f"probe: {what}", apply)
-
-
-def as_tag(what: str, name: str = "paper", **values: Any) -> None:
-    def apply(cache: Path) -> None:
-        (version_folder(cache) / "tags").mkdir()
-        tag = {"name": name, "made": "", "items": 1, "shards": only_version(cache).shard_names(), **values}
-        (version_folder(cache) / "tags" / name).write_bytes(sealed(tag) + b"\n")
-
-    edit(f"tag: {what}", apply)
 
 
 def as_wanted(what: str, header: dict[str, Any], rows: Callable[[np.ndarray], np.ndarray] = lambda old: old) -> None:
@@ -338,20 +344,15 @@ for offset in ("frame_offset", "id_offset", "path_offset"):
     in_column(offset, "far beyond", lambda old: old * np.uint64(10**12))
     in_column(offset, "zero", lambda old: 0)
 in_column("id_offset", "within a character", lambda old: old // np.uint64(2))
-in_column("id_hash", "zero", lambda old: 0)
-in_column("row_hash", "zero", lambda old: 0)
-in_column("generation", "zero", lambda old: 0)
-in_column("generation", "2^64 - 1", lambda old: 2**64 - 1)
-in_column("item_crc32c", "zero", lambda old: 0)
+for column in ("id_hash", "row_hash", "generation", "item_crc32c"):
+    in_column(column, "zero", lambda old: 0)
+for column in ("generation", "num_samples", "sample_rate", "source_size", "decoder"):
+    in_column(column, "2^64 - 1", lambda old: 2**64 - 1)
 in_column("start", "infinite", lambda old: np.inf)
 in_column("duration", "far away", lambda old: -1e300)
 in_column("channel", "large", lambda old: 2**63 - 1)
-in_column("num_samples", "large", lambda old: 2**64 - 1)
 in_column("num_samples", "none", lambda old: 0)
-in_column("sample_rate", "large", lambda old: 2**64 - 1)
-in_column("source_size", "large", lambda old: 2**64 - 1)
 in_column("source_mtime_ns", "small", lambda old: -(2**63))
-in_column("decoder", "large", lambda old: 2**64 - 1)
 in_chunk("text", "not UTF-8", lambda old: np.full(len(old), 0xFF, np.uint8))
 in_chunk("text", "escapes", lambda old: np.full(len(old), 0x1B, np.uint8))
 in_chunk("text", "NUL", np.zeros_like)
@@ -388,12 +389,11 @@ in_metadata("side_quantization", "10^12 long", lambda it: it.update(shape=[10**1
 in_index("id_offset", "falling", lambda old: old[::-1])
 in_index("id_offset", "beyond", lambda old: old * np.uint64(1000))
 in_index("shard", "beyond", lambda old: old + np.uint64(1000))
-in_index("shard", "beyond int64", lambda old: 2**64 - 1)
 in_index("shard", "all the same", lambda old: 0)
 in_index("item", "beyond", lambda old: old + np.uint64(10**9))
-in_index("item", "beyond int64", lambda old: 2**64 - 1)
 in_index("first_frame", "beyond", lambda old: old + np.uint64(2**47))
-in_index("first_frame", "beyond int64", lambda old: 2**64 - 1)
+for column in ("shard", "item", "first_frame", "generation"):
+    in_index(column, "2^64 - 1", lambda old: 2**64 - 1)
 in_index("num_frames", "10^12", lambda old: 10**12)
 in_index("num_frames", "none", lambda old: 0)
 in_index("num_frames", "nearly all of int64", lambda old: 2**63 - 1)
@@ -401,7 +401,6 @@ in_index("by_id_hash", "beyond", lambda old: old + np.uint64(1000))
 in_index("by_id_hash", "of one", lambda old: 0)
 in_index("sorted_id_hash", "falling", lambda old: old[::-1])
 in_index("row_hash", "zero", lambda old: 0)
-in_index("generation", "2^64 - 1", lambda old: 2**64 - 1)
 in_index("shards", "fewer", lambda old: old[1:])
 in_index("shards", "outside", lambda old: [["../../x", *shard[1:]] for shard in old])
 in_index("shards", "of 2^47 items", lambda old: [[*shard[:2], 2**47, 2**47, 1e300, *shard[5:]] for shard in old])
@@ -409,24 +408,20 @@ in_index("shards", "of no maker", lambda old: [[*shard[:6], 9] for shard in old]
 in_index("makers", "in words", lambda old: [{"run": TEXT, "batching": TEXT, "mismatch": 10**300}])
 in_index("makers", "as a number", lambda old: 5)
 
-in_ledger("id is a number", id=5)
-in_ledger("id is half a character", id="\ud800")
-in_ledger("id of escapes", id=TEXT, path=TEXT, message=TEXT, reason=TEXT)
-in_ledger("message is a list", message=[1])
-in_ledger("reason is an object", reason={})
-in_ledger("size is text", size="x")
-in_ledger("mtime is 10^400", mtime_ns=10**400)
-in_ledger("start is text", start="x")
-in_ledger("start is NaN", start=float("nan"))
-in_ledger("start is 10^400", start=10**400)
-in_ledger("start is 1e300", start=1e300)
-in_ledger("channel is 10^400", channel=10**400)
-in_ledger("channel is a fraction", channel=0.5)
-in_ledger("generation is 2^47", id="utt-1", path="1.wav", generation=2**47)
-in_ledger("generation is 10^400", generation=10**400)
-in_ledger("has no reason", reason=None)
-in_ledger("of an utterance that is there", id="utt-1")
-in_ledger("of 10 MB", message="x" * (10 << 20))
+in_ledger("id", 5, "\ud800")
+in_ledger("message", [1], "x" * (10 << 20))
+in_ledger("reason", {}, None)
+in_ledger("size", "x")
+in_ledger("mtime_ns", 10**400)
+in_ledger("start", "x", float("nan"), 10**400, 1e300)
+in_ledger("channel", 10**400, 0.5)
+in_ledger("generation", 10**400)
+for what, values in {
+    "of escapes": {"id": TEXT, "path": TEXT, "message": TEXT, "reason": TEXT},
+    "of an utterance that is there": {"id": "utt-1"},
+    "generation is 2^47": {"id": "utt-1", "path": "1.wav", "generation": 2**47},
+}.items():
+    edit(f"ledger: {what}", lambda cache, values=values: _with_failure(cache, values))
 
 as_wanted("of 10^12 rows", {"rows": 10**12})
 as_wanted("of -1 rows", {"rows": -1})
@@ -439,14 +434,11 @@ as_wanted("no rows", {}, lambda old: old[:, :0])
 as_wanted("other rows", {}, lambda old: old + np.uint64(1))
 as_wanted("generations of 2^64 - 1", {}, lambda old: np.stack([*old[:2], np.full_like(old[2], 2**64 - 1)]))
 
-as_tag("shards outside", shards=["../../outside"])
-as_tag("shards that are gone", shards=["0" * 16])
-as_tag("one shard 10^4 times", shards=["0" * 16] * 10**4)
-as_tag("shards are text", shards="x")
-as_tag("items of 10^400", items=10**400)
-as_tag("made of escapes", made=TEXT)
-as_tag("another name", name="other")
-as_tag("name of an escape", "a\x1b[31m")
+in_tag("shards", ["../../outside"], ["0" * 16], ["0" * 16] * 10**4, "x")
+in_tag("items", 10**400)
+in_tag("made", TEXT)
+in_tag("name", "other")
+edit("tag: name of an escape", lambda cache: _with_tag(cache, {}, "a\x1b[31m"))
 
 in_run("asked is a list", lambda it: it.update(asked=[1]))
 in_run("asked is text", lambda it: it.update(asked="x"))

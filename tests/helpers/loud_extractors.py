@@ -1,6 +1,7 @@
 """Extractors that raise an exception at loud clips, as those of users do. Configs name them `loud_extractors:Clips`."""
 
-from odd_extractors import HOP, Slow, SlowParams
+from odd_extractors import HOP, Slow
+from pausing import SlowParams
 from row_extractors import Moments, MomentsParams
 
 from featcache.extractors.frames import FrameExtractor

@@ -8,18 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from small_shards import create, item, publish
 
-from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
 from featcache.loader.cache import Cache
 from featcache.quantize import quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.location import ObjectPath
-from featcache.version.version import Version, VersionInfo
-from featcache.version.wanted import Wanted, name_of
-
-MANIFEST = name_of("made up")
-"""The name of the wanted set of everything that is made here."""
+from featcache.version.version import VersionInfo
 
 Features = Mapping[str, np.ndarray]
 """Arrays `[frames, *item_shape]` by id."""
@@ -37,16 +33,7 @@ def make_features(count, item_shape=(80,), dtype="float16", *, max_frames=40, se
 
 
 def make_version(
-    cache,
-    *shards,
-    name="fbank80",
-    params=None,
-    augment=None,
-    fingerprint=None,
-    side=(),
-    quantized=False,
-    frame_rate=100.0,
-    rows=None,
+    cache, *shards, name="fbank80", fingerprint=None, side=(), quantized=False, frame_rate=100.0, rows=None, **sections
 ):
     """Make a version of one or more shards.
 
@@ -54,16 +41,15 @@ def make_version(
         cache: The cache's folder, or its place in an object store.
         shards: The `Features` of each shard; the first array of all decides the item shape and the dtype.
         name: The config's name.
-        params: The config's parameters, which the default fingerprint covers, as it does the section `augment`.
-        fingerprint: Another fingerprint than the default.
+        fingerprint: Another fingerprint than the default, which covers the config.
         side: The specs of side arrays; `made_up_side` says what they hold.
         quantized: Whether the features, which are floats, are stored quantised.
         frame_rate: Frames per second. Integers of several columns are codes of codebooks of 1,024.
         rows: What the manifest says of utterances, by id, such as `{"path": "a.wav", "start": 1.5}`.
+        sections: Those of the config: `params`, `augment`.
     """
-    config = {"name": name, "extractor": "made_up", "params": params or {}}
-    if augment:
-        config["augment"] = augment
+    given = {key: section for key, section in sections.items() if section}
+    config = {"name": name, "extractor": "made_up", "params": {}, **given}
     fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()
     first = next(iter(shards[0].values())) if shards else np.zeros((1, 80), np.float16)
     spec = FeatureSpec(first.shape[1:], first.dtype.name, frame_rate, 400, 16000, "log mel energy", side=tuple(side))
@@ -72,19 +58,12 @@ def make_version(
     if quantized:
         spec = stored_spec(spec, "uint8")
     cache = cache if isinstance(cache, ObjectPath) else Path(cache)
-    info = VersionInfo(name=name, fingerprint=fingerprint, config=config, spec=spec, made_by={})
-    version = Version.create(cache / info.folder_name, info)
-    want_nothing(version)
+    version = create(cache, VersionInfo(name=name, fingerprint=fingerprint, config=config, spec=spec, made_by={}))
     row = 0
     for features in shards:
         add_shard(version, features, row=row, rows=rows)
         row += len(features)
     return version
-
-
-def want_nothing(version):
-    """Keep a wanted set without rows for what is made here, so that nothing is said to be gone or missing."""
-    Wanted("made up", np.zeros((3, 0), np.uint64)).save(version)
 
 
 def in_three_shards(features):
@@ -110,20 +89,19 @@ def made_up_side(spec, features):
     return values.reshape(count, *spec.item_shape).astype(spec.dtype)
 
 
-def add_shard(version, features, *, row=0, generation=1, rows=None, run=None):
+def add_shard(version, features, *, row=0, generation=1, rows=None, run=""):
     """Publish one more shard; returns its name. `generation` is that of all items, or a mapping by id."""
     spec = version.info.spec
     arrays: Sequence[np.ndarray] = list(features.values())
     lengths = [len(array) for array in arrays]
+    generations = dict.fromkeys(features, generation) if isinstance(generation, int) else generation
+    source = {"size": 1000, "mtime_ns": 5, "sample_rate": spec.sample_rate}
     items = [
-        Item(
-            id=name,
-            **{"path": f"audio/{name}.wav", **(rows or {}).get(name, {})},
+        item(
+            name,
+            **{"path": f"audio/{name}.wav", **source, **(rows or {}).get(name, {})},
             num_samples=length * 160 + 240,
-            size=1000,
-            mtime_ns=5,
-            sample_rate=spec.sample_rate,
-            generation=generation if isinstance(generation, int) else generation.get(name, 1),
+            generation=generations.get(name, 1),
         )
         for name, length in zip(features, lengths, strict=True)
     ]
@@ -137,15 +115,7 @@ def add_shard(version, features, *, row=0, generation=1, rows=None, run=None):
         stored, sides[QUANTIZATION] = levels.numpy(), (parameters.numpy(), [1] * len(lengths))
     builder = ShardBuilder(spec)
     builder.append(items, stored, lengths, sides)
-    name, files = builder.files(
-        fingerprint=version.info.fingerprint,
-        row=row,
-        manifest=MANIFEST,
-        made_by={} if run is None else {"run": run},
-        where=version.path,
-    )
-    version.store.publish(files, f"shards/{name}")
-    return name
+    return publish(version, builder, row, run).name
 
 
 def codes_cache(folder, codes=None):
@@ -156,7 +126,6 @@ def codes_cache(folder, codes=None):
     spec = FeatureSpec((2,), "uint16", 75.0, 0, 24000, "codes", sizes)
     config = {"name": "codec", "extractor": "made_up"}
     info = VersionInfo(name="codec", fingerprint="1" * 64, config=config, spec=spec, made_by={})
-    version = Version.create(Path(folder) / info.folder_name, info)
-    want_nothing(version)
+    version = create(Path(folder), info)
     add_shard(version, codes)
     return Cache(version)

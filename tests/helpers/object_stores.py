@@ -59,9 +59,8 @@ class Proxy:
         requests: How many there were, by method.
         sent: The bytes of bodies that were sent in answers.
         fault: Called with the method and the path of each; what it returns happens to it: `before` (the connection ends
-            before it is passed on), `after` (it ends before the answer), `503` (said after it was done), `409` (said,
-            and nothing is done), `cut` (half of the body is sent), `unconditional` (done whatever its conditions), or
-            None.
+            before it is passed on), `after` (it ends before the answer), `503` (said after it was done), `cut` (half of
+            the body is sent), or None.
         seconds: How long each takes at least.
     """
 
@@ -96,10 +95,6 @@ class Proxy:
         if fault == "before":
             request.close_connection = True
             return
-        if fault == "409":
-            return request.send(409, {})
-        if fault == "unconditional":
-            del request.headers["If-None-Match"]
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         # moto looks whether there is an object, and then writes it: one request at a time, as in a store.
         is_conditional = "If-None-Match" in request.headers or "If-Match" in request.headers
@@ -142,11 +137,16 @@ def s3_of_module(s3_of_session):
 def s3(s3_of_module, monkeypatch):
     """The server, counted from now on, and the environment that leads to it."""
     s3_of_module.reset()
-    for name, value in s3_of_module.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(clients, "_clients", OrderedDict())
+    _lead(monkeypatch, s3_of_module)
     yield s3_of_module
     s3_of_module.reset()
+
+
+def _lead(patch, s3):
+    """Have this process find the server, with clients that it has not used before."""
+    for name, value in s3.environment.items():
+        patch.setenv(name, value)
+    patch.setattr(clients, "_clients", OrderedDict())
 
 
 def any_store():
@@ -169,7 +169,5 @@ def upload(folder, url):
 def upload_for_module(s3, folder, url):
     """The same before the tests of a module, with clients that are not theirs."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3.environment.items():
-            patch.setenv(name, value)
-        patch.setattr(clients, "_clients", OrderedDict())
+        _lead(patch, s3)
         upload(folder, url)

@@ -5,31 +5,23 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import numpy as np
-import pausing
 import torch
+from pausing import SlowParams
+from row_extractors import HOP, Moments
 
 from featcache import weights
 from featcache.errors import AudioError, Reason
-from featcache.extractors import Extractor, Params
+from featcache.extractors import Extractor
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.encodec import Encodec
 from featcache.extractors.model import ModelParams
-from featcache.extractors.rows import RowExtractor, Rows
 from featcache.spec import FeatureSpec
-
-HOP = 160
-
-
-class SlowParams(Params):
-    seconds: float = 0.0
-    """To sleep, for every clip."""
 
 
 class Slow(Extractor[SlowParams]):
-    """Two moments of every 10 ms, after a sleep: gives a test the time to interfere."""
+    """Two moments of every 10 ms, after a pause."""
 
     Params = SlowParams
     revision = 1
@@ -46,27 +38,13 @@ class Slow(Extractor[SlowParams]):
         return [self.extract_clip(clip) for clip in clips]
 
     def extract_clip(self, clip):
-        time.sleep(self._params.seconds)
+        self._params.pause()
         return self.features(clip.waveform)
 
     def features(self, waveform):
         # a copy: sums depend on how their addresses are aligned
         frames = waveform[: len(waveform) // HOP * HOP].clone().reshape(-1, HOP)
         return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
-
-
-class GatedSlowParams(pausing.GatedParams, SlowParams):
-    """Those of `Gated`."""
-
-
-class Gated(pausing.Gated, Slow):
-    """The same, and every clip goes through a gate."""
-
-    Params = GatedSlowParams
-
-    def extract_clip(self, clip):
-        self.gate.enter()
-        return super().extract_clip(clip)
 
 
 class Zeros(Slow):
@@ -110,40 +88,24 @@ class Broken(Slow):
         raise RuntimeError("CUDA error: out of cheese")
 
 
-class PaddingSeen(RowExtractor[Params]):
-    """The mean of every 10 ms, less the mean of all the padded row: what is padded is another clip."""
+class NothingSeen(Moments):
+    """Rows are padded to whole 80 ms."""
 
-    Params = Params
-    revision = 1
-    batching = "padded"
     granularity = 8 * HOP
 
-    def __init__(self, params, sample_rate, device):
-        self.spec = FeatureSpec((1,), "float32", sample_rate / HOP, HOP, sample_rate, "mean")
 
-    def num_frames(self, num_samples):
-        return num_samples // HOP
+class PaddingSeen(NothingSeen):
+    """Less the mean of all the padded row: what is padded is another clip."""
 
     def encode(self, waveforms, num_samples):
-        frames = waveforms[:, : waveforms.shape[1] // HOP * HOP].unflatten(1, (-1, HOP))
-        return Rows((frames.mean(2) - self.offset(waveforms, num_samples))[..., None])
-
-    def offset(self, waveforms, num_samples):
-        return waveforms.mean(1, keepdim=True)
+        return super().encode(waveforms - waveforms.mean(1, keepdim=True), num_samples)
 
 
-class NeighboursSeen(PaddingSeen):
+class NeighboursSeen(NothingSeen):
     """Less the mean of the first 10 ms of all rows of the batch."""
 
-    def offset(self, waveforms, num_samples):
-        return waveforms[:, :HOP].mean()
-
-
-class NothingSeen(PaddingSeen):
-    """Less the mean of the row's own samples."""
-
-    def offset(self, waveforms, num_samples):
-        return waveforms.sum(1, keepdim=True) / num_samples[:, None]
+    def encode(self, waveforms, num_samples):
+        return super().encode(waveforms - waveforms[:, :HOP].mean(), num_samples)
 
 
 class EqualLengths(NothingSeen):

@@ -301,9 +301,6 @@ request = {
     "args": sys.argv[1:],
     "cwd": os.getcwd(),
     "env": {name: os.environ[name] for name in variables if name in os.environ},
-    "limits": {},
-    "fault": None,
-    "powerless": False,
     **{name: f"/proc/{pid}/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))},
 }
 connection.sendall(json.dumps(request).encode() + b"\\n")

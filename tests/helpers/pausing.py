@@ -44,19 +44,21 @@ class Gate:
             return float("inf")
 
 
-class GatedParams(Params):
+class SlowParams(Params):
+    """Those of an extractor that gives a test the time to interfere."""
+
     locations: ClassVar[frozenset[str]] = frozenset({"gate"})
 
-    gate: str
-    """The file of a `Gate`."""
+    seconds: float = 0.0
+    """To sleep, for every clip or batch."""
+    gate: str = ""
+    """The file of a `Gate` that every one goes through."""
 
-
-class Gated:
-    """Beside an extractor whose parameters are `GatedParams`: what it computes goes through `gate.enter()`."""
-
-    def __init__(self, params, sample_rate, device):
-        super().__init__(params, sample_rate, device)
-        self.gate = Gate(params.gate)
+    def pause(self) -> None:
+        """Go through the gate, and sleep."""
+        if self.gate:
+            Gate(self.gate).enter()
+        time.sleep(self.seconds)
 
 
 def wait_at(gate: Path, running: Running) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,15 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from shim import Faults
+from forking import MOST_SECONDS, POLL_SECONDS, wait_until
+from shim import Faults
 
 TESTS = Path(__file__).parent
-POLL_SECONDS = 0.002
-MOST_SECONDS = 600
-"""That a command may take: a limit for what hangs, which a busy machine does not reach."""
 
 
 @dataclass
@@ -61,12 +57,7 @@ class Running:
 
     def wait_until(self, condition, seconds: float = MOST_SECONDS) -> None:
         """Wait for something that the process does; also in folders that it renames meanwhile."""
-        for _ in range(int(seconds / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
-            with suppress(FileNotFoundError):
-                if condition():
-                    return
-            time.sleep(POLL_SECONDS)
-        raise AssertionError(f"it never happened; stderr: {self.err()}")
+        wait_until(condition, seconds, lambda: f"; stderr: {self.err()}")
 
     def poll(self) -> int | None:
         """How it ended; None while it runs."""
@@ -126,13 +117,10 @@ class Cli:
         cwd: Path | None = None,
         stdin: Path = Path(os.devnull),
         stderr: Path | None = None,
-        closed: Sequence[str] = (),
         env: dict[str, str] | None = None,
-        limits: dict[str, int] | None = None,
-        fault: dict[str, Any] | None = None,
-        powerless: bool = False,
         faults: Faults | None = None,
         entry: str = "",
+        **without: Any,
     ) -> Running:
         """Start a command.
 
@@ -141,13 +129,10 @@ class Cli:
             cwd: The folder where it runs.
             stdin: The file that it reads.
             stderr: The file that it writes its messages to, if they are not to be kept.
-            closed: Which of `stdin`, `stdout` and `stderr` are closed, as a shell does it with `<&-`.
             env: Variables added to its environment.
-            limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
-            fault: What goes wrong; see `saboteur` in `cli_server.py`.
-            powerless: Whether permissions count even if the tests run as root.
             faults: What is different for it, if the shim is loaded; see `shim.py`.
             entry: The function that it runs with `args`, as `module:function`, in place of a command.
+            without: What it does without; see `do_without` in `cli_server.py`.
         """
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         for name in ("out", "err"):  # a kill may come before it has opened them
@@ -158,16 +143,13 @@ class Cli:
             "stdin": str(stdin),
             "stdout": str(folder / "out"),
             "stderr": str(stderr or folder / "err"),
-            "closed": list(closed),
             "env": env or {},
-            "limits": limits or {},
-            "fault": fault,
-            "powerless": powerless,
             "faults": faults and faults.request(),
             "entry": entry,
+            "without": without,
         }
         with self._connect() as connection:
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.sendall(json.dumps(request, default=str).encode() + b"\n")
             stream = connection.makefile("r")
         self._started.append(Running(int(stream.readline()), stream, folder))
         return self._started[-1]
@@ -198,11 +180,10 @@ class Cli:
 @contextmanager
 def commands(**options: Any) -> Iterator[Cli]:
     """A `Cli` with a folder of its own, which it takes along; the options are those of `Cli`."""
-    folder = Path(tempfile.mkdtemp(prefix="featcache-"))  # short: a socket's path is limited to 100 characters
-    cli = Cli(folder, **options)
-    yield cli
-    cli.stop()
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="featcache-") as folder:  # short: a socket's path has at most 100 letters
+        cli = Cli(Path(folder), **options)
+        yield cli
+        cli.stop()
 
 
 def on_terminal(cli: Cli, columns: int, *command: object, **options: Any) -> tuple[int, str]:

@@ -3,20 +3,17 @@
 import threading
 import time
 
-import pausing
 import torch
+from pausing import SlowParams
 
 from featcache.errors import ExtractorError
-from featcache.extractors import Params
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.spec import FeatureSpec, SideSpec
 
 HOP = 160
 
 
-class MomentsParams(Params):
-    seconds: float = 0.0
-    """To sleep, for every batch."""
+class MomentsParams(SlowParams):
     piece: int = 0
     """Frames of a piece; 0 does not cut clips."""
 
@@ -32,15 +29,8 @@ class Moments(RowExtractor[MomentsParams]):
     def __init__(self, params, sample_rate, device):
         self._params = params
         self.calls: list[tuple[int, int]] = []
-        self.spec = FeatureSpec(
-            (2,),
-            "float32",
-            sample_rate / HOP,
-            HOP,
-            sample_rate,
-            "moments",
-            side=(SideSpec("counts", (), "int64", "frames"),),
-        )
+        counts = SideSpec("counts", (), "int64", "frames")
+        self.spec = FeatureSpec((2,), "float32", sample_rate / HOP, HOP, sample_rate, "moments", side=(counts,))
 
     def num_frames(self, num_samples):
         return num_samples // HOP
@@ -54,7 +44,7 @@ class Moments(RowExtractor[MomentsParams]):
 
     def encode(self, waveforms, num_samples):
         self.calls.append(tuple(waveforms.shape))
-        time.sleep(self._params.seconds)
+        self._params.pause()
         frames = waveforms[:, : waveforms.shape[1] // HOP * HOP].unflatten(1, (-1, HOP))
         features = torch.stack([frames.mean(2), frames.square().mean(2)], dim=2)
         return Rows(features, {"counts": (num_samples // HOP)[:, None]})
@@ -67,20 +57,6 @@ class Shapes(Moments):
         rows = super().encode(waveforms, num_samples)
         rows.features[..., 0], rows.features[..., 1] = waveforms.shape
         return rows
-
-
-class GatedMomentsParams(pausing.GatedParams, MomentsParams):
-    """Those of `Gated`."""
-
-
-class Gated(pausing.Gated, Shapes):
-    """The same, and every batch goes through a gate."""
-
-    Params = GatedMomentsParams
-
-    def encode(self, waveforms, num_samples):
-        self.gate.enter()
-        return super().encode(waveforms, num_samples)
 
 
 class Small(Moments):

@@ -23,19 +23,10 @@ def encodec_model():
 
 
 def hubert_model(model_class=HubertModel):
-    config = HubertConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        conv_dim=[8, 8],
-        conv_kernel=[10, 3],
-        conv_stride=[5, 2],
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4,
-        vocab_size=8,
-    )
-    return model_class(config).eval()
+    convolutions = {"conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 2]}
+    positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+    layers = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return model_class(HubertConfig(vocab_size=8, **convolutions, **positions, **layers)).eval()
 
 
 def save_models(folder):

@@ -101,25 +101,16 @@ class Faults:
         return {**asdict(self), "folder": str(self.folder.resolve()), "record": record}
 
 
-def become(
-    folder: str,
-    strike: dict[str, Any] | None,
-    record: str | None,
-    data: bool,
-    locks: str,
-    lock_error: int,
-    host: str,
-    shared: str,
-    clock: Sequence[float],
-) -> None:
-    """Turn this process, into which the shim was loaded, into one of these faults."""
+def become(request: dict[str, Any]) -> None:
+    """Turn this process, into which the shim was loaded, into one of the faults of a `Faults.request`."""
     shim = ctypes.CDLL(None)
+    host, shared, record, strike = (request[name] for name in ("host", "shared", "record", "strike"))
     if host:
         Path(shared, f"boot-{host}").write_text(f"{host}-0000-0000-0000-000000000000\n")
-    shim.shim_watch(folder.encode())
-    shim.shim_locks(locks.encode(), lock_error, host.encode(), shared.encode())
-    shim.shim_clock(ctypes.c_double(clock[0]), ctypes.c_double(clock[1]))
-    if record is not None and shim.shim_record(record.encode(), int(data)):
+    shim.shim_watch(request["folder"].encode())
+    shim.shim_locks(request["locks"].encode(), request["lock_error"], host.encode(), shared.encode())
+    shim.shim_clock(*map(ctypes.c_double, request["clock"]))
+    if record is not None and shim.shim_record(record.encode(), int(request["data"])):
         raise OSError(f"{record}: cannot be written")
     if strike is not None:
         kinds = sum(1 << KINDS.index(kind) for kind in strike["kinds"])

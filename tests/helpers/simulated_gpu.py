@@ -13,7 +13,8 @@ Operations are seen by a mode of torch functions, which is per thread: a thread 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,8 +33,6 @@ Access = tuple[str, int]
 """A line, and its time there."""
 
 _HOST_READS = {"cpu", "numpy", "item", "tolist", "__bool__", "__int__", "__float__", "equal", "nonzero"}
-
-
 _HOST = "the host"
 
 
@@ -60,7 +59,7 @@ class SimulatedGpu:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.launched = 0
-        self._clocks: dict[str, Clock] = {}
+        self.clocks: dict[str, Clock] = defaultdict(dict)
         self._memories: dict[int, _Memory] = {}
         self._lock = threading.RLock()
         self._own = threading.local()
@@ -95,14 +94,10 @@ class SimulatedGpu:
         finally:
             self._own.is_watched = False
 
-    def clock(self, line: str) -> Clock:
-        """A line's clock."""
-        return self._clocks.setdefault(line, {})
-
     def join(self, line: str, other: Clock) -> None:
         """What the other clock has seen comes before what follows on a line."""
         with self._lock:
-            clock = self.clock(line)
+            clock = self.clocks[line]
             for name, time in other.items():
                 clock[name] = max(clock.get(name, 0), time)
 
@@ -133,36 +128,33 @@ class SimulatedGpu:
         with self._lock:
             self._give_back()
             self.launched += 1
-            self.join(self.current.name, self.clock(_HOST))
-            self._access(self.current.name, what, reads, writes)
+            self.join(self.current.name, self.clocks[_HOST])
+            self.access(self.current.name, what, reads, writes)
 
-    def on_host(self, what: str, tensor: torch.Tensor, writes: bool) -> None:
-        """The host reads or writes page-locked memory."""
+    def access(self, line: str, what: str, reads: Sequence[Any] = (), writes: Sequence[Any] = ()) -> None:
+        """A line reads and writes memory."""
         with self._lock:
-            self._access(_HOST, what, [] if writes else [tensor], [tensor] if writes else [])
+            clock = self.clocks[line]
+            clock[line] = clock.get(line, 0) + 1
+            now = line, clock[line]
+            for found in filter(None, map(self.memory, reads)):
+                self._require_over(clock, [found.written], f"{what} on {line} reads")
+                found.read.append(now)
+            for found in filter(None, map(self.memory, writes)):
+                self._require_over(clock, [found.written, *found.read], f"{what} on {line} writes")
+                found.written, found.read = now, []
 
-    def _access(self, line: str, what: str, reads: list[Any], writes: list[Any]) -> None:
-        clock = self.clock(line)
-        clock[line] = clock.get(line, 0) + 1
-        now = line, clock[line]
-        for is_write, tensors in ((False, reads), (True, writes)):
-            for found in filter(None, map(self.memory, tensors)):
-                others = [found.written, *(found.read if is_write else [])]
-                for other in others:
-                    if other is not None and clock.get(other[0], 0) < other[1]:
-                        verb = "writes" if is_write else "reads"
-                        self.faults.append(f"{what} on {line} {verb} what {other[0]} may still be using")
-                if is_write:
-                    found.written, found.read = now, []
-                else:
-                    found.read.append(now)
+    def _require_over(self, clock: Clock, accesses: Sequence[Access | None], what: str) -> None:
+        for line, time in filter(None, accesses):
+            if clock.get(line, 0) < time:
+                self.faults.append(f"{what} what {line} may still be using")
 
     def _give_back(self) -> None:
         """Memory that nobody has any more goes to later work of the stream that it was taken on."""
         for key, found in list(self._memories.items()):
             if found.there.expired():
                 del self._memories[key]
-                clocks = [self.clock(found.owner), self.clock(_HOST)]
+                clocks = [self.clocks[found.owner], self.clocks[_HOST]]
                 for line, time in filter(None, [found.written, *found.read]):
                     is_over = found.owner == _HOST or line in found.recorded
                     if not (is_over or any(clock.get(line, 0) >= time for clock in clocks)):
@@ -177,10 +169,10 @@ class Stream:
     name: str
 
     def synchronize(self) -> None:
-        self.gpu.join(_HOST, self.gpu.clock(self.name))
+        self.gpu.join(_HOST, self.gpu.clocks[self.name])
 
     def wait_stream(self, other: Stream) -> None:
-        self.gpu.join(self.name, self.gpu.clock(other.name))
+        self.gpu.join(self.name, self.gpu.clocks[other.name])
 
     def wait_event(self, event: Event) -> None:
         self.gpu.join(self.name, event.clock)
@@ -199,7 +191,7 @@ class Event:
 
     def record(self, stream: Stream) -> None:
         with self.gpu._lock:
-            self.clock = dict(self.gpu.clock(stream.name))
+            self.clock = dict(self.gpu.clocks[stream.name])
 
     def synchronize(self) -> None:
         self.gpu.join(_HOST, self.clock)
@@ -221,22 +213,21 @@ class _Watch(TorchFunctionMode):
                 return True
             if owner is torch.Tensor.device:
                 return CUDA
-        to_cpu = any(map(_is_cpu, (*args, *kwargs.values())))
-        to_gpu = any(map(_is_gpu, (*args, *kwargs.values())))
-        args = tuple(torch.device("cpu") if _is_gpu(value) else value for value in args)
-        kwargs = {key: torch.device("cpu") if _is_gpu(value) else value for key, value in kwargs.items()}
+        asked = {torch.device(value).type for value in (*args, *kwargs.values()) if _is_device(value)}
+        to_cpu, to_gpu = "cpu" in asked, "cuda" in asked
+        args = tuple(torch.device("cpu") if _is_device(value) else value for value in args)
+        kwargs = {key: torch.device("cpu") if _is_device(value) else value for key, value in kwargs.items()}
         is_pinned = kwargs.pop("pin_memory", False) or name == "pin_memory"
         given = list(_tensors((args, kwargs)))
         result = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         if is_pinned:
             gpu.take(result, pinned=True)
-            gpu.on_host(name, result, writes=True)
+            gpu.access(_HOST, name, writes=[result])
             return result
         to_host = name in _HOST_READS or (name == "to" and to_cpu)
         if not (to_gpu or any(map(gpu.on_gpu, given))):
-            for tensor in given if name in _HOST_READS else []:
-                if gpu.memory(tensor) is not None:
-                    gpu.on_host(name, tensor, writes=False)
+            if name in _HOST_READS and any(map(gpu.memory, given)):
+                gpu.access(_HOST, name, reads=given)
             return result
         if to_host:
             gpu.launch(name, given, [])
@@ -253,28 +244,15 @@ class _Watch(TorchFunctionMode):
         changed = [kwargs["out"]] if "out" in kwargs else [args[0]] if is_in_place else []
         for tensor in new:
             gpu.take(tensor)
-        gpu.launch(name, [tensor for tensor in given if tensor not in _Same(changed)], [*new, *_tensors(changed)])
+        read = [tensor for tensor in given if not any(tensor is each for each in changed)]
+        gpu.launch(name, read, [*new, *_tensors(changed)])
         if to_gpu and not kwargs.get("non_blocking") and any(gpu.memory(tensor) is None for tensor in given):
             gpu.current.synchronize()  # from memory that is not page-locked
         return result
 
 
-class _Same:
-    """Whether a tensor is one of some, by identity."""
-
-    def __init__(self, tensors: list[Any]) -> None:
-        self._tensors = tensors
-
-    def __contains__(self, tensor: object) -> bool:
-        return any(tensor is each for each in self._tensors)
-
-
-def _is_gpu(value: object) -> bool:
-    return isinstance(value, torch.device | str) and str(value).partition(":")[0] == "cuda"
-
-
-def _is_cpu(value: object) -> bool:
-    return isinstance(value, torch.device | str) and str(value) == "cpu"
+def _is_device(value: object) -> bool:
+    return isinstance(value, torch.device | str) and str(value).partition(":")[0] in ("cpu", "cuda")
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -299,7 +277,7 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
         "current_device": lambda: 0,
         "get_device_name": lambda device=None: "a simulated GPU",
         "empty_cache": lambda: None,
-        "synchronize": lambda device=None: [gpu.join(_HOST, clock) for clock in [*gpu._clocks.values()]],
+        "synchronize": lambda device=None: [gpu.join(_HOST, clock) for clock in [*gpu.clocks.values()]],
         "Stream": gpu.stream,
         "Event": partial(Event, gpu),
         "current_stream": lambda device=None: gpu.current,
@@ -320,7 +298,7 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
         """The host writes what it is given."""
         found = take(memory, num_bytes)
         if gpu.memory(found) is not None:  # nothing is taken for nothing
-            gpu.on_host("filling it", found, writes=True)
+            gpu.access(_HOST, "filling it", writes=[found])
         return found
 
     with (

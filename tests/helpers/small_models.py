@@ -11,6 +11,7 @@ for the same reason: they would outweigh the signal.
 import json
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,19 +54,10 @@ def encodec_48khz(folder: Path) -> Path:
     """As facebook/encodec_48khz: stereo, not causal, group norm over time; each second by itself, normalised."""
     from transformers import EncodecConfig
 
-    config = EncodecConfig(
-        num_filters=4,
-        hidden_size=24,
-        audio_channels=2,
-        chunk_length_s=1.0,
-        normalize=True,
-        norm_type="time_group_norm",
-        overlap=0.01,
-        sampling_rate=48000,
-        target_bandwidths=[3.0, 6.0, 12.0, 24.0],
-        use_causal_conv=False,
-    )
-    return save_encodec(config, folder)
+    stereo = {"audio_channels": 2, "sampling_rate": 48000, "target_bandwidths": [3.0, 6.0, 12.0, 24.0]}
+    layers = {"use_causal_conv": False, "norm_type": "time_group_norm"}
+    chunks = {"chunk_length_s": 1.0, "overlap": 0.01, "normalize": True}
+    return save_encodec(EncodecConfig(num_filters=4, hidden_size=24, **stereo, **layers, **chunks), folder)
 
 
 @torch.no_grad()
@@ -82,28 +74,19 @@ def save_encodec(config, folder: Path) -> Path:
     return folder
 
 
-DAC_16KHZ = {"sampling_rate": 16000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 12}
-
-
-def dac_16khz(folder: Path) -> Path:
-    """As descript/dac_16khz: 12 codebooks at 50 Hz."""
-    return _dac(folder, **DAC_16KHZ)
-
-
-def dac_24khz(folder: Path) -> Path:
-    """As descript/dac_24khz: 32 codebooks at 75 Hz."""
-    return _dac(folder, sampling_rate=24000, downsampling_ratios=[2, 4, 5, 8], n_codebooks=32)
-
-
-def dac_44khz(folder: Path) -> Path:
-    """As descript/dac_44khz: 9 codebooks at 86 Hz."""
-    return _dac(folder, sampling_rate=44100, downsampling_ratios=[2, 4, 8, 8], n_codebooks=9)
-
-
 def _dac(folder: Path, **options) -> Path:
     from transformers import DacConfig
 
     return save_dac(DacConfig(encoder_hidden_size=4, decoder_hidden_size=32, **options), folder)
+
+
+DAC_16KHZ = {"sampling_rate": 16000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 12}
+dac_16khz = partial(_dac, **DAC_16KHZ)
+"""As descript/dac_16khz: 12 codebooks at 50 Hz."""
+dac_24khz = partial(_dac, sampling_rate=24000, downsampling_ratios=[2, 4, 5, 8], n_codebooks=32)
+"""As descript/dac_24khz: 32 codebooks at 75 Hz."""
+dac_44khz = partial(_dac, sampling_rate=44100, downsampling_ratios=[2, 4, 8, 8], n_codebooks=9)
+"""As descript/dac_44khz: 9 codebooks at 86 Hz."""
 
 
 @torch.no_grad()
@@ -126,19 +109,11 @@ def mimi(folder: Path) -> Path:
     """As kyutai/mimi: causal, a transformer with a sliding window behind the encoder; 32 codebooks at 12.5 Hz."""
     from transformers import MimiConfig
 
-    config = MimiConfig(
-        num_filters=4,
-        hidden_size=32,
-        codebook_dim=16,
-        vector_quantization_hidden_dimension=16,
-        upsample_groups=32,
-        num_hidden_layers=2,
-        intermediate_size=64,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        layer_scale_initial_scale=1.0,
-    )
-    return save_mimi(config, folder)
+    encoder = {"num_filters": 4, "hidden_size": 32, "upsample_groups": 32}
+    quantizer = {"codebook_dim": 16, "vector_quantization_hidden_dimension": 16}
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "layer_scale_initial_scale": 1.0}
+    transformer = {"num_hidden_layers": 2, "intermediate_size": 64, **attention}
+    return save_mimi(MimiConfig(**encoder, **quantizer, **transformer), folder)
 
 
 @torch.no_grad()
@@ -162,26 +137,13 @@ def xcodec(folder: Path) -> Path:
     """As hf-audio/xcodec-hubert-librispeech: DAC's encoder beside a HuBERT with group norm; 8 codebooks at 50 Hz."""
     from transformers import XcodecConfig, XcodecModel
 
+    sizes = {"encoder_hidden_size": 4, "decoder_hidden_size": 32, "hidden_size": 16, "codebook_dim": 4}
+    ratios = {"downsampling_ratios": [8, 5, 4, 2], "upsampling_ratios": [8, 5, 4, 2]}
+    convolutions = {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+    transformer = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = XcodecConfig(
-        acoustic_model_config={
-            "model_type": "dac",
-            "encoder_hidden_size": 4,
-            "decoder_hidden_size": 32,
-            "hidden_size": 16,
-            "codebook_dim": 4,
-            "downsampling_ratios": [8, 5, 4, 2],
-            "upsampling_ratios": [8, 5, 4, 2],
-        },
-        semantic_model_config={
-            "model_type": "hubert",
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-            "conv_dim": [16] * 7,
-            "num_conv_pos_embeddings": 16,
-            "num_conv_pos_embedding_groups": 4,
-        },
+        acoustic_model_config={"model_type": "dac", **sizes, **ratios},
+        semantic_model_config={"model_type": "hubert", **convolutions, **transformer},
     )
     torch.manual_seed(0)
     model = XcodecModel(config).eval()
@@ -199,21 +161,9 @@ def speechtokenizer(folder: Path) -> Path:
     with warnings.catch_warnings(action="ignore"):  # of its dependencies, as they are imported
         from speechtokenizer.model import SpeechTokenizer
 
-    config = {
-        "sample_rate": 16000,
-        "n_filters": 4,
-        "dimension": 32,
-        "semantic_dimension": 24,
-        "strides": [8, 5, 4, 2],
-        "lstm_layers": 2,
-        "bidirectional": True,
-        "dilation_base": 2,
-        "residual_kernel_size": 3,
-        "n_residual_layers": 1,
-        "activation": "ELU",
-        "n_q": 8,
-        "codebook_size": 1024,
-    }
+    config = {"sample_rate": 16000, "n_q": 8, "codebook_size": 1024, "dimension": 32, "semantic_dimension": 24}
+    config |= {"n_filters": 4, "strides": [8, 5, 4, 2], "activation": "ELU", "lstm_layers": 2, "bidirectional": True}
+    config |= {"n_residual_layers": 1, "residual_kernel_size": 3, "dilation_base": 2}
     torch.manual_seed(0)
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's old weight norm
         model = SpeechTokenizer(config).eval()

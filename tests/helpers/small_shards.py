@@ -2,16 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from make_cache import MANIFEST, want_nothing
 from msgspec import structs
 
 from featcache.care.verify import examine_shard
 from featcache.format.shard import Item, Shard
 from featcache.format.writing import ShardBuilder
 from featcache.spec import FeatureSpec, SideSpec
+from featcache.storage.location import ObjectPath
 from featcache.version.version import Version, VersionInfo
+from featcache.version.wanted import Wanted, name_of
+
+MANIFEST = name_of("made up")
+"""The name of the wanted set of everything that is made here."""
 
 SPEC = FeatureSpec((2,), "float32", 100.0, 160, 16000, "anything")
 INFO = VersionInfo(
@@ -28,30 +33,21 @@ def item(id_: str, frames: int = 3, **columns) -> Item:
     return Item(id=id_, **{**values, "size": 1, "mtime_ns": 2, "sample_rate": 16000, **columns})
 
 
-def create(cache: Path, info: VersionInfo = INFO) -> Version:
-    """An empty version in a cache."""
+def create(cache: Path | ObjectPath, info: VersionInfo = INFO) -> Version:
+    """An empty version in a cache, or in an object store."""
     version = Version.create(cache / info.folder_name, info)
-    want_nothing(version)
+    Wanted("made up", np.zeros((3, 0), np.uint64)).save(version)  # else all that is made here would be gone or missing
     return version
 
 
-def write(
-    version: Version,
-    items: list[Item],
-    values=None,
-    *,
-    row: int = 0,
-    run: str = "",
-    side=None,
-    manifest: str = MANIFEST,
-) -> Shard:
-    """Publish a shard; item `i` of it is all `i`, unless values `[frames, 2]` are given."""
+def write(version: Version, items: list[Item], values=None, *, side=None, **origin: Any) -> Shard:
+    """Publish a shard, as `publish`; item `i` of it is all `i`, unless values `[frames, 2]` are given."""
     counts = [item.num_samples // 160 for item in items]
     if values is None:
         values = np.repeat(np.arange(len(items), dtype=np.float32), counts)[:, None] * np.ones((1, 2), np.float32)
     builder = ShardBuilder(version.info.spec)
     builder.append(items, np.ascontiguousarray(values, version.dtype), counts, side or {})
-    return publish(version, builder, row, run, manifest)
+    return publish(version, builder, **origin)
 
 
 def publish(version: Version, builder: ShardBuilder, row: int = 0, run: str = "", manifest: str = MANIFEST) -> Shard:

@@ -15,6 +15,7 @@ from torch import nn
 
 LAYERS = 3
 SIZE = 32
+LAYER = {"hidden_size": SIZE, "num_attention_heads": 4, "intermediate_size": 64}
 
 WAVEFORM_MODELS = {
     "hubert": ("Hubert", {}),  # group norm, as the base models
@@ -38,52 +39,27 @@ def save(name: str, folder: Path, do_normalize: bool = True, layers: int = LAYER
     if name.startswith("w2v-bert"):
         return _save_w2v_bert(folder, name.removeprefix("w2v-bert").removeprefix("-") or "relative_key")
     prefix, options = WAVEFORM_MODELS[name]
-    config = getattr(transformers, f"{prefix}Config")(
-        hidden_size=SIZE,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        intermediate_size=64,
-        conv_dim=[32] * 7,
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4,
-        **options,
-    )
+    convolutions = {"conv_dim": [32] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+    make_config = getattr(transformers, f"{prefix}Config")
+    config = make_config(num_hidden_layers=layers, **LAYER, **convolutions, **options)
     extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=do_normalize)
     return _save(getattr(transformers, f"{prefix}Model")(config), extractor, folder)
 
 
 def _save_w2v_bert(folder: Path, positions: str) -> Path:
-    config = transformers.Wav2Vec2BertConfig(
-        hidden_size=SIZE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        intermediate_size=64,
-        conv_depthwise_kernel_size=7,
-        position_embeddings_type=positions,
-    )
+    layers = {"num_hidden_layers": LAYERS, "conv_depthwise_kernel_size": 7, "position_embeddings_type": positions}
+    config = transformers.Wav2Vec2BertConfig(**LAYER, **layers)
     extractor = transformers.SeamlessM4TFeatureExtractor(padding_value=1)  # as facebook/w2v-bert-2.0
     return _save(transformers.Wav2Vec2BertModel(config), extractor, folder)
 
 
 def _save_whisper(folder: Path) -> Path:
     """It takes 2 s, not 30."""
-    config = transformers.WhisperConfig(
-        d_model=SIZE,
-        encoder_layers=LAYERS,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=100,
-        vocab_size=60,
-        pad_token_id=50,
-        bos_token_id=51,
-        eos_token_id=52,
-        decoder_start_token_id=53,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-    )
+    encoder = {"encoder_layers": LAYERS, "encoder_attention_heads": 4, "encoder_ffn_dim": 64}
+    decoder = {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
+    tokens = {"pad_token_id": 50, "bos_token_id": 51, "eos_token_id": 52, "decoder_start_token_id": 53}
+    tokens |= {"vocab_size": 60, "suppress_tokens": None, "begin_suppress_tokens": None}
+    config = transformers.WhisperConfig(d_model=SIZE, max_source_positions=100, **encoder, **decoder, **tokens)
     return _save(transformers.WhisperModel(config), transformers.WhisperFeatureExtractor(chunk_length=2), folder)
 
 

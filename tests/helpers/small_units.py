@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from odd_extractors import HOP, Slow, SlowParams
+from odd_extractors import HOP, Slow
+from pausing import SlowParams
 
 from featcache.extractors.units import Codebook, Units, UnitsParams
 

@@ -79,7 +79,7 @@ def attempt(store: Directory, act: str, faults: Faults) -> int:
     """How a forked process ends that does it with these faults: 0, `REFUSED`, or by a signal."""
 
     def run() -> None:
-        become(**faults.request())
+        become(faults.request())
         try:
             ACTS[act](store)
         except StoreError as error:

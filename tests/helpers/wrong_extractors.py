@@ -1,4 +1,4 @@
-"""Extractors that break their contract, each in one way that real ones do; `wrong_extractors:Right` does not."""
+"""Extractors that break their contract, each in one way that real ones do; `Right`, and `Moments`, do not."""
 
 import threading
 import time
@@ -8,12 +8,13 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from odd_extractors import HOP, Slow, SlowParams
+from odd_extractors import HOP, PaddingSeen, Slow
+from pausing import SlowParams
 from pydantic import field_validator
+from row_extractors import Moments
 
-from featcache.extractors import Params
-from featcache.extractors.rows import Piece, RowExtractor, Rows
-from featcache.spec import FeatureSpec, SideSpec
+from featcache.extractors.rows import Piece, Rows
+from featcache.spec import FeatureSpec
 
 
 class WeightsParams(SlowParams):
@@ -273,33 +274,11 @@ class DigestOfNow(Right):
 # Rows
 
 
-class RightRows(RowExtractor[Params]):
-    """The mean of every 10 ms, and the clip's greatest magnitude beside it."""
-
-    Params = Params
-    revision = 1
-    granularity = HOP
-
-    def __init__(self, params, sample_rate, device):
-        loudness = SideSpec("peak", (), "float32", "the greatest magnitude")
-        self.spec = FeatureSpec((1,), "float32", sample_rate / HOP, HOP, sample_rate, "mean", side=(loudness,))
-
-    def num_frames(self, num_samples):
-        return num_samples // HOP
-
-    def encode(self, waveforms, num_samples):
-        frames = waveforms[:, : waveforms.shape[1] // HOP * HOP].reshape(len(waveforms), -1, HOP)
-        return Rows(frames.mean(2)[..., None], {"peak": waveforms.abs().amax(1)[:, None]})
-
-
-class PaddedMean(RightRows):
+class PaddedMean(PaddingSeen):
     """Normalises over a row's padding, too."""
 
-    def encode(self, waveforms, num_samples):
-        return super().encode(waveforms - waveforms.mean(1, keepdim=True), num_samples)
 
-
-class LostTail(RightRows):
+class LostTail(Moments):
     """Drops what does not fill a second."""
 
     def pieces(self, num_samples):
@@ -307,7 +286,7 @@ class LostTail(RightRows):
         return [Piece(start, min(16000, num_samples), 0, min(100, num_samples // HOP)) for start in starts]
 
 
-class NoSide(RightRows):
+class NoSide(Moments):
     """Forgets what it promises beside the features."""
 
     def encode(self, waveforms, num_samples):
