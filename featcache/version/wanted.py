@@ -130,8 +130,9 @@ def read_wanted(version: Version, name: str, complete: Mapping[str, int] = Mappi
     line, _, _ = line.partition(b"\n")
     header, begin = parse(line, _Header, where), len(line) + 1
     is_complete = complete.get(name) == header.crc32c
-    wanted = Wanted(header.manifest, np.empty((3, 0 if is_complete else header.rows), "<u8"), {*header.instead_of})
-    is_whole = file.num_bytes == begin + header.rows * _ROW_BYTES and wanted.name == name
+    is_whole = file.num_bytes == begin + header.rows * _ROW_BYTES and name_of(header.manifest) == name
+    num_rows = header.rows if is_whole and not is_complete else 0  # memory is asked for by what there is
+    wanted = Wanted(header.manifest, np.empty((3, num_rows), "<u8"), {*header.instead_of})
     if is_whole and not is_complete:
         file.read_into(as_bytes(wanted.rows), begin)
         is_whole = wanted.checksum == header.crc32c

@@ -14,6 +14,7 @@ from small_shards import INFO, create, item, write
 
 from featcache.errors import DamagedError, ManifestError
 from featcache.extraction.tasks import want
+from featcache.format.documents import encode_line
 from featcache.manifest import SegmentColumns, Utterance
 from featcache.strings import Strings
 from featcache.version.index import build_index, open_index
@@ -270,6 +271,14 @@ def test_no_flipped_bit_of_a_wanted_set_is_believed(version):
     assert missing(version) == {"m": {"a", "b"}}
     (damaged,) = [finding for finding in says(version) if name_of("n") in finding and "damaged" in finding]
     assert "not what was written" in damaged
+
+
+def test_a_wanted_set_that_claims_more_rows_than_it_has_takes_no_memory_for_them(version):
+    name = name_of("m")
+    version.store.put(f"wanted/{name}", encode_line({"manifest": "m", "rows": 1 << 47, "crc32c": 0, "instead_of": []}))
+    with pytest.raises(DamagedError, match=f"wanted/{name}: damaged: it is not what was written"):
+        read_wanted(version, name)
+    assert damaged_wanted(version) == [name]
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])
