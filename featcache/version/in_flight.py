@@ -74,6 +74,7 @@ class InFlight:
                     faulthandler.enable(opened.enter_context(FileIO(self._folders[0] / _CRASH, "w")))
                     opened.callback(faulthandler.disable)
             except OSError as error:
+                self._forget()  # also a folder that was made, and could not be opened
                 raise StoreError(f"{error.filename}: cannot be written: {error.strerror}") from error
             self._opened = opened.pop_all()
         return self

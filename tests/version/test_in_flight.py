@@ -1,8 +1,12 @@
 """What was in flight in runs that died is suspect; marks go once it is known what became of it."""
 
+import errno
+
 import pytest
 from small_shards import create
 
+from featcache.errors import StoreError
+from featcache.storage.files import Lock
 from featcache.strings import Strings
 from featcache.version.in_flight import InFlight, find_suspects, forget_suspects
 from featcache.version.ledger import Failure
@@ -55,3 +59,20 @@ def test_a_run_that_lives_is_left_alone(version, scratch):
         for one, run in ((version, NAMES[0]), (other, NAMES[1])):
             forget_suspects(one, Strings.of([]).hashes())
             assert (one.store.desk / run / "in_flight.1").read_bytes().startswith(b'{"ids": ["a"]')
+
+
+@pytest.mark.parametrize("made", [0, 1])
+def test_a_run_that_can_mark_nothing_leaves_nothing(version, scratch, monkeypatch, made):
+    """Neither the folder that was made and cannot be opened, nor those before it."""
+    runs = [(version, NAMES[0]), (create(scratch / "other"), NAMES[1])]
+    left = iter(range(made))
+
+    def lock(path, *flags):
+        if next(left, None) is None:
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return Lock(path, *flags)
+
+    monkeypatch.setattr("featcache.version.in_flight.Lock", lock)
+    with pytest.raises(StoreError, match="cannot be written: Too many open files"), InFlight(runs, 1):
+        pass
+    assert [path for one, _ in runs for path in one.store.desk.iterdir()] == []
