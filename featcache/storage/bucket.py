@@ -119,7 +119,7 @@ class Bucket:
                 passed(memoryview(data))
             return np.frombuffer(data, np.uint8)
         opened = self.open(key, num_bytes)
-        with _of_this_machine(tempfile.gettempdir()), tempfile.TemporaryFile() as file:
+        with _of_this_machine(tempfile.gettempdir(), may_be_gone=True), tempfile.TemporaryFile() as file:
             for block in opened.fetched():
                 if passed is not None:
                     passed(block)
@@ -386,10 +386,11 @@ class _ObjectFile:
 
 
 @contextmanager
-def _of_this_machine(path: object) -> Iterator[None]:
+def _of_this_machine(path: object, *, may_be_gone: bool = False) -> Iterator[None]:
+    """Within, a place on this machine is written to; and if it `may_be_gone`, an object is read, too."""
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if may_be_gone and isinstance(error, FileNotFoundError):
+            raise
         raise StoreError(f"{path}: cannot be written: {error.strerror}: set TMPDIR to another folder") from error
