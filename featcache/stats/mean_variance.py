@@ -224,8 +224,8 @@ def moments(
         units=spec.units,
         frames=int(frames.sum()),
         utterances=int(utterances.sum()),
-        mean=mean[0],
-        variance=variance[0],
+        mean=mean[0, ...],  # an array also if a frame is one value
+        variance=variance[0, ...],
         **({} if by is None else of_groups),
     )
 
