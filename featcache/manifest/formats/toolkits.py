@@ -318,13 +318,14 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 def read_bars(name: str, source: Source) -> Iterator[Batch]:
     """Reads a list of this format; files of ids are `wavs/<id>.wav`. A header is one if it names the columns."""
-    rows = _filled_rows(source, "|")
+    rows = split_rows(source.stream, source.faults, "|")
     cells = source.first_fields.split("|")
     if _is_header(cells):
         return table_batches(rows, source)
     columns = _columns(name, len(cells)) or BARS[name][0]
     # Piper looks into `wav` first.
     folder = "wav" if name == "piper" and (source.folder / "wav").is_dir() else "wavs"
+    rows = (row for row in rows if len(row[1]) == len(columns) or "".join(row[1]).strip())
     found = without_faults(rows, partial(_with_path, columns, folder), source.faults)
     return batched(found, (*columns, "path") if columns[0] == "id" else columns)
 
@@ -334,11 +335,6 @@ def _with_path(columns: Sequence[str], folder: str, cells: list[str]) -> list[st
     if len(cells) != len(columns):
         raise ValueError(f"{counted(len(cells), 'field')}, but {'|'.join(columns)} has {len(columns)}")
     return [*cells, f"{folder}/{cells[0]}.wav"] if columns[0] == "id" else cells
-
-
-def _filled_rows(source: Source, delimiter: str) -> Rows:
-    """The rows that are not blank."""
-    return (row for row in split_rows(source.stream, source.faults, delimiter) if "".join(row[1]).strip())
 
 
 def fairseq_fits(source: Source) -> bool:
@@ -351,7 +347,7 @@ def fairseq_fits(source: Source) -> bool:
 
 def read_fairseq(source: Source) -> Iterator[Batch]:
     """fairseq's manifest: a root, and on each line a path and a number of samples."""
-    rows = _filled_rows(source, "\t")
+    rows = (row for row in split_rows(source.stream, source.faults, "\t") if "".join(row[1]).strip())
     line, cells = next(rows, (0, [""]))
     source.root = cells[0] or None
     if len(cells) != 1:
