@@ -304,7 +304,7 @@ def is_same(now: Stamp, was: Stamp) -> bool:
 def where_missing(path: str, root: AudioLocation) -> str:
     """The end of a message about a path without a file: where it was looked for, or why it cannot be a file."""
     location = locate(root, path)
-    if why := why_no_file(path):
+    if why := why_no_file(path, root):
         return f": {why}"
     return "" if str(location) == path or os.path.isabs(path) else f": {location}"
 

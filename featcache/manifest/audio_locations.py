@@ -123,13 +123,15 @@ def locate(root: AudioLocation, path: str) -> AudioSource:
     return _local(path, root)
 
 
-def why_no_file(path: str) -> str | None:
-    """Why a path names nothing that is read, whatever there is; None if it may name something."""
+def why_no_file(path: str, root: AudioLocation) -> str | None:
+    """Why a path below `root` names nothing that is read, whatever there is; None if it may name something."""
     if path.endswith("]") and _IN_ARCHIVE.search(path.rpartition("[")[0]):  # as `wav.scp` may have it
         return "ranges of an archive's entries are not read, only whole ones"
     if _ANY.match(path) and not (_FETCHED.match(path) or _LOCAL.match(path)):
         return f"URLs are read that begin with {', '.join(AUDIO_SCHEMES)}"
-    return "~ stands for no folder in a manifest" if path.startswith("~") else None
+    if path.startswith("~") and not isinstance(root, Url):
+        return "~ stands for no folder in a manifest"
+    return None
 
 
 def names_container(path: str) -> bool:

@@ -11,9 +11,10 @@ from corpora import Corpus, speech
 from manifests import manifest_of
 
 from featcache.errors import ManifestError
-from featcache.extraction.audio_files import missing_file_notes
+from featcache.extraction.audio_files import missing_file_notes, where_missing
 from featcache.extraction.plan import disk_space_notes
 from featcache.manifest import read_manifest
+from featcache.manifest.audio_locations import as_root
 
 
 @pytest.fixture
@@ -125,6 +126,11 @@ def test_the_ledger_says_where_a_file_was_looked_for(cli, tmp_path, scratch, pat
     assert cli("extract", manifest, "-o", scratch / "c").code == 3
     (version,) = cli("info", scratch / "c", "--json").json()["versions"]
     assert [failure["message"] for failure in version["failures"]] == [message.format(root=tmp_path)]
+
+
+def test_below_a_url_a_tilde_is_part_of_a_name():
+    """Servers have folders called like that: the message says what was asked for."""
+    assert where_missing("~anna/a.wav", as_root("https://host/x")) == ": https://host/x/~anna/a.wav"
 
 
 def test_a_path_that_cannot_be_looked_at_is_not_called_missing(tmp_path):
