@@ -19,7 +19,7 @@ def test_faults_of_a_data_directory(top):
         f"a {CLIPS[0].path}\nb sox x.sph -t wav - |\n\nc\nd feats.ark:1234\na y.wav\n"
     )
     (written.manifest / "segments").write_text(
-        "u1 a 0 1\nu2 x 0 1\nu3 a 1 1\nu4 a one 2\nu5 a 0\nu1 a 1 2\nu6 a -1 1\nu7 a 0 -1\nu8 a 0 nan\n"
+        "u1 a 0 1\nu2 x 0 1\nu3 a 1 1\nu4 a one 2\nu5 a 0\nu1 a 1 2\nu6 a -1 1\nu7 a 0 -1\nu8 a 0 nan\nu9 a 0 inf\n"
     )
     faults = faults_of(written.manifest)
     assert sorted(faults) == sorted(
@@ -33,7 +33,8 @@ def test_faults_of_a_data_directory(top):
             "segments, line 5: 3 fields, but utterance, recording, start and end are expected",
             "segments, line 6: id 'u1' is already on segments, line 1",
             "segments, line 7: start is negative: -1.0",
-            "segments, line 9: duration is not finite: nan",
+            "segments, line 9: ends at nan, and starts at 0.0: only an end of -1 is that of the recording",
+            "segments, line 10: ends at inf, and starts at 0.0: only an end of -1 is that of the recording",
         ]
     )
 

@@ -147,7 +147,7 @@ def _segment(recordings: dict[str, str], fields: list[str]) -> tuple[str, str, f
     channel = rest[0] if rest else None
     if end == -1:
         return id_, recordings[name], start, None, channel
-    if end <= start:
+    if not -math.inf < start < end < math.inf:
         raise ValueError(f"ends at {end}, and starts at {start}: only an end of -1 is that of the recording")
     return id_, recordings[name], start, round(end - start, 9), channel  # without the rounding of binary fractions
 
