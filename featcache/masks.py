@@ -222,12 +222,15 @@ class _SharedMasks:
             if key in self._masks:
                 self._masks.move_to_end(key)
                 return self._masks[key]
-            with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
-                mask = _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
-            if _num_bytes(mask) <= self._max_bytes:
-                self._masks[key] = mask
-                while sum(map(_num_bytes, self._masks.values())) > self._max_bytes:
-                    self._masks.popitem(last=False)
+        # made without the lock: a process that is forked meanwhile would never get it
+        with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
+            mask = _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
+        if _num_bytes(mask) > self._max_bytes:
+            return mask
+        with self._lock:
+            mask = self._masks.setdefault(key, mask)  # another thread may have put its own first
+            while sum(map(_num_bytes, self._masks.values())) > self._max_bytes:
+                self._masks.popitem(last=False)
             return mask
 
 

@@ -1,5 +1,6 @@
 """Masks, held to triple loops, and to attention that sees one row's own frames and nothing else."""
 
+import signal
 import threading
 from functools import partial
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from devices import DEVICES
+from forking import fork, join
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -206,6 +208,24 @@ def test_threads_get_one_mask_and_the_right_one(monkeypatch):
     for thread in threads:
         thread.join()
     assert not faults
+
+
+def test_a_process_that_is_forked_while_a_mask_is_made_has_masks(monkeypatch):
+    """As a loader's worker is, while another thread trains."""
+    make, children = masks._chunk_mask, []
+
+    def child():
+        signal.alarm(30)
+        chunk_mask(9, 3)
+
+    def fork_and_make(*arguments):
+        monkeypatch.setattr(masks, "_chunk_mask", make)
+        children.append(fork(child))
+        return make(*arguments)
+
+    monkeypatch.setattr(masks, "_chunk_mask", fork_and_make)
+    chunk_mask(8, 2)
+    assert list(map(join, children)) == [0]
 
 
 # Devices
