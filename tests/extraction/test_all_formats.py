@@ -55,7 +55,8 @@ def test_features_are_the_same_in_every_format(clips, expected, tmp_path, name):
         written = shar(top, clips)
     else:
         written = WRITERS[name](top, clips)
-    manifest = read_manifest(written.manifest, values=written.values)
+    is_said = name in ("piper", "styletts2", "vits")  # `digit 3` may be a name as well as what is said
+    manifest = read_manifest(written.manifest, values=written.values, format=name if is_said else None)
     summary = featcache.extract(manifest, "fbank80", tmp_path / "cache")
     assert summary.failed == 0
     cache = featcache.open(tmp_path / "cache")
