@@ -57,7 +57,7 @@ def open_corpus(path: Path) -> list[float]:
     started, before = perf_counter(), resources()
     corpus = featcache.open(path)
     seconds = perf_counter() - started
-    used = [now - earlier for now, earlier in zip(resources(), before, strict=True)]
+    used = [after - earlier for after, earlier in zip(resources(), before, strict=True)]
     began = perf_counter()
     corpus.batch(range(0, len(corpus), max(1, len(corpus) // 64)))
     return [seconds, *used, perf_counter() - began]
