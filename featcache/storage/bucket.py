@@ -118,14 +118,18 @@ class Bucket:
             if passed is not None:
                 passed(memoryview(data))
             return np.frombuffer(data, np.uint8)
-        opened = self.open(key, num_bytes)
-        with _of_this_machine(tempfile.gettempdir(), may_be_gone=True), tempfile.TemporaryFile() as file:
+        opened, folder = self.open(key, num_bytes), tempfile.gettempdir()
+        with _of_this_machine(folder):
+            file = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
+        with file:
             for block in opened.fetched():
                 if passed is not None:
                     passed(block)
-                file.write(block)
-            file.flush()
-            return map_file(file.fileno(), num_bytes)
+                with _of_this_machine(folder):
+                    file.write(block)
+            with _of_this_machine(folder):
+                file.flush()
+                return map_file(file.fileno(), num_bytes)
 
     def exists(self, key: str) -> bool:
         with suppress(FileNotFoundError):  # there may be a folder of this name
@@ -386,11 +390,9 @@ class _ObjectFile:
 
 
 @contextmanager
-def _of_this_machine(path: object, *, may_be_gone: bool = False) -> Iterator[None]:
-    """Within, a place on this machine is written to; and if it `may_be_gone`, an object is read, too."""
+def _of_this_machine(path: object) -> Iterator[None]:
+    """Within, a place on this machine is written to, and no object is read."""
     try:
         yield
     except OSError as error:
-        if may_be_gone and isinstance(error, FileNotFoundError):
-            raise
         raise StoreError(f"{path}: cannot be written: {error.strerror}: set TMPDIR to another folder") from error

@@ -123,9 +123,11 @@ def test_a_copy_that_finds_no_room_says_so(remembered, tmp_path, monkeypatch):
 
 def test_a_temporary_folder_that_is_gone_is_no_object_that_is_gone(remembered, tmp_path, monkeypatch):
     """Whoever looks for marks would take it for that."""
+    remembered.put("a", bytes(9_000_000))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    with pytest.raises(StoreError, match=r"gone/.*: cannot be written: No such file or directory: set TMPDIR"):
-        _ = remembered.desk
+    for use in (lambda: remembered.desk, lambda: remembered.map("a", 9_000_000)):
+        with pytest.raises(StoreError, match=r"gone.*: cannot be written: No such file or directory: set TMPDIR"):
+            use()
 
 
 # Listings
