@@ -36,7 +36,9 @@ def make_version(
     cache: Location, utterances: Sequence[NDArray], items_per_shard: int = 500, quantized: bool = False
 ) -> Version:
     """A version of these features, wanted by a manifest as after a run over it."""
-    version = make_cache.make_version(cache, shard_of(utterances[:items_per_shard], 0), quantized=quantized)
+    version = make_cache.make_version(
+        cache, shard_of(utterances[:items_per_shard], 0), quantized=quantized, extractor="fbank"
+    )
     for row in range(items_per_shard, len(utterances), items_per_shard):
         add_shard(version, utterances[row : row + items_per_shard], row)
     tables = [shard.table for shard in sorted(map(version.shard, version.shard_names()), key=lambda one: one.info.row)]
