@@ -137,16 +137,19 @@ class Strings(Sequence[str]):
     def hashes(self) -> NDArray[np.uint64]:
         """The 64-bit FNV-1a hash of each string's bytes (Fowler, Noll, Vo, draft-eastlake-fnv, section 2), uint64
         `[n]`."""
-        lengths = self.byte_lengths()
-        longest_first = np.argsort(-lengths, kind="stable")
-        starts = self.offsets[:-1][longest_first].astype(np.int64, copy=False)
-        hashes = np.full(len(self), _FNV_OFFSET)
-        # Step j hashes byte j of every string that has one: the first `count` of them, longest first.
-        counts = len(self) - np.searchsorted(lengths[longest_first][::-1], np.arange(lengths.max(initial=0)), "right")
-        for j, count in enumerate(counts.tolist()):
-            hashes[:count] = (hashes[:count] ^ self.blob[starts[:count] + j]) * _FNV_PRIME
-        result = np.empty_like(hashes)
-        result[longest_first] = hashes
+        result = np.empty(len(self), np.uint64)
+        for first in range(0, len(self), _BLOCK):  # whose arrays stay in the processor's cache
+            offsets = self.offsets[first : first + _BLOCK + 1].astype(np.int64, copy=False)
+            lengths = np.diff(offsets)
+            longest_first = np.argsort(-lengths, kind="stable")
+            at, hashes = offsets[:-1][longest_first], np.full(len(lengths), _FNV_OFFSET)
+            # Step j hashes byte j of every string that has one: the first `count` of them, longest first.
+            counts = len(at) - np.searchsorted(lengths[longest_first][::-1], np.arange(lengths.max()), "right")
+            for count in counts.tolist():
+                hashes[:count] ^= self.blob[at[:count]]
+                hashes[:count] *= _FNV_PRIME
+                at[:count] += 1
+            result[first : first + _BLOCK][longest_first] = hashes
         return result
 
     def _bytes(self) -> NDArray[np.uint8]:
@@ -164,9 +167,13 @@ def hash_of(string: str) -> int:
 def extend_hashes(hashes: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[np.uint64]:
     """Continue each FNV-1a hash `[n]` over the little-endian bytes of its number in `values` `[n]`."""
     little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-    for column in little.view(np.uint8).reshape(len(values), little.itemsize).T:
-        hashes = (hashes ^ column) * _FNV_PRIME
-    return hashes
+    extended = hashes.copy()
+    for first in range(0, len(values), _BLOCK):
+        some = extended[first : first + _BLOCK]
+        for column in little[first : first + _BLOCK].view(np.uint8).reshape(len(some), little.itemsize).T:
+            some ^= column
+            some *= _FNV_PRIME
+    return extended
 
 
 def are_distinct(hashes: NDArray[np.uint64]) -> bool:
