@@ -15,7 +15,6 @@ cache. Every line is the best of the rounds, in which all take turns, with one t
   Array2D.
 """
 
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import Table, available, best_speeds, options, present
+from harness import Table, available, best_speeds, options, present, temporary_folder
 from made_up import make_features, make_version
 
 import featcache
@@ -39,77 +38,53 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     tables = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
         make_version(folder / "features", make_features(asked.utterances))
         dataset = featcache.FeatureDataset(featcache.open(folder / "features"))
         order = np.random.default_rng(0).permutation(len(dataset)).tolist()
-        kinds = (lhotse_cuts, lhotse_parts, lhotse_batches, speechbrain_batches, huggingface_rows)
-        makers = {make.__name__.replace("_", " "): make for make in kinds}
-        for title, reads in available(makers, folder, dataset, order).items():
-            tables.append(Table(title, {"utterances/s": "{:,.0f}", "featcache": "{:.1f} ×"}))
-            speeds = best_speeds(reads, asked.rounds)
-            for what, speed in speeds.items():
-                tables[-1].add(what, speed, speeds[next(iter(speeds))] / speed)
+        makers = {make.__name__: make for make in (lhotse, speechbrain, huggingface)}
+        for kinds in available(makers, folder, dataset, order).values():
+            for title, reads in kinds.items():
+                tables.append(Table(title, {"utterances/s": "{:,.0f}", "featcache": "{:.1f} ×"}))
+                speeds = best_speeds(reads, asked.rounds)
+                for what, speed in speeds.items():
+                    tables[-1].add(what, speed, speeds[next(iter(speeds))] / speed)
     present(asked, *tables)
 
 
-# Lhotse
+# What a tool reads, by kinds
 
 
-def make_cut_sets(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> dict:
-    """The same cuts, with features in different places."""
+def lhotse(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> dict[str, Reads]:
+    """Of the same cuts, with features in different places."""
     from lhotse import CutSet, LilcomChunkyWriter, NumpyFilesWriter
+    from lhotse.dataset import K2SpeechRecognitionDataset
 
     from featcache.adapters.lhotse import cuts
 
-    ours = cuts(dataset).to_eager()
-    ours = CutSet.from_cuts(ours[row] for row in order)
-    made = {"featcache": ours}
+    reader, in_order = K2SpeechRecognitionDataset(), cuts(dataset).to_eager()
+    cut_sets = {"featcache": CutSet.from_cuts(in_order[row] for row in order)}
     for name, writer_type in (("LilcomChunkyReader", LilcomChunkyWriter), ("NumpyFilesReader", NumpyFilesWriter)):
-        manifest = folder / f"{name}.jsonl"
-        if not manifest.exists():
-            with writer_type(folder / name) as writer:
-                ours.copy_feats(writer).to_file(manifest)
-        made[name] = CutSet.from_file(manifest).to_eager()
-    return made
-
-
-def lhotse_cuts(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> Reads:
-    return {name: partial(load_each, cuts) for name, cuts in make_cut_sets(folder, dataset, order).items()}
-
-
-def lhotse_parts(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> Reads:
-    made = {
-        name: [cut.truncate(offset=round(cut.duration / 2 - 1, 2), duration=2) for cut in cuts if cut.duration > 2]
-        for name, cuts in make_cut_sets(folder, dataset, order).items()
-    }
-    return {name: partial(load_each, cuts) for name, cuts in made.items()}
+        with writer_type(folder / name) as writer:
+            cut_sets[name] = cut_sets["featcache"].copy_feats(writer).to_eager()
+    kinds: dict[str, Reads] = {"lhotse cuts": {}, "lhotse parts": {}, "lhotse batches": {}}
+    for name, all_cuts in cut_sets.items():
+        for cut in all_cuts:
+            cut.supervisions[0].text = ""
+        long = [cut for cut in all_cuts if cut.duration > 2]
+        parts = [cut.truncate(offset=round(cut.duration / 2 - 1, 2), duration=2) for cut in long]
+        batches = [CutSet.from_cuts(all_cuts[at : at + BATCH]) for at in range(0, len(all_cuts), BATCH)]
+        kinds["lhotse cuts"][name] = partial(load_each, all_cuts)
+        kinds["lhotse parts"][name] = partial(load_each, parts)
+        kinds["lhotse batches"][name] = lambda batches=batches: (len(reader[batch]["inputs"]) for batch in batches)
+    return kinds
 
 
 def load_each(cuts: Iterable) -> Iterable[int]:
     return (bool(len(cut.load_features())) for cut in cuts)
 
 
-def lhotse_batches(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> Reads:
-    from lhotse import CutSet
-    from lhotse.dataset import K2SpeechRecognitionDataset
-
-    reader = K2SpeechRecognitionDataset()
-
-    reads = {}
-    for name, cuts in make_cut_sets(folder, dataset, order).items():
-        for cut in cuts:
-            cut.supervisions[0].text = ""
-        batches = [CutSet.from_cuts(cuts[at : at + BATCH]) for at in range(0, len(cuts), BATCH)]
-        reads[name] = lambda batches=batches: (len(reader[batch]["inputs"]) for batch in batches)
-    return reads
-
-
-# SpeechBrain
-
-
-def speechbrain_batches(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> Reads:
+def speechbrain(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> dict[str, Reads]:
     from speechbrain.dataio.dataloader import make_dataloader
     from speechbrain.utils.data_pipeline import CachedDynamicItem
 
@@ -126,17 +101,15 @@ def speechbrain_batches(folder: Path, dataset: featcache.FeatureDataset, order: 
         return lambda: (len(batch) for batch in loader)
 
     sum(load(["id", "saved"])())
-    return {
+    reads = {
         "Collate": load(["id"], collate_fn=Collate(dataset)),
         "item by item": load(["id", "feats"]),
         "CachedDynamicItem": load(["id", "saved"]),
     }
+    return {"speechbrain batches": reads}
 
 
-# Hugging Face
-
-
-def huggingface_rows(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> Reads:
+def huggingface(folder: Path, dataset: featcache.FeatureDataset, order: list[int]) -> dict[str, Reads]:
     import datasets
 
     from featcache.adapters.huggingface import to_hf
@@ -144,9 +117,10 @@ def huggingface_rows(folder: Path, dataset: featcache.FeatureDataset, order: lis
     datasets.disable_progress_bars()
     made = {"CachedFeatures": to_hf(dataset), "Array2D": to_hf(dataset, copy=True, cache_dir=str(folder / "copy"))}
     formatted = {name: rows.with_format("torch") for name, rows in made.items()}
-    return {
+    reads = {
         name: lambda rows=rows: (bool(len(rows[row]["features"])) for row in order) for name, rows in formatted.items()
     }
+    return {"huggingface rows": reads}
 
 
 if __name__ == "__main__":

@@ -17,18 +17,18 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from harness import Table, options, present
+from corpus import write_manifest
+from harness import Table, options, present, temporary_folder
 from small_models import dac_16khz, dac_24khz, dac_44khz, encodec_24khz, encodec_48khz, mimi, speechtokenizer, xcodec
 from ties import differences, waveforms_of
 from torch.nn.functional import pad
@@ -36,10 +36,6 @@ from torch.nn.functional import pad
 import featcache
 from featcache.config import Config, config_from
 from featcache.device import Device
-from featcache.engines.local import run_locally
-from featcache.extraction.extraction import run_extraction
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
 from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
 from featcache.manifest import Manifest, read_manifest
@@ -62,85 +58,56 @@ class Codec:
     """The extractor's registered name."""
     rate: int
     """The model's sample rate in Hz."""
-    load: Callable[[Path], Any]
-    """Loads the real model from a folder."""
+    model: str
+    """The class of the real model."""
     encode: Callable[[Any, Waveforms], torch.Tensor]
     """The real model's codes `[R, F, Q]` of waveforms `[R, n]`."""
-    params: dict[str, Any]
+    params: dict[str, Any] = field(default_factory=dict)
     """The extractor's parameters besides the weights."""
 
+    def load(self, folder: Path) -> Any:
+        """The real model from a folder."""
+        if self.model == "SpeechTokenizer":
+            from speechtokenizer import SpeechTokenizer
 
-def _transformers(name: str) -> Callable[[Path], Any]:
-    def load(folder: Path) -> Any:
+            return SpeechTokenizer.load_from_checkpoint(folder / "config.json", folder / "SpeechTokenizer.pt").eval()
         import transformers
 
-        return getattr(transformers, name).from_pretrained(folder).eval()
-
-    return load
+        return getattr(transformers, self.model).from_pretrained(folder).eval()
 
 
-def _speechtokenizer(folder: Path) -> Any:
-    from speechtokenizer import SpeechTokenizer
-
-    return SpeechTokenizer.load_from_checkpoint(folder / "config.json", folder / "SpeechTokenizer.pt").eval()
-
-
-def _whole_hops(x: Waveforms, hop: int) -> torch.Tensor:
-    return pad(x, (0, -x.shape[1] % hop))[:, None]
+def _mono(model: Any, x: Waveforms) -> torch.Tensor:
+    return model.encode(x[:, None], bandwidth=24.0).audio_codes[0].mT
 
 
 def _stereo(model: Any, x: Waveforms) -> torch.Tensor:
     """EnCodec for 48 kHz: chunks one after the other, without what fills up the last one."""
     found = model.encode(x[:, None].expand(-1, 2, -1), bandwidth=6.0)
     codes = torch.cat(list(found.audio_codes), dim=2)
-    return codes[:, :, : codes.shape[2] - found.last_frame_pad_length].transpose(1, 2)
+    return codes[:, :, : codes.shape[2] - found.last_frame_pad_length].mT
+
+
+def _whole_hops(model: Any, x: Waveforms) -> torch.Tensor:
+    return model.encode(pad(x, (0, -x.shape[1] % model.config.hop_length))[:, None]).audio_codes.mT
+
+
+def _eight(model: Any, x: Waveforms) -> torch.Tensor:
+    return model.encode(x[:, None], num_quantizers=8).audio_codes.mT
+
+
+def _codebooks_first(model: Any, x: Waveforms) -> torch.Tensor:
+    return model.encode(x[:, None]).permute(1, 2, 0)
 
 
 CODECS = {
-    "encodec24k": Codec(
-        encodec_24khz,
-        "encodec",
-        24000,
-        _transformers("EncodecModel"),
-        lambda model, x: model.encode(x[:, None], bandwidth=24.0).audio_codes[0].transpose(1, 2),
-        {"bandwidth": 24.0},
-    ),
-    "encodec48k": Codec(encodec_48khz, "encodec", 48000, _transformers("EncodecModel"), _stereo, {"bandwidth": 6.0}),
-    **{
-        f"dac{rate // 1000}k": Codec(
-            make,
-            "dac",
-            rate,
-            _transformers("DacModel"),
-            lambda model, x: model.encode(_whole_hops(x, model.config.hop_length)).audio_codes.transpose(1, 2),
-            {},
-        )
-        for rate, make in ((16000, dac_16khz), (24000, dac_24khz), (44100, dac_44khz))
-    },
-    "mimi": Codec(
-        mimi,
-        "mimi",
-        24000,
-        _transformers("MimiModel"),
-        lambda model, x: model.encode(x[:, None], num_quantizers=8).audio_codes.transpose(1, 2),
-        {"codebooks": 8},
-    ),
-    "xcodec": Codec(
-        xcodec,
-        "xcodec",
-        16000,
-        _transformers("XcodecModel"),
-        lambda model, x: model.encode(_whole_hops(x, model.config.hop_length)).audio_codes.transpose(1, 2),
-        {},
-    ),
-    "speechtokenizer": Codec(
-        speechtokenizer,
-        "speechtokenizer",
-        16000,
-        _speechtokenizer,
-        lambda model, x: model.encode(x[:, None]).permute(1, 2, 0),
-        {},
-    ),
+    "encodec24k": Codec(encodec_24khz, "encodec", 24000, "EncodecModel", _mono, {"bandwidth": 24.0}),
+    "encodec48k": Codec(encodec_48khz, "encodec", 48000, "EncodecModel", _stereo, {"bandwidth": 6.0}),
+    "dac16k": Codec(dac_16khz, "dac", 16000, "DacModel", _whole_hops),
+    "dac24k": Codec(dac_24khz, "dac", 24000, "DacModel", _whole_hops),
+    "dac44k": Codec(dac_44khz, "dac", 44100, "DacModel", _whole_hops),
+    "mimi": Codec(mimi, "mimi", 24000, "MimiModel", _eight, {"codebooks": 8}),
+    "xcodec": Codec(xcodec, "xcodec", 16000, "XcodecModel", _whole_hops),
+    "speechtokenizer": Codec(speechtokenizer, "speechtokenizer", 16000, "SpeechTokenizer", _codebooks_first),
 }
 
 
@@ -158,9 +125,9 @@ def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[s
     path = _manifest(corpus, folder, limit)
     manifest = read_manifest(path)
     _killed_and_resumed(path, config, folder)
-    run_extraction(plan_extraction(manifest, [config], folder / "whole", Options("cpu", 1)), run_locally)
+    featcache.extract(manifest, config, folder / "whole", featcache.Options("cpu", 1))
     with mock.patch.dict(rows.ROW_SECONDS, cpu=240.0), mock.patch.dict(rows.MAX_ROWS, cpu=256):
-        run_extraction(plan_extraction(manifest, [config], folder / "many", Options("cpu", 2)), run_locally)
+        featcache.extract(manifest, config, folder / "many", featcache.Options("cpu", 2))
     resumed, whole, many = (featcache.open(folder / name) for name in ("resumed", "whole", "many"))
     model, extractor = codec.load(weights), config.build(torch.device("cpu"))
     assert isinstance(extractor, CodecExtractor)
@@ -206,10 +173,8 @@ def _manifest(corpus: Path, folder: Path, limit: int | None) -> Path:
     """The corpus's manifest, with absolute paths, or a random part of it."""
     manifest = read_manifest(corpus)
     chosen = sorted(random.Random(0).sample(range(len(manifest)), min(limit or len(manifest), len(manifest))))
-    path = folder / "manifest.csv"
-    lines = [f"{manifest[row].id},{manifest.resolve(manifest[row].path)}" for row in chosen]
-    path.write_text("\n".join(["id,path", *lines]) + "\n")
-    return path
+    lines = ((manifest[row].id, manifest.resolve(manifest[row].path)) for row in chosen)
+    return write_manifest(folder / "manifest.csv", lines, ("id", "path"))
 
 
 def _killed_and_resumed(path: Path, config: Config, folder: Path) -> None:
@@ -233,8 +198,8 @@ def main() -> None:
     wrong = 0
     for name in asked.only:
         for corpus in asked.corpora:
-            with tempfile.TemporaryDirectory() as folder:
-                found = check(CODECS[name], CORPORA[corpus], Path(folder), asked.limit)
+            with temporary_folder() as folder:
+                found = check(CODECS[name], CORPORA[corpus], folder, asked.limit)
             print(f"{name}, {corpus}: {found}", file=sys.stderr)
             table.add(f"{name}, {corpus}", *(found.get(figure, 0) for figure in table.formats))
             wrong += sum(found.get(figure, 0) for figure in WRONG)

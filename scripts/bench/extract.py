@@ -21,23 +21,19 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from corpus import FORMS, KINDS, make_corpus, packed
-from harness import KEPT, Table, Timed, Turns, options, present, remark, timed, undisturbed
+from harness import KEPT, Table, Timed, Turns, options, present, remark, temporary_folder, timed, undisturbed
 
+import featcache
 from featcache.audio.resample import to_waveform
 from featcache.config import Config, load_config
 from featcache.device import Device
-from featcache.engines.local import run_locally
-from featcache.extraction.extraction import run_extraction
 from featcache.extraction.features import compute_clips
 from featcache.extraction.from_audio import batches, decode_all
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
 from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
 from featcache.manifest import Manifest, read_manifest
@@ -88,8 +84,7 @@ def measure(path: Path, asked: argparse.Namespace) -> tuple[Table, str]:
     """The figures of all rounds over the corpus whose manifest is `path`."""
     manifest, config = read_manifest(path), load_config("fbank80")
     taken: dict[str, list[Timed]] = {}
-    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
-        folder = Path(name)
+    with temporary_folder(asked.folder) as folder:
         runs: dict[str, Callable[[], Timed]] = {
             OURS: lambda: _library(manifest, config, folder / "library", asked.threads),
             "featcache, command": lambda: _command(path, folder / "command", asked.threads),
@@ -115,9 +110,7 @@ def measure(path: Path, asked: argparse.Namespace) -> tuple[Table, str]:
 
 
 def _library(manifest: Manifest, config: Config, cache: Path, threads: int) -> Timed:
-    taken = timed(
-        lambda: run_extraction(plan_extraction(manifest, [config], cache, Options("cpu", threads)), run_locally)
-    )
+    taken = timed(lambda: featcache.extract(manifest, config, cache, featcache.Options("cpu", threads)))
     shutil.rmtree(cache)
     return taken
 

@@ -18,13 +18,13 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import warnings
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
-from corpus import make_corpus
-from harness import KEPT, Table, median, options, present, remark, timed
+from corpus import make_corpus, write_manifest
+from harness import KEPT, Table, Timed, Turns, options, present, remark, temporary_folder, timed
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-other-tools.md"
 STEPS = ("extract", "train")
@@ -41,10 +41,8 @@ def blocks_by_tool() -> dict[str, list[str]]:
 def run_blocks(tool: str, rows: list[dict[str, str]], folder: Path) -> dict:
     """Run a tool's blocks in an empty folder."""
     folder.mkdir()
-    with (folder / "train.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["id", "path", "text"])
-        table.writerows([row["id"], row["path"], "what is said"] for row in rows)
+    said = [(row["id"], row["path"], "what is said") for row in rows]
+    write_manifest(folder / "train.csv", said, ("id", "path", "text"))
     os.chdir(folder)
     spent: dict = {}
     for step, block in zip(STEPS, blocks_by_tool()[tool], strict=True):
@@ -60,24 +58,28 @@ def one_tool(tool: str, manifest: Path) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with manifest.open(newline="") as file:
         rows = [row | {"path": str(manifest.parent / row["path"])} for row in csv.DictReader(file)]
-    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with temporary_folder() as folder, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        os.environ |= {"HF_HOME": name, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-        run_blocks(tool, rows[:WARM], Path(name, "warm"))
-        spent = run_blocks(tool, rows, Path(name, "all"))
+        os.environ |= {"HF_HOME": str(folder), "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+        run_blocks(tool, rows[:WARM], folder / "warm")
+        spent = run_blocks(tool, rows, folder / "all")
         os.chdir("/")
     print(json.dumps(spent))
 
 
-def measure(manifest: Path, rounds: int) -> dict[str, list[dict]]:
-    """What each tool spent, round by round."""
-    spent: dict[str, list[dict]] = {tool: [] for tool in blocks_by_tool()}
+def measure(manifest: Path, rounds: int) -> tuple[Turns, dict[str, int]]:
+    """What each step of each tool took, in rounds in which tools took turns; and the bytes of what each wrote."""
+    taken: dict[str, list[Timed]] = defaultdict(list)
+    num_bytes = {}
     for number in range(rounds):
-        for tool, found in spent.items():
+        for tool in blocks_by_tool():
             print(f"round {number + 1} of {rounds}: {tool}", file=sys.stderr)
             command = [sys.executable, __file__, "--tool", tool, "--manifest", str(manifest)]
-            found.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
-    return spent
+            spent = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            num_bytes[tool] = spent["bytes"]
+            for step in STEPS:
+                taken[f"{tool}, {step}"].append(Timed(**spent[step]))
+    return Turns(taken), num_bytes
 
 
 def main() -> None:
@@ -87,23 +89,21 @@ def main() -> None:
     manifest = make_corpus(asked.folder, "long", asked.hours)
     with manifest.open(newline="") as file:
         lengths = [float(row["duration"]) for row in csv.DictReader(file)]
-    spent = measure(manifest, asked.rounds)
+    turns, num_bytes = measure(manifest, asked.rounds)
     amounts = {"extract": ("× real time", sum(lengths)), "train": ("utterances/s", len(lengths) * EPOCHS)}
     formats = {}
     for step, (unit, _) in amounts.items():
         formats |= {f"{step}, {unit}": "{:,.0f}", f"{step}: featcache is": "{:.1f} ×", f"{step}, seconds": "{:.2f}"}
     about = f"{sum(lengths) / 3600:.2f} h in {len(lengths):,} files; one core, CPU seconds, best of {asked.rounds}"
     table = Table(f"{about} rounds", {**formats, "MB on disk": "{:,.0f}"})
-    for tool, rounds in spent.items():
+    for tool, size in num_bytes.items():
         figures = []
         for step, (_, amount) in amounts.items():
-            pairs = zip(rounds, spent["featcache"], strict=True)
-            times = [theirs[step]["cpu_seconds"] / own[step]["cpu_seconds"] for theirs, own in pairs]
-            best, clock = (min(each[step][what] for each in rounds) for what in ("cpu_seconds", "seconds"))
-            figures += [amount / best, median(times), clock]
-        table.add(tool, *figures, rounds[0]["bytes"] / 1e6)
-    others = [each[step]["others"] for rounds in spent.values() for each in rounds for step in STEPS]
-    present(asked, table, remark(*others))
+            run = f"{tool}, {step}"
+            ratio = turns.ratio(run, f"featcache, {step}", "cpu_seconds")
+            figures += [amount / turns.best(run, "cpu_seconds"), ratio, turns.best(run)]
+        table.add(tool, *figures, size / 1e6)
+    present(asked, table, remark(turns.others))
     return None
 
 

@@ -9,7 +9,8 @@ import os
 import resource
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -251,7 +252,7 @@ def _busy_seconds() -> float:
     return (user + nice + system + sum(rest[:3])) / _TICKS
 
 
-# Memory and processes
+# Memory, processes and files
 
 
 def status_bytes(name: str, process: int | str = "self") -> int:
@@ -283,6 +284,15 @@ def in_child(function: Callable[..., object], *arguments: object) -> Any:
     if os.waitpid(pid, 0)[1]:
         raise SystemExit(1)
     return json.loads(said)
+
+
+@contextmanager
+def temporary_folder(home: Path | None = None) -> Iterator[Path]:
+    """A folder that goes afterwards: in `home`, which is made if it is missing, or where temporary files lie."""
+    if home is not None:
+        home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home) as name:
+        yield Path(name)
 
 
 def forget(files: Iterable[Path]) -> None:

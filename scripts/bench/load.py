@@ -23,7 +23,6 @@ Cold means that no byte of the features is in the page cache before each round, 
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -32,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import Table, available, best_speeds, forget, in_child, options, present
+from harness import Table, available, best_speeds, forget, in_child, options, present, temporary_folder
 from made_up import BINS, make_features, make_version
 from torch.utils.data import DataLoader
 
@@ -56,8 +55,8 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     utterances = make_features(asked.utterances, asked.seconds)
-    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
-        speeds = measure(Path(name), utterances, asked.rounds)
+    with temporary_folder(asked.folder) as folder:
+        speeds = measure(folder, utterances, asked.rounds)
     num_bytes = sum(array.nbytes for array in utterances)
     versions = f"torch {torch.__version__}, numpy {np.__version__}, Python {sys.version.split()[0]}"
     table = Table(

@@ -5,32 +5,19 @@ that lies in files of text, and read by `read_manifest` with all columns. CSV is
 the rounds counts. Seconds are those of the process on a core, so that others on the machine count little.
 """
 
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import harness
-from foreign_manifests import WRITERS, Clip, Writer, Written
+from foreign_manifests import WRITERS, Clip, Written, objects, table
 
 from featcache.manifest import read_manifest
 
-_COLUMNS = ("id", "path", "duration", "text", "speaker")
+_COLUMNS = {"id": "{id}", "path": "{path}", "duration": "{seconds}", "text": "{text}", "speaker": "{speaker}"}
 
 
-def _table(name: str, mark: str) -> Writer:
-    def write(top: Path, clips: Sequence[Clip]) -> Written:
-        rows = (mark.join((clip.stem, clip.path, str(clip.seconds), clip.text, clip.speaker)) for clip in clips)
-        (top / f"train.{name}").write_text("\n".join([mark.join(_COLUMNS), *rows]))
-        return Written(top / f"train.{name}", name, [], [])
-
-    return write
-
-
-def _jsonl(top: Path, clips: Sequence[Clip]) -> Written:
-    rows = (zip(_COLUMNS, (one.stem, one.path, one.seconds, one.text, one.speaker), strict=True) for one in clips)
-    (top / "train.jsonl").write_text("".join(f"{json.dumps(dict(row))}\n" for row in rows))
-    return Written(top / "train.jsonl", "jsonl", [], [])
+def _jsonl_row(clip: Clip) -> dict[str, object]:
+    return dict(zip(_COLUMNS, (clip.stem, clip.path, clip.seconds, clip.text, clip.speaker), strict=True))
 
 
 def _wav_scp(top: Path, clips: Sequence[Clip]) -> Written:
@@ -47,8 +34,8 @@ _WRITERS = {name: write for name, write in WRITERS.items() if name not in ("fold
     "lhotse cuts": _unpacked_cuts,
     "lhotse cuts, gzip": WRITERS["lhotse cuts"],
     "kaldi wav.scp": _wav_scp,
-    "tsv": _table("tsv", "\t"),
-    "jsonl": _jsonl,
+    "tsv": table("tsv", "train.tsv", "\t".join(_COLUMNS), "\t".join(_COLUMNS.values())),
+    "jsonl": objects("jsonl", "train.jsonl", _jsonl_row),
 }
 """What is written. A folder has no text, and an AudioFolder is the plain tables."""
 
@@ -61,17 +48,17 @@ def main() -> None:
         for number in range(asked.rows)
     ]
     title = f"{asked.rows:,} rows, seconds on a core"
-    table = harness.Table(title, dict.fromkeys(("it", "csv", "ratio"), "{:.2f}"))
-    with tempfile.TemporaryDirectory() as folder:
-        csv = _table("csv", ",")(Path(folder), clips)
+    figures = harness.Table(title, dict.fromkeys(("it", "csv", "ratio"), "{:.2f}"))
+    with harness.temporary_folder() as folder:
+        csv = table("csv", "train.csv", ",".join(_COLUMNS), ",".join(_COLUMNS.values()))(folder, clips)
         for name in [name for name in asked.formats if name] or _WRITERS:
-            with tempfile.TemporaryDirectory(dir=folder) as top:
-                written = _WRITERS[name](Path(top), clips)
+            with harness.temporary_folder(folder) as top:
+                written = _WRITERS[name](top, clips)
                 reads = {"csv": lambda: _read(csv), "it": lambda it=written: _read(it)}
                 turns = harness.take_turns(reads, asked.rounds)
             ours, theirs = (turns.best(which, "cpu_seconds") for which in ("csv", "it"))
-            table.add(name, theirs, ours, theirs / ours)
-    harness.present(asked, table)
+            figures.add(name, theirs, ours, theirs / ours)
+    harness.present(asked, figures)
 
 
 def _read(written: Written) -> None:

@@ -10,13 +10,12 @@ are beyond what `import torch` takes; a run with nothing to do imports none.
 import argparse
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from time import perf_counter, sleep
 
 import soundfile
 from corpus import make_corpus, write_manifest
-from harness import KEPT, Table, options, present, status_bytes
+from harness import KEPT, Table, options, present, status_bytes, temporary_folder
 
 from featcache.config import load_config
 from featcache.extraction.options import Options
@@ -55,13 +54,13 @@ def make_manifest(folder: Path, rows: int) -> Path:
 def measure(rows: int, asked: argparse.Namespace) -> dict[str, tuple[float, ...]]:
     """A manifest of that many rows: read, planned, extracted, and asked for again."""
     manifest = make_manifest(asked.folder, rows)
-    with tempfile.TemporaryDirectory(dir=asked.folder) as cache:
-        command = [sys.executable, "-m", "featcache", "extract", str(manifest), "-o", cache, "--device", "cpu"]
+    with temporary_folder(asked.folder) as cache:
+        command = [sys.executable, "-m", "featcache", "extract", str(manifest), "-o", str(cache), "--device", "cpu"]
         command += ["--threads", str(asked.threads)]
         start = perf_counter()
         read = read_manifest(manifest, carry=False)
         reading = perf_counter() - start
-        plan_extraction(read, [load_config("fbank80")], Path(cache), Options("cpu", asked.threads))
+        plan_extraction(read, [load_config("fbank80")], cache, Options("cpu", asked.threads))
         planning = perf_counter() - start - reading
         del read
         watched = {"extract": watch(command), "nothing to do": watch(command)}
@@ -70,7 +69,6 @@ def measure(rows: int, asked: argparse.Namespace) -> dict[str, tuple[float, ...]
 
 def main() -> None:
     asked = options(__doc__, folder=KEPT, rows=[100_000, 1_000_000], threads=2)
-    asked.folder.mkdir(parents=True, exist_ok=True)
     of_torch = max(watch([sys.executable, "-c", "import torch, time; time.sleep(0.5)"])[1] for _ in range(2))
     table = Table("what", {"seconds": "{:.2f}", "MB beyond torch": "{:,.0f}"})
     for rows in asked.rows:

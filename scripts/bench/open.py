@@ -10,7 +10,6 @@ cache's, and all processes share them. Cold means that the index is not in the p
 """
 
 import pickle
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +20,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from harness import Table, forget, in_child, options, present, private_bytes, status_bytes
+from harness import Table, forget, in_child, options, present, private_bytes, status_bytes, temporary_folder
 from made_up import make_version
 
 import featcache
@@ -36,8 +35,8 @@ Steps = dict[str, tuple[float, float, float]]
 def main() -> None:
     asked = options(__doc__, utterances=10_000_000, folder=(Path, "where to keep the version"))
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name:
-        folder = asked.folder or Path(name)
+    with temporary_folder() as temporary:
+        folder = asked.folder or temporary
         steps: Steps = {}
         if not list(folder.glob("*/zarr.json")):
             steps |= in_child(make, folder, asked.utterances)

@@ -9,22 +9,15 @@ mean square of them over the standard deviation of the values. Time is of readin
 64 from the page cache, best of twenty: as values, and as levels, whose values a GPU would compute.
 """
 
-import tempfile
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-from harness import Table, options, present, quick_turns
+from harness import Table, options, present, quick_turns, temporary_folder
 
 import featcache
 from featcache.config import load_config
-from featcache.engines.local import run_locally
-from featcache.extraction.extraction import run_extraction
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
 from featcache.loader.cache import Cache
-from featcache.manifest import read_manifest
 
 DTYPES = ("float32", "float16", "uint8")
 ARRAYS = ("features", "side_quantization")
@@ -53,8 +46,8 @@ def read_all(cache: Cache, raw: bool) -> None:
 def main() -> None:
     asked = options(__doc__, "manifest", config=("fbank80", "whose features; its stored dtype does not matter"))
     configs = [replace(load_config(asked.config), name=dtype, dtype=dtype) for dtype in DTYPES]
-    with tempfile.TemporaryDirectory() as folder:
-        run_extraction(plan_extraction(read_manifest(asked.manifest), configs, Path(folder), Options()), run_locally)
+    with temporary_folder() as folder:
+        featcache.extract(asked.manifest, configs, folder)
         caches = {dtype: featcache.open(folder, dtype) for dtype in DTYPES}
         reference = caches["float32"]
         runs = {

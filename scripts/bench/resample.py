@@ -28,6 +28,8 @@ which is half of float16's rounding. Speeds are medians.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import geometric_mean
+from typing import Any
 
 import numpy as np
 import soxr
@@ -40,8 +42,8 @@ from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy
 
 PAIRS = ((8000, 24000), (22050, 16000), (44100, 16000))
-LENGTHS = {"long": 10.0, "short": 0.43}
-"""Seconds of a clip: of a sentence, and of a spoken digit."""
+LENGTHS = {"× real time, 10 s": 10.0, "0.43 s": 0.43}
+"""Seconds of a clip, by the figure that tells the speed: of a sentence, and of a spoken digit."""
 BATCH = 16
 """Clips that are resampled in a call."""
 SHIPPED = "featcache"
@@ -52,16 +54,14 @@ REACH = 1024  # samples of the lower rate, to either side
 OUTSIDE = (1.05, 1.1, 1.25, 1.5)  # tones, in lower Nyquist frequencies, that no resampler may let through
 INSIDE = (0.5, 0.75, 0.9)  # tones whose mirror images it may not leave
 TONES = np.linspace(0.01, 0.99, 99)  # in lower Nyquist frequencies: where the response is measured
-COLUMNS = (
-    ("× real time, 10 s", "{:,.0f}", "long"),
-    ("0.43 s", "{:,.0f}", "short"),
-    ("noise", "{:.0f} dB", "noise_db"),
-    ("sweep", "{:.0f} dB", "sweep_db"),
-    ("ripple", "{:.4f} dB", "ripple_db"),
-    ("left over", "{:.0f} dB", "left_over_db"),
-    ("clean", "{}", "clean"),
-)
-"""The figures of a table: their names, how they are written, and what they are in a result."""
+FIGURES = {
+    **dict.fromkeys(LENGTHS, "{:,.0f}"),
+    **dict.fromkeys(("noise", "sweep"), "{:.0f} dB"),
+    "ripple": "{:.4f} dB",
+    "left over": "{:.0f} dB",
+    "clean": "{}",
+}
+"""The figures of a resampler, and how they are written."""
 
 Signal = NDArray[np.float64]
 Resample = Callable[[Signal], Signal]
@@ -114,37 +114,34 @@ def _scipy(source: int, target: int) -> dict[str, Resampler]:
     return {"scipy": _each(lambda clip: resample_poly(clip, target // common, source // common))}
 
 
-def compare(source: int, target: int, rounds: int) -> list[dict]:
-    """Quality and speed of every resampler, in turns."""
-    found, voice = resamplers(source, target), speech_at(source)
+def compare(source: int, target: int, rounds: int) -> tuple[dict[str, dict], float]:
+    """Quality and speed of every resampler, in turns; and the largest share of the cores that others had."""
+    found, voice, others = resamplers(source, target), speech_at(source), 0.0
 
     def one_clip(run: Resampler, samples: Signal) -> Signal:
         return np.asarray(run(samples.astype(np.float32)[None])[0], np.float64)
 
-    results = [
-        {"name": name, **quality(partial(one_clip, run), source, target, voice[: 6 * source])}
-        for name, run in found.items()
-    ]
-    others = 0.0
+    results = {
+        name: quality(partial(one_clip, run), source, target, voice[: 6 * source]) for name, run in found.items()
+    }
     for length, seconds in LENGTHS.items():
         clips = np.resize(voice, (BATCH, int(seconds * source)))
         runs = {name: partial(run, clips) for name, run in found.items()}
         quick_turns(runs, 1, 1)  # which warms up
         turns = quick_turns(runs, rounds, 1)
         others = max(others, turns.others)
-        for result in results:
-            result[length] = BATCH * seconds / turns.median(result["name"])
-    return [result | {"clean": is_clean(result), "others": others} for result in results]
+        for name, result in results.items():
+            result[length] = BATCH * seconds / turns.median(name)
+    return results, others
 
 
-def against_fastest(results: list[dict], length: str) -> str:
+def against_fastest(results: Sequence[dict[str, dict]], length: str) -> str:
     """The fastest that is clean in all pairs, on clips of a length, by the geometric mean of its speeds."""
 
     def speed(name: str) -> float:
-        return math.exp(np.mean([math.log(result[length]) for result in results if result["name"] == name]))
+        return geometric_mean(found[name][length] for found in results)
 
-    unclean = {result["name"] for result in results if not result["clean"]}
-    clean = {result["name"] for result in results} - unclean - {SHIPPED}
+    clean = [name for name in results[0] if all(found[name]["clean"] for found in results) and name != SHIPPED]
     fastest = max(clean, key=speed)
     return (
         f"of {LENGTHS[length]:g} s: the fastest that is clean is {fastest}; "
@@ -195,8 +192,9 @@ def snr(made: Signal, expected: Signal, rate: int, lower: int, gains: Signal) ->
     return decibels(np.sum(np.abs(wanted[band]) ** 2) / np.sum(np.abs(error[band]) ** 2))
 
 
-def decibels(power: float) -> float:
-    return 10 * math.log10(max(power, 1e-20))
+def decibels(power: Signal | float) -> Any:
+    """Of a power, or of each of several."""
+    return 10 * np.log10(np.maximum(power, 1e-20))
 
 
 def sweep(rate: int, seconds: float, top: float) -> Signal:
@@ -233,38 +231,30 @@ def quality(resample: Resample, source: int, target: int, voice: Signal) -> dict
     lower = min(source, target)
     gains = response(resample, source, target)
     swept = sweep(source, 4.0, PASSBAND * lower / 2)
-    made, expected = resample(voice), ideal(voice, source, target)
-    return {
-        "noise_db": snr(made, expected, target, lower, gains),
-        "sweep_db": snr(resample(swept), ideal(swept, source, target), target, lower, gains),
-        "ripple_db": float(np.abs(decibels_of(gains[TONES <= PASSBAND + 1e-9])).max()),
-        "left_over_db": left_over(resample, source, target),
+    measured = {
+        "noise": snr(resample(voice), ideal(voice, source, target), target, lower, gains),
+        "sweep": snr(resample(swept), ideal(swept, source, target), target, lower, gains),
+        "ripple": np.abs(decibels(gains[TONES <= PASSBAND + 1e-9] ** 2)).max(),
+        "left over": left_over(resample, source, target),
     }
-
-
-def decibels_of(gains: Signal) -> Signal:
-    return 20 * np.log10(np.maximum(gains, 1e-10))
-
-
-def is_clean(measured: dict) -> bool:
-    loudest = min(measured["noise_db"], measured["sweep_db"], -measured["left_over_db"])
-    return loudest >= CLEAN_DB and measured["ripple_db"] <= RIPPLE_DB
+    loudest = min(measured["noise"], measured["sweep"], -measured["left over"])
+    return measured | {"clean": bool(loudest >= CLEAN_DB and measured["ripple"] <= RIPPLE_DB)}
 
 
 def main() -> None:
     asked = options(__doc__, rounds=7)
     torch.set_num_threads(1)
-    tables, results = [], []
+    tables, results, others = [], [], 0.0
     for source, target in PAIRS:
-        found = compare(source, target, asked.rounds)
-        table = Table(f"{source:,} to {target:,} Hz", {head: text for head, text, _ in COLUMNS})
-        for each in found:
-            table.add(each["name"], *(each[key] for _, _, key in COLUMNS))
-        tables.append(table)
-        results += found
+        found, disturbed = compare(source, target, asked.rounds)
+        tables.append(Table(f"{source:,} to {target:,} Hz", FIGURES))
+        for name, figures in found.items():
+            tables[-1].add(name, *map(figures.get, FIGURES))
+        results.append(found)
+        others = max(others, disturbed)
     about = f"torch {torch.__version__}, soxr {soxr.__version__}, 1 thread"
     said = [against_fastest(results, length) for length in LENGTHS]
-    present(asked, about, *tables, *said, remark(*(each["others"] for each in results)))
+    present(asked, about, *tables, *said, remark(others))
 
 
 if __name__ == "__main__":

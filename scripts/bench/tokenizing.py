@@ -18,27 +18,22 @@ featcache has stored is held against the loop's: a difference is a tie where the
 
 import argparse
 import shutil
-import tempfile
-import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import soundfile
 import torch
 from corpus import KINDS, make_corpus
-from harness import CORES, KEPT, Table, Timed, options, present, remark, take_turns, timed
+from harness import CORES, KEPT, Table, Timed, options, present, remark, take_turns, temporary_folder, timed
 from random_encodec import make_weights
 from ties import differences, waveforms_of
 
 import featcache
 from featcache.config import Config, config_from
 from featcache.device import Device
-from featcache.engines.local import run_locally
-from featcache.extraction.extraction import run_extraction
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
 from featcache.manifest import Manifest, read_manifest
 
 LIMIT, OURS = "the model alone", "featcache, from files to shards"
@@ -90,16 +85,12 @@ class Model:
         return min(found.items(), key=lambda each: each[1].seconds)
 
     def _run(self, waveforms: torch.Tensor, count: int) -> None:
-        def work() -> None:
-            torch.set_num_threads(1)
+        def work(_: int) -> None:
             for _ in range(count):
                 self.encode(waveforms)
 
-        workers = [threading.Thread(target=work) for _ in range(self._workers)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        with ThreadPoolExecutor(self._workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(work, range(self._workers)))
 
 
 def loop(manifest: Manifest, rows: Sequence[int], model: Model, threads: int, folder: Path) -> None:
@@ -147,8 +138,7 @@ def measure(asked: argparse.Namespace) -> list[Table | str]:
     seconds = float(manifest.duration.sum())
     in_loop = np.flatnonzero(np.cumsum(manifest.duration) <= LOOP_SECONDS).tolist() or [0]
     shapes, summaries = [], []
-    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
-        folder = Path(name)
+    with temporary_folder(asked.folder) as folder:
 
         def alone() -> Timed:
             shape, taken = model.fastest(LIMIT_SECONDS)
@@ -157,12 +147,9 @@ def measure(asked: argparse.Namespace) -> list[Table | str]:
 
         def extraction() -> Timed:
             shutil.rmtree(folder / "cache", ignore_errors=True)
-
-            def run() -> None:
-                plan = plan_extraction(manifest, [config], folder / "cache", Options("cpu", asked.threads))
-                summaries.append(run_extraction(plan, run_locally))
-
-            return of_audio(timed(run), seconds)
+            chosen = featcache.Options("cpu", asked.threads)
+            taken = timed(lambda: summaries.append(featcache.extract(manifest, config, folder / "cache", chosen)))
+            return of_audio(taken, seconds)
 
         def by_hand() -> Timed:
             shutil.rmtree(folder / "loop", ignore_errors=True)

@@ -12,12 +12,11 @@ all take turns; the table has the median of the rounds, and ratios are medians o
 
 import argparse
 import mmap
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
-from harness import Table, options, present, remark, take_turns
+from harness import Table, options, present, remark, take_turns, temporary_folder
 from made_up import BINS, make_features, make_version
 
 from featcache.care.verify import verify
@@ -79,8 +78,8 @@ def main() -> None:
     )
     parts = []
     for name in CACHES:
-        with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-            parts += measure(name, Path(folder), asked)
+        with temporary_folder(asked.folder) as folder:
+            parts += measure(name, folder, asked)
     present(asked, *parts)
 
 

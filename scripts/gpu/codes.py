@@ -63,21 +63,16 @@ def make_clips(rate: int, seconds: list[float]) -> list[SampledClip]:
     ]
 
 
-def of_transformers(step: Step, name: str, clips: list[SampledClip]) -> list[torch.Tensor]:
-    """The codes `[F, Q]` of each clip by the model of transformers."""
-    codec = check_codecs.CODECS[CODECS[name]]
-    model = codec.load(step.config(name).params.weights).to(step.device.torch_device)
-    waveforms = (torch.from_numpy(clip.waveform).to(step.device.torch_device) for clip in clips)
-    return [codec.encode(model, waveform[None])[0].cpu() for waveform in waveforms]
-
-
 def against_model(step: Step, name: str, extractor: CodecExtractor, clips: list[SampledClip]) -> None:
     """The model does not tell its latents, so noise of the size of rounding tells whether a frame was tied."""
     codes = differing = mismatched = 0
     seen: set[int] = set()
+    codec, device = check_codecs.CODECS[CODECS[name]], step.device.torch_device
+    model = codec.load(step.config(name).params.weights).to(device)
     with step.device.slot():
         found = extract_results(extractor, clips, step.device)
-        for ours, theirs in zip(found, of_transformers(step, name, clips), strict=True):
+        for clip, ours in zip(clips, found, strict=True):
+            theirs = codec.encode(model, torch.from_numpy(clip.waveform).to(device)[None])[0]
             theirs = theirs[:, : ours.features.shape[1]].to(ours.features.device)
             frames = (ours.features != theirs).any(1)
             codes, differing = codes + theirs.numel(), differing + int((ours.features != theirs).sum())

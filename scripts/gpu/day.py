@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter, strftime
 from typing import Any
@@ -215,9 +216,7 @@ def report(out: Path) -> Iterable[str]:
         results = [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
         yield from ("", f"## {name}", "", f"Settles {step.settles}.")
         found = [result for result in results if "end" not in result]
-        for kind, members in groupby(
-            sorted(found, key=lambda result: result["what"]), key=lambda result: result["what"]
-        ):
+        for kind, members in groupby(sorted(found, key=itemgetter("what")), key=itemgetter("what")):
             yield from ("", f"### {kind}", "", *table(list(members)))
         for end in (result for result in results if "end" in result):
             yield from ("", f"{end['end']}, after {end['seconds']} s.")

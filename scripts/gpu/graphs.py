@@ -1,15 +1,14 @@
 """Whether CUDA graphs and torch.compile are worth having, over batches of constant shape.
 
 A run computes batches of a few shapes, one for each padded length, and each shape many times. `Graphs` is how that
-might look in featcache: a graph for each shape, captured when it is first met, of which a few are kept. Every line
-compares with eager: the bits, the speed, the memory that is held, and the seconds that the first call takes.
+might look in featcache: a graph for each shape, captured when it is first met. Every line compares with eager: the
+bits, the speed, the memory that is held, and the seconds that the first call takes.
 On a CPU there are no graphs: eager is compared with itself.
 """
 
 from step import Step, main
 
 # isort: split
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -20,7 +19,6 @@ from featcache.extractors.rows import RowExtractor
 NAMES = ("encodec", "hubert", "dac", "whisper", "mimi")  # what is least likely to be captured comes last
 SECONDS = (1.0, 4.0, 12.0)
 """Lengths of the clips."""
-KEPT = 16
 Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -29,21 +27,17 @@ class Graphs:
 
     Args:
         function: The function, which must launch the same kernels each time and never wait for the device.
-        kept: The number of graphs that are kept, the latest used.
     """
 
-    def __init__(self, function: Run, kept: int = KEPT) -> None:
+    def __init__(self, function: Run) -> None:
         self._function = function
-        self._kept = kept
-        self._graphs: OrderedDict[torch.Size, tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...], torch.Tensor]]
-        self._graphs = OrderedDict()
+        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...], torch.Tensor]] = {}
         self._pool = None
 
     def __call__(self, waveforms: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """The function's result, which the next call with this shape overwrites."""
         if waveforms.shape not in self._graphs:
             self._capture(waveforms, lengths)
-        self._graphs.move_to_end(waveforms.shape)
         graph, inputs, output = self._graphs[waveforms.shape]
         for kept, given in zip(inputs, (waveforms, lengths), strict=True):
             kept.copy_(given)
@@ -63,8 +57,6 @@ class Graphs:
             output = self._function(*inputs)
         self._pool = self._pool or graph.pool()
         self._graphs[given[0].shape] = graph, inputs, output
-        if len(self._graphs) > self._kept:
-            self._graphs.popitem(last=False)
 
 
 def run(step: Step) -> None:
@@ -110,9 +102,8 @@ def compare(step: Step, what: str, name: str, extractor: RowExtractor, seconds: 
     step.wait()
     first_seconds, held = perf_counter() - start, memory(step) - before
     found.append(other(*second).clone())
-    frames = min(
-        extractor.num_frames(int(given[1].min())) for given in (first, second)
-    )  # after a row's end is no value
+    shortest = min(int(lengths.min()) for _, lengths in (first, second))
+    frames = extractor.num_frames(shortest)  # after a row's end is no value
     same = all(torch.equal(a[:, :frames], b[:, :frames]) for a, b in zip(found, expected, strict=True))
     times = [step.time(lambda run=run: run(*second)) for run in (eager, other, eager, other)]
     step.record(

@@ -10,11 +10,10 @@ On a CPU, the limit copies from memory to memory.
 from step import Step, main
 
 # isort: split
-import tempfile
-from pathlib import Path
 from time import perf_counter
 
 import torch
+from harness import temporary_folder
 from load import BATCH, shuffled
 from made_up import BINS, make_features, make_version
 from torch import nn
@@ -32,22 +31,18 @@ def run(step: Step) -> None:
     longest = max(map(len, utterances))
     num_bytes = sum(BATCH * max(len(utterances[row]) for row in rows) * BINS * 2 for rows in batches)
     limit = copy(step, num_bytes // len(batches), len(batches))
-    with tempfile.TemporaryDirectory(dir=step.work) as folder:
+    with temporary_folder(step.work) as folder:
         for stored, is_quantized in (("float16", False), ("uint8", True)):
-            make_version(Path(folder, stored), utterances, quantized=is_quantized)
-            dataset = featcache.FeatureDataset(featcache.open(Path(folder, stored)))
+            make_version(folder / stored, utterances, quantized=is_quantized)
+            dataset = featcache.FeatureDataset(featcache.open(folder / stored))
             size = num_bytes // (2 if is_quantized else 1)
             for prefetch in (2, 4) if step.small else (1, 2, 4, 8):
                 loader = featcache.DataLoader(dataset, batches, device=step.device.torch_device, prefetch=prefetch)
                 seconds = min(epoch(step, loader) for _ in range(3))
                 speed = size / seconds / 1e9
                 step.record("loader", stored=stored, prefetch=prefetch, GB_per_s=speed, of_limit=speed / limit)
-        loader = featcache.DataLoader(
-            featcache.FeatureDataset(featcache.open(Path(folder, "float16"))),
-            batches,
-            device=step.device.torch_device,
-            dtype=torch.float32,
-        )
+        dataset = featcache.FeatureDataset(featcache.open(folder / "float16"))
+        loader = featcache.DataLoader(dataset, batches, device=step.device.torch_device, dtype=torch.float32)
         for name, layers in LAYERS.items():
             train(step, loader, name, 1 if step.small else layers, longest)
 
@@ -78,17 +73,17 @@ def train(step: Step, loader: featcache.DataLoader, name: str, layers: int, long
     """Steps of a transformer over the frames, subsampled by four, in bf16."""
     device = step.device.torch_device
     with torch.inference_mode(False), torch.enable_grad():
+        subsample = nn.Conv1d(BINS, 256, 4, 4).to(device)
         layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
-        model = nn.Sequential(nn.Conv1d(BINS, 256, 4, 4), Transposed(), nn.TransformerEncoder(layer, layers))
-        model = model.to(device)
-        optimizer = torch.optim.AdamW(model.parameters())
+        transformer = nn.TransformerEncoder(layer, layers).to(device)
+        optimizer = torch.optim.AdamW([*subsample.parameters(), *transformer.parameters()])
         for _ in range(2):  # the first epoch is not counted
             start = perf_counter()
             for number, batch in enumerate(loader):
                 if number == (2 if step.small else 100):
                     break
                 with torch.autocast(device.type, torch.bfloat16):
-                    loss = model(batch["features"].mT).square().mean()
+                    loss = transformer(subsample(batch["features"].mT).mT).square().mean()
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -97,13 +92,6 @@ def train(step: Step, loader: featcache.DataLoader, name: str, layers: int, long
             seconds = perf_counter() - start
     shown = {"ms_per_step": 1e3 * seconds / (number or 1), "waited": loader.waited / seconds}
     step.record("training", model=name, longest=longest, **shown)
-
-
-class Transposed(nn.Module):
-    """`[R, C, T]` to `[R, T, C]`."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mT
 
 
 if __name__ == "__main__":

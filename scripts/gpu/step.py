@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -91,10 +92,11 @@ class Step:
         """The config of one of `MODELS`, whose weights are made unless they are there; or a packaged one."""
         if name not in MODELS:
             return config_from({"name": name, "extractor": name})
-        extractor, rate, full, small, more = MODELS[name]
+        extractor, rate, save_small, more = MODELS[name]
         home = self.work / f"{name}-{'small' if self.small else 'full'}"
         if not (home / "config.json").exists():
-            (small if self.small else full)(home)
+            save = save_small if self.small else partial(save_full, name)
+            save(home)
         params = {"weights": str(home), **more, **params}
         return config_from({"name": name, "extractor": extractor, "params": params, "audio": {"sample_rate": rate}})
 
@@ -121,50 +123,34 @@ def main(run: Callable[[Step], object], description: str) -> None:
 # Models, with random weights and spread codebooks
 
 
-def _encodec(folder: Path) -> Path:
-    from transformers import EncodecConfig
-
-    return small_models.save_encodec(EncodecConfig(), folder)
-
-
-def _dac(folder: Path) -> Path:
-    from transformers import DacConfig
-
-    return small_models.save_dac(DacConfig(decoder_hidden_size=32, **small_models.DAC_16KHZ), folder)
-
-
-def _mimi(folder: Path) -> Path:
-    from transformers import MimiConfig
-
-    return small_models.save_mimi(MimiConfig(layer_scale_initial_scale=1.0), folder)
-
-
-def _hubert(folder: Path) -> Path:
-    from transformers import HubertConfig, HubertModel, Wav2Vec2FeatureExtractor
+def save_full(name: str, folder: Path) -> None:
+    """Save one of `MODELS` at its full size."""
+    import transformers as hf
 
     torch.manual_seed(0)
-    HubertModel(HubertConfig()).save_pretrained(folder)
-    Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
-    return folder
+    match name:
+        case "encodec":
+            small_models.save_encodec(hf.EncodecConfig(), folder)
+        case "dac":
+            small_models.save_dac(hf.DacConfig(decoder_hidden_size=32, **small_models.DAC_16KHZ), folder)
+        case "mimi":
+            small_models.save_mimi(hf.MimiConfig(layer_scale_initial_scale=1.0), folder)
+        case "hubert":
+            hf.HubertModel(hf.HubertConfig()).save_pretrained(folder)
+            hf.Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)
+        case "whisper":
+            encoder = {"d_model": 768, "encoder_layers": 12, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072}
+            decoder = {"decoder_layers": 1, "decoder_attention_heads": 12, "decoder_ffn_dim": 3072}
+            hf.WhisperModel(hf.WhisperConfig(**encoder, **decoder)).save_pretrained(folder)
+            hf.WhisperFeatureExtractor().save_pretrained(folder)
 
 
-def _whisper(folder: Path) -> Path:
-    from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperModel
-
-    torch.manual_seed(0)
-    small = {"d_model": 768, "encoder_layers": 12, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072}
-    decoder = {"decoder_layers": 1, "decoder_attention_heads": 12, "decoder_ffn_dim": 3072}
-    WhisperModel(WhisperConfig(**small, **decoder)).save_pretrained(folder)
-    WhisperFeatureExtractor().save_pretrained(folder)
-    return folder
-
-
-MODELS: dict[str, tuple[str, int, Callable[[Path], Path], Callable[[Path], Path], dict[str, Any]]] = {
-    "encodec": ("encodec", 24000, _encodec, small_models.encodec_24khz, {"bandwidth": 6.0}),
-    "dac": ("dac", 16000, _dac, small_models.dac_16khz, {}),
-    "mimi": ("mimi", 24000, _mimi, small_models.mimi, {"codebooks": 8}),
-    "hubert": ("ssl", 16000, _hubert, lambda folder: small_ssl.save("hubert", folder), {}),
-    "whisper": ("ssl", 16000, _whisper, lambda folder: small_ssl.save("whisper", folder), {}),
+MODELS: dict[str, tuple[str, int, Callable[[Path], Path], dict[str, Any]]] = {
+    "encodec": ("encodec", 24000, small_models.encodec_24khz, {"bandwidth": 6.0}),
+    "dac": ("dac", 16000, small_models.dac_16khz, {}),
+    "mimi": ("mimi", 24000, small_models.mimi, {"codebooks": 8}),
+    "hubert": ("ssl", 16000, partial(small_ssl.save, "hubert"), {}),
+    "whisper": ("ssl", 16000, partial(small_ssl.save, "whisper"), {}),
 }
-"""Name -> extractor, sample rate, what saves the full model and the small one, further parameters. HuBERT is the base
-model, Whisper has the encoder of the small one."""
+"""Name -> extractor, sample rate, what saves a small one, further parameters. At their full size, HuBERT is the base
+model, and Whisper has the encoder of the small one."""

@@ -16,12 +16,10 @@ is featcache's own extractor.
 from step import Step, main
 
 # isort: split
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable
 from itertools import cycle, islice
-from pathlib import Path
 from time import perf_counter
 from unittest.mock import patch
 
@@ -29,31 +27,28 @@ import corpus
 import numpy as np
 import soundfile
 import torch
+from harness import temporary_folder
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from training import GpuUse
 
+import featcache
 from featcache import device as device_module
 from featcache.config import Config
-from featcache.engines.local import run_locally
-from featcache.extraction.extraction import run_extraction
 from featcache.extraction.features import is_out_of_memory
-from featcache.extraction.options import Options
-from featcache.extraction.plan import plan_extraction
 from featcache.extractors import Clip, rows
 from featcache.manifest import Manifest, read_manifest
 
 NAMES = ("encodec", "hubert", "mimi", "fbank", "dac", "whisper")
 SWEPT = ("encodec", "hubert")
 SHAPES = [(1, 10.0), (8, 10.0), (24, 10.0), (64, 10.0), (128, 5.0)]
-CLASSES = {"encodec": "EncodecModel", "dac": "DacModel", "mimi": "MimiModel", "hubert": "HubertModel"}
 RUNS = {
-    "encodec": lambda model, x: model.encode(x[:, None], bandwidth=6.0).audio_codes,
-    "dac": lambda model, x: model.encode(x[:, None, : x.shape[1] // 320 * 320]).audio_codes,
-    "mimi": lambda model, x: model.encode(x[:, None], num_quantizers=8).audio_codes,
-    "hubert": lambda model, x: model(x).last_hidden_state,
+    "encodec": ("EncodecModel", lambda model, x: model.encode(x[:, None], bandwidth=6.0).audio_codes),
+    "dac": ("DacModel", lambda model, x: model.encode(x[:, None, : x.shape[1] // 320 * 320]).audio_codes),
+    "mimi": ("MimiModel", lambda model, x: model.encode(x[:, None], num_quantizers=8).audio_codes),
+    "hubert": ("HubertModel", lambda model, x: model(x).last_hidden_state),
 }
-"""How transformers' models are run on waveforms `[R, P]`."""
+"""Classes of transformers, and how their models are run on waveforms `[R, P]`."""
 
 SECONDS_OF_A_RUN = 6.0
 DECODED_BY_A_CORE = 600.0
@@ -92,8 +87,9 @@ def model_alone(step: Step, name: str, config: Config) -> Function:
         import transformers
 
         folder = config.params.weights  # type: ignore[attr-defined]
-        model = getattr(transformers, CLASSES[name]).from_pretrained(folder).eval().to(step.device.torch_device)
-        return lambda x: RUNS[name](model, x)
+        model_class, run_model = RUNS[name]
+        model = getattr(transformers, model_class).from_pretrained(folder).eval().to(step.device.torch_device)
+        return lambda x: run_model(model, x)
     extractor = config.build(step.device.torch_device)
     return lambda x: extractor.extract([Clip(str(number), row) for number, row in enumerate(x)])
 
@@ -218,32 +214,26 @@ def files(step: Step, speed: float, kind: str = "long") -> Manifest:
 def end_to_end(
     step: Step, config: Config, manifest: Manifest, threads: int | None = None
 ) -> tuple[float, dict[str, float | None]]:
-    """Times real time from files to shards, and what else there is to know."""
-    threads = threads or step.device.threads
-    with tempfile.TemporaryDirectory(dir=step.work) as folder:
-        options = Options(str(step.device.torch_device), threads)
-        if step.device.is_cuda:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        plan = plan_extraction(manifest, [config], Path(folder), options)
-        gpu = GpuUse(step.device.torch_device)
-        with gpu.watched():
-            start = perf_counter()
-            summary = run_extraction(plan, run_locally)
-            seconds = perf_counter() - start
-    failed = sum(summary.failed_by_reason.values())
+    """Times real time from files to shards, once that is planned, and what else there is to know."""
+    gpu = GpuUse(step.device.torch_device)
+    options = featcache.Options(str(step.device.torch_device), threads or step.device.threads)
+    if step.device.is_cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    with temporary_folder(step.work) as folder:
+        watching = featcache.Observer(running=gpu.watched)
+        summary = featcache.extract(manifest, config, folder, options, observer=watching)
     figures = {
-        "threads": threads,
-        "failed": failed,
+        "threads": options.threads,
+        "failed": sum(summary.failed_by_reason.values()),
         "busy": gpu.share,
         **{f"% {stage}": 100 * it for stage, it in summary.stages.items()},
     }
     if step.device.is_cuda:
-        del plan
         figures["GiB at most"] = torch.cuda.max_memory_reserved() / 2**30
         figures["MiB left"] = (torch.cuda.memory_allocated() - before) / 2**20
-    return summary.audio_seconds / seconds, figures
+    return summary.times_real_time, figures
 
 
 def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:
@@ -251,7 +241,7 @@ def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:
     import torchaudio
 
     done, start = 0.0, perf_counter()
-    with tempfile.TemporaryDirectory(dir=step.work) as folder:
+    with temporary_folder(step.work) as folder:
         for row in islice(cycle(range(len(manifest))), 1000):
             if perf_counter() - start > (0.1 if step.small else SECONDS_OF_A_RUN):
                 break
@@ -260,7 +250,7 @@ def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:
             waveform = torch.from_numpy(samples).to(step.device.torch_device)
             found = alone(torchaudio.functional.resample(waveform, original, rate)[None])
             found = found[0] if isinstance(found, list) else found
-            np.save(Path(folder, f"{row}.npy"), found.cpu().numpy())
+            np.save(folder / f"{row}.npy", found.cpu().numpy())
             done += len(samples) / original
     return done / (perf_counter() - start)
 

@@ -9,7 +9,6 @@ links of it under other names. Each figure is of a process of its own.
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from time import perf_counter
 
@@ -26,7 +25,7 @@ from featcache.version.index import open_index
 from featcache.version.selection import select_version
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import Table, in_child, options, present, status_bytes
+from harness import Table, in_child, options, present, status_bytes, temporary_folder
 from make_cache import add_shard
 from memory import watch
 from small_shards import create
@@ -93,14 +92,10 @@ def main() -> None:
         folder=(Path, "where to work; a temporary folder by default"),
     )
     runs = Table("runs", {"seconds": "{:.1f}", "a part": "{:.2f}", "MB": "{:,.0f}"})
-    opening = {
-        "opened in": "{:.3f} s",
-        **dict.fromkeys(("MB of its own", "MB mapped", "maps", "descriptors"), "{:,.0f}"),
-    }
-    epoch = {"a batch in": "{:.3f} s", "an epoch begins in": "{:.2f} s", "more MB": "{:,.0f}"}
-    opened = Table("opened", opening | epoch)
-    with tempfile.TemporaryDirectory(dir=asked.folder) as temporary:
-        folder = Path(temporary)
+    taken = {"opened in": "{:.3f} s", **dict.fromkeys(("MB of its own", "MB mapped", "maps", "descriptors"), "{:,.0f}")}
+    taken |= {"a batch in": "{:.3f} s", "an epoch begins in": "{:.2f} s", "more MB": "{:,.0f}"}
+    opened = Table("opened", taken)
+    with temporary_folder(asked.folder) as folder:
         part, manifest = folder / "part", folder / "part.parquet"
         in_child(make_part, part, manifest, asked.rows)  # whose memory is not this process's
         seconds, memory = watch([*FEATCACHE, "configs"])

@@ -23,7 +23,6 @@ the first way are held against featcache's; one that differs is a tie where the 
 import argparse
 import math
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -43,7 +42,7 @@ from featcache.device import Device
 from featcache.manifest import read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import CORES, KEPT, Table, Timed, median, options, present, remark, timed
+from harness import CORES, KEPT, Table, Timed, median, options, present, remark, temporary_folder, timed
 from random_encodec import make_weights
 from ties import differences
 from tokenizing import Model
@@ -222,8 +221,8 @@ def main() -> None:
         more_epochs=(30, "from featcache"),
         channels=(64, "of the classifier's layers"),
     )
-    with tempfile.TemporaryDirectory() as name:
-        present(asked, *measure(asked, Path(name)))
+    with temporary_folder() as folder:
+        present(asked, *measure(asked, folder))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ in it: the time for which the stream stood at it. The first epoch of each is not
 
 import argparse
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ import featcache
 from featcache.device import Device
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from harness import CORES, Table, median, options, present, remark, timed
+from harness import CORES, Table, median, options, present, remark, temporary_folder, timed
 
 STD = 1e-5
 CONFIG = {
@@ -156,8 +155,8 @@ def main() -> None:
     asked = options(__doc__, **OPTIONS, epochs=(10, "at least 2"), channels=(128, "512 in the paper"))
     if asked.epochs < 2:
         sys.exit("--epochs: the first one is not counted: give at least 2")
-    with tempfile.TemporaryDirectory() as name:
-        present(asked, *measure(asked, Path(name)))
+    with temporary_folder() as folder:
+        present(asked, *measure(asked, folder))
 
 
 if __name__ == "__main__":

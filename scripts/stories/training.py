@@ -21,7 +21,7 @@ from torch import nn
 import featcache
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from corpus import make_digits
+from corpus import make_digits, write_manifest
 from harness import CORES, Timed, timed
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "fsdd" / "manifest.csv"
@@ -68,11 +68,7 @@ def split(manifest: Path | None, folder: Path, limit: int | None) -> dict[str, P
     for name, some in chosen.items():
         if len(some) < 2:
             sys.exit(f"{manifest}: of its {len(rows)} rows, {len(some)} are in split {name!r}: that is too few")
-        paths[name] = folder / f"{name}.csv"
-        with paths[name].open("w", newline="") as file:
-            writer = csv.DictWriter(file, some[0])
-            writer.writeheader()
-            writer.writerows(some)
+        paths[name] = write_manifest(folder / f"{name}.csv", (row.values() for row in some), [*some[0]])
     return paths
 
 
@@ -186,14 +182,12 @@ class GpuUse:
         """Look ten times a second, while a block runs: NVML tells how it was since about the last look."""
         over = threading.Event()
         looking = threading.Thread(target=self._look, args=[over])
-        if self._device.type == "cuda":
-            looking.start()
+        looking.start()
         try:
             yield
         finally:
             over.set()
-            if self._device.type == "cuda":
-                looking.join()
+            looking.join()
 
     @property
     def share(self) -> float | None:
@@ -209,7 +203,7 @@ class GpuUse:
         return f"at most {sum(epoch.busy for epoch in passes) / sum(epoch.seconds for epoch in passes):.0%}"
 
     def _look(self, over: threading.Event) -> None:
-        with suppress(Exception):  # without pynvml, of nvidia-ml-py, or without its permission
+        with suppress(Exception):  # on a CPU; without pynvml, of nvidia-ml-py, or without its permission
             while not over.wait(0.1):
                 self._samples.append(torch.cuda.utilization(self._device))
 

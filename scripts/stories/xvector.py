@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from featcache import masks
 
-CHANNELS = 512
-"""In the paper."""
 POOLED = 1500 / 512
 """Channels that are pooled, to one of the others."""
 CONTEXTS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))
@@ -34,11 +32,11 @@ class XVector(nn.Module):
     Args:
         dims: The dimensions of a frame.
         classes: The number of classes.
-        channels: The channels of a layer; `CHANNELS` in the paper.
+        channels: The channels of a layer; 512 in the paper.
         noise: Noise that is added before the pooling, in training.
     """
 
-    def __init__(self, dims: int, classes: int, channels: int = CHANNELS, noise: Noise | None = None) -> None:
+    def __init__(self, dims: int, classes: int, channels: int, noise: Noise | None = None) -> None:
         super().__init__()
         pooled = round(channels * POOLED)
         self.normalise = nn.BatchNorm1d(dims, affine=False)

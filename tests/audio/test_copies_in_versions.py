@@ -1,13 +1,11 @@
 """Copies of utterances in versions: which there are, what they hold, and that all commands take them as utterances."""
 
-import json
 import shutil
-import signal
 
 import pytest
 import soundfile
 from augment_section import SPEEDS, config_of, extract, write_config_of
-from cache_contents import check, chunk_files, items, shard_folders
+from cache_contents import check, items
 from corpora import speech
 
 from featcache.audio import noise as noise_module
@@ -94,35 +92,18 @@ def test_a_manifest_with_ids_of_copies_is_refused(cli, plain, scratch):
 
 
 def test_values_depend_on_nothing_but_the_copy(corpus, noises, scratch, monkeypatch):
-    """Threads, shard size, order of the manifest, neighbours, other copies, memory for noise: not a bit."""
+    """Threads, shard size, order of the manifest, neighbours, other copies, resuming, memory for noise: not a bit."""
     config = config_of(section(), noises)
     extract(corpus.manifest(), config, scratch / "a", threads=1)
     monkeypatch.setattr(noise_module, "_KEPT_BYTES", 30_000)
     monkeypatch.setattr(noise_module, "_DECODED", Kept(30_000, lambda samples: samples.nbytes))
-    extract(corpus.manifest(corpus.rows[::-1], "backwards.csv"), config, scratch / "b", threads=3, shard_megabytes=0.01)
+    for rows in (corpus.rows[::-3], corpus.rows[::-1]):
+        extract(corpus.manifest(rows, "backwards.csv"), config, scratch / "b", threads=3, shard_megabytes=0.01)
     extract(corpus.manifest(corpus.rows[::3], "third.csv"), config_of(section([1.0], snr=[15]), noises), scratch / "c")
     whole, third = items(scratch / "a"), items(scratch / "c")
     assert items(scratch / "b") == whole
     assert third == {id_: whole[id_] for id_ in third}
     assert len(third) == 2 * len([id_ for id_ in third if not id_.endswith("_snr15")])
-
-
-def test_a_killed_run_is_resumed_to_the_same_bits(cli, plain, noises, gate, gated_config, scratch):
-    """It makes the shards that an uninterrupted one makes."""
-    augment = section(manifest=str(noises / "noises.csv"))
-    gated_config.write_text(f"{gated_config.read_text()}augment: {json.dumps(augment)}\n")
-    job = ("extract", plain.manifest(), "-c", gated_config, "--shard-size", "0.0006", "--threads", 2)
-    assert cli(*job, "-o", scratch / "whole").code == 0
-    gate.write_text("7")
-    running = cli.start(*job, "-o", scratch / "killed", "--threads", 1)
-    running.wait_until(lambda: len(shard_folders(scratch / "killed")) >= 2)
-    running.send(signal.SIGKILL)
-    running.wait()
-    gate.unlink()
-    killed, whole = chunk_files(scratch / "killed"), chunk_files(scratch / "whole")
-    assert 2 <= len(killed) < len(whole)
-    assert cli(*job, "-o", scratch / "killed").code == 0
-    assert chunk_files(scratch / "killed") == whole
 
 
 # Commands

@@ -18,7 +18,7 @@ from featcache.audio import remote
 from featcache.audio.content_hash import ContentHashes
 from featcache.audio.decode import decode, probe_rate, probe_seconds
 from featcache.audio.remote import fetch, stamp_of
-from featcache.errors import AudioError, MissingDependencyError, Reason
+from featcache.errors import AudioError, Reason
 from featcache.extraction.downloads import Downloads
 from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import Url, is_audio_url, locate
@@ -239,14 +239,6 @@ def test_where_a_path_is():
 def test_keys_that_no_store_has_are_not_asked_for(url, monkeypatch):
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert fault_of(url).reason == Reason.FILE_MISSING
-
-
-def test_without_the_package_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-    monkeypatch.setattr(clients, "_package", None)
-    clients._clients.clear()
-    with pytest.raises(MissingDependencyError, match=r"what is at a URL needs .*: pip install 'featcache\[cloud\]'"):
-        remote.require(Url("s3://bucket/a.wav"))
 
 
 # --- reading ahead

@@ -40,9 +40,9 @@ def content(data: bytes, name: str) -> bytes:
     return read
 
 
-def made(*members: tuple, form: int = tarfile.GNU_FORMAT) -> bytes:
+def made(*members: tuple, form: int = tarfile.GNU_FORMAT, headers: dict[str, str] | None = None) -> bytes:
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=form) as tar:
+    with tarfile.open(fileobj=file, mode="w", format=form, pax_headers=headers) as tar:
         for member in members:
             add(tar, *member)
     return file.getvalue()
@@ -94,10 +94,7 @@ SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "
 
 
 def with_pax(headers: dict[str, str]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as tar:
-        add(tar, "a", b"data")
-    return file.getvalue()
+    return made(("a", b"data"), form=tarfile.PAX_FORMAT, headers=headers)
 
 
 HOSTILE = {

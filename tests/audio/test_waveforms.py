@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from audio_files import RATE, tone
-from augment_section import SPEEDS, config_of
+from augment_section import SPEEDS, config_of, refusal
 from corpora import speech
 from hypothesis import given
 from hypothesis import strategies as st
 
 from featcache.audio.resample import to_waveform
 from featcache.config import AudioPolicy
-from featcache.errors import AudioError, ConfigError, MissingDependencyError, Reason
+from featcache.errors import AudioError, MissingDependencyError, Reason
 
 
 def policy(**options) -> AudioPolicy:
@@ -185,16 +185,12 @@ def test_a_limit_is_on_how_long_the_copy_lasts():
     ],
 )
 def test_speeds_that_make_no_sense_are_refused(speed, said):
-    with pytest.raises(ConfigError) as caught:
-        config_of({"speed": speed})
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert said in refusal({"speed": speed})
 
 
 def test_speeds_need_a_resampler():
-    said = r"augment\.speed: to change it is to resample, which audio\.resample forbids"
-    with pytest.raises(ConfigError, match=said):
-        config_of({"speed": [0.9]}, audio={"resample": "forbid"})
+    said = "augment.speed: to change it is to resample, which audio.resample forbids"
+    assert said in refusal({"speed": [0.9]}, audio={"resample": "forbid"})
 
 
 def test_the_fingerprint_knows_the_speeds_and_not_their_order():

@@ -61,6 +61,12 @@ class Shell:
         }
         return CliRunner().invoke(main, [*commands[name], *options], catch_exceptions=False)
 
+    def refuses(self, command: str, name: str, code: int = 2) -> None:
+        """A command ends with a line that says that the cache names this extractor."""
+        done = self(command)
+        assert (done.exit_code, done.stderr.count("\n")) == (code, 1)
+        assert f"names {name}, {REFUSED}" in done.stderr
+
     @property
     def imported(self) -> list[str]:
         """What was imported of what caches name here."""
@@ -111,21 +117,14 @@ def test_no_command_imports_what_a_cache_names(shell, name):
     opened = featcache.open(shell.cache, check=True)
     assert len(featcache.FeatureDataset(opened, manifest=shell.manifest)[0]["features"])
     for command in ("recompute", "units", "from"):
-        refused = shell(command)
-        assert refused.exit_code == 2
-        assert f"names {name}, {REFUSED}" in refused.stderr
-        assert refused.stderr.count("\n") == 1
+        shell.refuses(command, name)
     assert shell("extract").exit_code == 0
 
     spoil(version)
     before = version.shard_names()
-    refused = shell("repair")
-    assert refused.exit_code == 2
-    assert f"names {name}, {REFUSED}" in refused.stderr
+    shell.refuses("repair", name)
     (version.path / "zarr.json").unlink()
-    refused = shell("repair")
-    assert refused.exit_code == 1
-    assert f"names {name}, {REFUSED}" in refused.stderr
+    shell.refuses("repair", name, code=1)
     assert version.shard_names() == before, "nothing is removed"
     assert shell.imported == []
 
@@ -156,9 +155,7 @@ def test_units_in_a_cache_import_no_extractor_that_their_file_names(shell):
     assert shell("fit-kmeans").exit_code == 0  # the same centroids, of features that another extractor is to make
     shell.cache = shell.cache / "made"
     assert shell("verify").exit_code == 0
-    refused = shell("recompute")
-    assert refused.exit_code == 2
-    assert f"names planted:X, {REFUSED}" in refused.stderr
+    shell.refuses("recompute", "planted:X")
     assert shell.imported == []
 
 

@@ -18,36 +18,35 @@ from featcache.device import Device
 from featcache.extractors import rows
 
 
-def nothing(*_: object) -> None:
-    """What takes the place of what orders accesses."""
+@pytest.fixture
+def without() -> None:
+    """Nothing that orders accesses is taken away, unless a test is parametrized with its name."""
 
 
 @pytest.fixture
-def gpu():
+def gpu(without, monkeypatch):
+    """A simulated GPU; what is taken away is noticed, and nothing else is a fault."""
+    if without:
+        monkeypatch.setattr(f"simulated_gpu.{without}", lambda *_: None)
     with as_gpu() as simulated:
         yield simulated
+    assert bool(simulated.faults) == bool(without), simulated.faults[:3]
 
 
 @pytest.mark.parametrize("without", [None, "Stream.synchronize", "Event.synchronize"])
-def test_page_locked_memory_is_not_touched_while_it_is_copied(gpu, monkeypatch, without):
-    if without:
-        monkeypatch.setattr(f"simulated_gpu.{without}", nothing)
+def test_page_locked_memory_is_not_touched_while_it_is_copied(gpu):
     shared = Device("cuda", 4)
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda seed: assert_batch(shared, np.random.default_rng(seed)), range(20)))
     assert gpu.launched > 100
-    assert bool(gpu.faults) == bool(without), gpu.faults[:3]
 
 
 @pytest.mark.parametrize("without", [None, "Stream.wait_stream"])
-def test_a_slot_waits_for_the_weights(gpu, monkeypatch, without):
-    if without:
-        monkeypatch.setattr(f"simulated_gpu.{without}", nothing)
+def test_a_slot_waits_for_the_weights(gpu):
     shared = Device("cuda", 1)
     weights = torch.ones(1 << 10, device="cuda") + 1
     with shared.slot():
         assert (shared.download(weights * 1) == 2).all()
-    assert bool(gpu.faults) == bool(without), gpu.faults[:3]
 
 
 def test_cuda_is_the_gpu_that_the_thread_has_chosen(gpu, monkeypatch):
@@ -64,12 +63,9 @@ def test_cuda_is_the_gpu_that_the_thread_has_chosen(gpu, monkeypatch):
 @pytest.mark.parametrize(
     "without", [None, "Stream.wait_event", "Stream.wait_stream", "Event.synchronize", "SimulatedGpu.record"]
 )
-def test_a_batch_is_whole_when_training_uses_it_and_until_it_has(gpu, monkeypatch, tmp_path, quantized, without):
+def test_a_batch_is_whole_when_training_uses_it_and_until_it_has(gpu, tmp_path, quantized):
     make_version(tmp_path, make_features(60, max_frames=30), quantized=quantized)
-    if without:
-        monkeypatch.setattr(f"simulated_gpu.{without}", nothing)
     assert_batches_are_whole(featcache.open(tmp_path), "cuda")
-    assert bool(gpu.faults) == bool(without), gpu.faults[:3]
 
 
 QUICK = ("fbank80", "hubert")

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from extractions import extract_here
 
 from featcache.config import Config, parse_config
+from featcache.errors import ConfigError
 from featcache.extraction.extraction import Summary
 from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
@@ -30,3 +32,11 @@ def extract(manifest: Path, config: Config, cache: Path, *, threads: int = 2, **
     """Extract in this process."""
     chosen = Options("cpu", threads, **options)
     return extract_here(read_manifest(manifest), [config], cache, chosen)
+
+
+def refusal(augment: dict[str, Any], folder: Path | None = None, **sections: Any) -> str:
+    """The one line with which such a config is refused."""
+    with pytest.raises(ConfigError) as caught:
+        config_of(augment, folder, **sections)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

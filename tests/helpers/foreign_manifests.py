@@ -94,7 +94,7 @@ def kaldi_segments(top: Path, clips: Sequence[Clip]) -> Written:
     return written._replace(has_seconds=True)
 
 
-def _objects(name: str, file: str, of_clip: Callable[[Clip], dict[str, Any]], **how: Any) -> Writer:
+def objects(name: str, file: str, of_clip: Callable[[Clip], dict[str, Any]], **how: Any) -> Writer:
     """Writes an object of JSON for each clip, which has its relative path."""
 
     def write(top: Path, clips: Sequence[Clip]) -> Written:
@@ -103,11 +103,11 @@ def _objects(name: str, file: str, of_clip: Callable[[Clip], dict[str, Any]], **
     return write
 
 
-def _table(name: str, file: str, header: str, line: str, columns: tuple[str, ...] = ("text", "speaker")) -> Writer:
+def table(name: str, file: str, header: str, line: str, columns: tuple[str, ...] = ("text", "speaker")) -> Writer:
     """Writes a line for each clip, which begins with its path or its id, below a header, if there is one."""
 
     def write(top: Path, clips: Sequence[Clip]) -> Written:
-        lines = [line.format(**clip._asdict(), id=clip.stem) for clip in clips]
+        lines = [line.format(**clip._asdict(), id=clip.stem, seconds=clip.seconds) for clip in clips]
         manifest = _lines(top / file, [*filter(None, [header.format(top=top)]), *lines])
         written = _by_path(manifest, name, clips, columns=columns)
         return written if line.startswith("{path}") else written._replace(ids=[clip.stem for clip in clips])
@@ -115,7 +115,7 @@ def _table(name: str, file: str, header: str, line: str, columns: tuple[str, ...
     return write
 
 
-nemo = _objects(
+nemo = objects(
     "nemo",
     "nemo.json",
     lambda clip: {"audio_filepath": clip.path, "duration": clip.seconds, "text": clip.text, "speaker": clip.speaker},
@@ -223,24 +223,24 @@ WRITERS: dict[str, Writer] = {
     "audiofolder": audiofolder,
     "speechbrain csv": speechbrain_csv,
     "speechbrain json": speechbrain_json,
-    "fairseq": _table("fairseq", "train.tsv", "{top}", "{path}\t{samples}", ()),
-    "ljspeech": _table("ljspeech", "metadata.csv", "", "{id}|{text}|{text}", ("text",)),
-    "piper": _table("piper", "piper.csv", "", "{id}|{speaker}|{text}"),
-    "f5": _table("f5", "f5.csv", "audio_file|text", "{path}|{text}", ("text",)),
-    "gpt-sovits": _table("gpt-sovits", "tts.list", "", "{path}|{speaker}|EN|{text}"),
-    "styletts2": _table("styletts2", "style.txt", "", "{path}|{text}|{speaker}"),
-    "vits": _table("vits", "vits.txt", "", "{path}|{speaker}|{text}"),
-    "qwen3-tts": _objects(
+    "fairseq": table("fairseq", "train.tsv", "{top}", "{path}\t{samples}", ()),
+    "ljspeech": table("ljspeech", "metadata.csv", "", "{id}|{text}|{text}", ("text",)),
+    "piper": table("piper", "piper.csv", "", "{id}|{speaker}|{text}"),
+    "f5": table("f5", "f5.csv", "audio_file|text", "{path}|{text}", ("text",)),
+    "gpt-sovits": table("gpt-sovits", "tts.list", "", "{path}|{speaker}|EN|{text}"),
+    "styletts2": table("styletts2", "style.txt", "", "{path}|{text}|{speaker}"),
+    "vits": table("vits", "vits.txt", "", "{path}|{speaker}|{text}"),
+    "qwen3-tts": objects(
         "jsonl",
         "tts.jsonl",
         lambda clip: {"audio": clip.path, "text": clip.text, "ref_audio": CLIPS[0].path},
         columns=("text",),
     ),
-    "moshi": _objects(
+    "moshi": objects(
         "jsonl", "moshi.jsonl", lambda clip: {"path": clip.path, "duration": clip.seconds}, columns=(), has_seconds=True
     ),
-    "semicolons": _table("csv", "train.csv", "id;path;text;speaker", "{id};{path};{text};{speaker}"),
-    "paths": _table("paths", "train.txt", "", "{path}", ()),
+    "semicolons": table("csv", "train.csv", "id;path;text;speaker", "{id};{path};{text};{speaker}"),
+    "paths": table("paths", "train.txt", "", "{path}", ()),
 }
 """Every form of a manifest, by name."""
 

@@ -21,6 +21,15 @@ def faults_of(path: Path | str, **options) -> list[str]:
     return [fault[2:] for fault in faults]
 
 
+def refused(path: Path, **options) -> str:
+    """The one line with which a manifest is refused, without its name."""
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path, **options)
+    name, colon, what = str(caught.value).partition(f"{path}: ")
+    assert (name, bool(colon), "\n" in what) == ("", True, False)
+    return what
+
+
 def rows_of(manifest: Manifest) -> list[Utterance]:
     """All of its utterances, in order."""
     return [manifest[row] for row in range(len(manifest))]

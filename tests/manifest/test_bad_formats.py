@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from foreign_manifests import CLIPS, WRITERS, recording, supervision
-from manifests import faults_of
+from manifests import faults_of, refused
 
 from featcache.errors import ManifestError
 from featcache.manifest import read_manifest
@@ -118,10 +118,8 @@ def test_cuts_with_transforms_are_one_line_with_the_way_out(tmp_path):
 
 def test_supervisions_without_recordings_say_where_they_are_looked_for(written):
     line = json.dumps(supervision(CLIPS[0]))
-    with pytest.raises(ManifestError, match=r"there is no a_recordings_b\.jsonl beside them"):
-        read_manifest(written(line, "a_supervisions_b.jsonl"))
-    with pytest.raises(ManifestError, match="supervisions have no paths: `lhotse cut simple`"):
-        read_manifest(written(line, "said.jsonl"))
+    assert "there is no a_recordings_b.jsonl beside them" in refused(written(line, "a_supervisions_b.jsonl"))
+    assert "supervisions have no paths: `lhotse cut simple`" in refused(written(line, "said.jsonl"))
 
 
 def test_channels_of_lhotses_cuts(top, written):

@@ -14,7 +14,7 @@ from containers import write_tables, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 from make_cache import make_features, make_version
-from manifests import faults_of
+from manifests import faults_of, refused
 
 from featcache.errors import ArgumentError, ManifestError, refuse_url, secret_in, without_secrets
 from featcache.manifest import SPELLINGS, read_manifest
@@ -227,8 +227,7 @@ def test_faults_that_are_alike_are_one_line(written):
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(ManifestError, match=r"absent\.csv: cannot be read: No such file"):
-        read_manifest(tmp_path / "absent.csv")
+    assert refused(tmp_path / "absent.csv").startswith("cannot be read: No such file")
     assert faults_of(tmp_path) == ["there are no audio files below it"]
 
 
@@ -251,15 +250,6 @@ def test_of_many_rows_those_are_compared_whose_hashes_are_equal(written, monkeyp
 def test_every_row_with_the_same_id(written):
     faults = faults_of(written("id,path\n" + "a,x.wav\n" * 4))
     assert faults == [f"line {line}: id 'a' is already on line 2" for line in (3, 4, 5)]
-
-
-def refused(path, **options):
-    """The one line with which a manifest is refused, without its name."""
-    with pytest.raises(ManifestError) as caught:
-        read_manifest(path, **options)
-    name, colon, what = str(caught.value).partition(f"{path}: ")
-    assert (name, bool(colon), "\n" in what) == ("", True, False)
-    return what
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST"])

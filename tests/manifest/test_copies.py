@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from featcache.errors import ManifestError
-from featcache.manifest import Manifest
+from featcache.manifest import manifest_of
 from featcache.manifest.copies import PLAIN, Copy, copies_of, expand
 from featcache.strings import Strings
 
@@ -20,20 +20,6 @@ IDS = st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=
 def section(speeds, snrs=()):
     noise = {"snr": list(snrs), "manifest": "n.csv", "seed": 0, "content": "…"} if snrs else None
     return {"augment": {"speed": list(speeds), "noise": noise}}
-
-
-def manifest_of(ids, **columns):
-    count = len(ids)
-    return Manifest(
-        source="train.csv",
-        root=None,
-        ids=Strings.of(ids),
-        paths=Strings.of(f"{number}.wav" for number in range(count)),
-        start=np.arange(count, dtype=np.float64),
-        duration=np.full(count, np.nan),
-        channel=np.full(count, -1, np.int32),
-        columns={name: Strings.of(values) for name, values in columns.items()},
-    )
 
 
 def test_every_speed_has_a_clean_copy_and_one_for_each_snr():
@@ -102,8 +88,11 @@ def test_without_speed_1_no_id_is_the_utterance_itself():
 
 
 def test_a_manifest_gets_a_row_for_each_copy_beside_the_others_of_its_utterance():
-    manifest = manifest_of(["a", "b"], speaker=["x", "y"])
-    expanded = expand(manifest, copies_of(section([1.0, 1.1])))
+    rows = [
+        {"id": "a", "path": "0.wav", "start": 0, "speaker": "x"},
+        {"id": "b", "path": "1.wav", "start": 1, "speaker": "y"},
+    ]
+    expanded = expand(manifest_of(rows), copies_of(section([1.0, 1.1])))
     assert list(expanded.ids) == ["a", "a_sp1.1", "b", "b_sp1.1"]
     assert list(expanded.paths) == ["0.wav", "0.wav", "1.wav", "1.wav"]
     assert list(expanded.columns["speaker"]) == ["x", "x", "y", "y"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 from foreign_manifests import CLIPS, RATE, WRITERS, dataset
-from manifests import faults_of, rows_of
+from manifests import faults_of, refused, rows_of
 from pages import text_of
 
 from featcache.audio.members import copy_of
@@ -243,8 +243,8 @@ def test_rows_of_nemos_tars_name_their_members(tmp_path):
     assert read_manifest(tmp_path / "away" / "m.json", root="s3://b/x").paths[1] == "audio_3.tar/a.wav"
     (tmp_path / "away" / "a.wav").touch()
     assert read_manifest(tmp_path / "away" / "m.json").paths[0] == "a.wav"
-    with pytest.raises(ManifestError, match=r"NeMo has a range for _OP_ … _CL_: as 'manifest_\*\.json', quoted"):
-        read_manifest(tmp_path / "manifest__OP_0..3_CL_.json")
+    said = refused(tmp_path / "manifest__OP_0..3_CL_.json")
+    assert "NeMo has a range for _OP_ … _CL_: as 'manifest_*.json', quoted" in said
 
 
 # What is not what it seems
@@ -259,9 +259,7 @@ def test_rows_of_nemos_tars_name_their_members(tmp_path):
 )
 def test_what_fits_two_formats_is_refused_until_one_is_named(written, name, text, first, second):
     path = written(text, name)
-    with pytest.raises(ManifestError) as caught:
-        read_manifest(path)
-    assert str(caught.value) == f"{path}: may be {first} or {second}: say which with --format {first}, for example"
+    assert refused(path) == f"may be {first} or {second}: say which with --format {first}, for example"
     if name != "t.json":
         assert read_manifest(path, format=first).format == first
         assert read_manifest(path, format=second).format == second
@@ -296,9 +294,7 @@ def test_lists_of_like_columns_are_told_apart_by_many_lines(written, lines, form
 )
 def test_lists_that_stay_ambiguous_are_refused_with_both_readings(written, lines, readings):
     path = written("\n".join(lines), "list.txt")
-    with pytest.raises(ManifestError) as caught:
-        read_manifest(path)
-    first, second = str(caught.value).removeprefix(f"{path}: may be ").split(" or ")
+    first, second = refused(path).removeprefix("may be ").split(" or ")
     assert first.startswith(readings[0])
     assert second.startswith(readings[1])
     for name in (first.split()[0], second.split()[0]):
@@ -312,8 +308,7 @@ def test_a_list_of_paths_with_spaces_is_none_of_ids_and_paths(written):
 def test_a_folder_may_fit_two_formats(top):
     WRITERS["kaldi"](top, CLIPS)
     (top / "data" / "metadata.csv").write_text("file_name\n../wavs/0_ann.wav\n")
-    with pytest.raises(ManifestError, match="may be audiofolder or kaldi: say which with --format"):
-        read_manifest(top / "data")
+    assert refused(top / "data").startswith("may be audiofolder or kaldi: say which with --format")
     assert len(read_manifest(top / "data", format="kaldi")) == len(CLIPS)
 
 
@@ -326,8 +321,7 @@ def test_a_format_that_there_is_not(written):
     "name", [name for name in FORMATS if name not in ("folder", "kaldi", "audiofolder", "datasets")]
 )
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path, name):
-    with pytest.raises(ManifestError, match="is a folder, and this format is a file's"):
-        read_manifest(tmp_path, format=name)
+    assert "is a folder, and this format is a file's" in refused(tmp_path, format=name)
 
 
 @pytest.mark.parametrize("name", ["ljspeech", "f5"])
@@ -359,9 +353,7 @@ def test_kaldis_fields_are_between_white_space_of_ascii(top):
 
 @pytest.mark.parametrize("name", ["folder", "audiofolder", "lhotse"])
 def test_a_file_in_place_of_what_the_format_is_is_one_line(written, name):
-    with pytest.raises(ManifestError) as caught:
-        read_manifest(written("id,path\na,x.wav\n"), format=name)
-    assert "\n" not in str(caught.value)
+    assert refused(written("id,path\na,x.wav\n"), format=name)
 
 
 # Datasets of Hugging Face, with audio inside

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import pickle
+import re
 import struct
 import sys
 from functools import partial
@@ -15,9 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from manifests import faults_of, rows_of
+from manifests import faults_of, refused, rows_of
 
-from featcache.errors import ManifestError, secret_in
+from featcache.errors import secret_in
 from featcache.manifest import SPELLINGS, SegmentColumns, Utterance, read_manifest
 from featcache.manifest.utterances import COLUMNS
 from featcache.strings import Strings
@@ -213,11 +214,6 @@ def test_byte_order_mark_crlf_and_blank_lines(written):
         assert list(manifest.columns["text"]) == ["hi", "ho"]
 
 
-def test_quotes_mean_nothing_in_tsv(written):
-    manifest = read_manifest(written('id\tpath\ttext\na\tx.wav\t"Hi" he said\nb\ty.wav\t"open\n', "train.tsv"))
-    assert list(manifest.columns["text"]) == ['"Hi" he said', '"open']
-
-
 def test_only_ids_are_required_without_audio(written):
     manifest = read_manifest(written("id,text\na,hi\nb,ho\n"), audio=False)
     assert rows_of(manifest) == [Utterance(id="a", path=""), Utterance(id="b", path="")]
@@ -366,9 +362,7 @@ def test_a_damaged_gzip_file_is_refused_in_one_line(written):
     whole = gzip.compress((CSV + "".join(f"u{i},x.wav,{i}\n" for i in range(9000))).encode())
     middle = len(whole) // 2
     for content in (whole[:-4], whole[:middle], whole[:middle] + b"spoilt" + whole[middle:]):
-        with pytest.raises(ManifestError, match=r"train\.csv\.gz: cannot be read: .+") as caught:
-            read_manifest(written(content, "train.csv.gz"))
-        assert "\n" not in str(caught.value)
+        assert re.match("cannot be read: .", refused(written(content, "train.csv.gz")))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])

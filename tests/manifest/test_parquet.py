@@ -3,14 +3,15 @@
 import csv
 import datetime
 import math
+import re
 import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from manifests import assert_same_manifest, faults_of, rows_of, small_tables
+from manifests import assert_same_manifest, faults_of, refused, rows_of, small_tables
 
-from featcache.errors import ManifestError, MissingDependencyError
+from featcache.errors import MissingDependencyError
 from featcache.manifest import Utterance, manifest_of, read_manifest
 
 pa = pytest.importorskip("pyarrow")
@@ -100,9 +101,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     whole = path.read_bytes()
     for content in (b"", whole[:-4], whole[: len(whole) // 2], b"PAR1 and more", whole[:100] + bytes(60) + whole[160:]):
         path.write_bytes(content)
-        with pytest.raises(ManifestError, match=r"train\.parquet: not Parquet or Arrow, or damaged: .+") as caught:
-            read_manifest(path)
-        assert "\n" not in str(caught.value)
+        assert re.match("not Parquet or Arrow, or damaged: .", refused(path))
 
 
 def test_a_file_of_another_name_is_known_by_its_beginning(tmp_path):
