@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -194,20 +194,14 @@ def test_threads_get_one_mask_and_the_right_one(monkeypatch):
     monkeypatch.setattr(masks, "_shared", masks._SharedMasks(3000))  # which does not hold them all
     wanted = [(num_frames, size, left) for num_frames in (17, 30) for size in (1, 4) for left in (0, 2, None)]
     expected = {which: slow_chunk_mask(*which) for which in wanted}
-    start, faults = threading.Barrier(8), []
+    start = threading.Barrier(8)
 
     def ask(turn):
         start.wait()
-        for which in (wanted[turn:] + wanted[:turn]) * 40:
-            if not torch.equal(chunk_mask(*which), expected[which]):
-                faults.append(which)
+        return all(torch.equal(chunk_mask(*which), expected[which]) for which in (wanted[turn:] + wanted[:turn]) * 40)
 
-    threads = [threading.Thread(target=partial(ask, turn)) for turn in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(8)))
 
 
 def test_a_process_that_is_forked_while_a_mask_is_made_has_masks(monkeypatch):

@@ -66,7 +66,7 @@ def test_a_page_by_itself_prints_what_it_shows(cli, page, tmp_path):
 
 
 def test_what_is_not_run_or_made_small_is_on_the_pages():
-    shown = "".join(block.text for page in pages_in_order() for block in blocks_of(page) if block.language == "sh")
+    shown = "".join(block.text for page in pages_in_order() for block in blocks_of(page, "sh"))
     assert [command for command in (*INSTALLS, *SMALL) if command not in shown] == []
     assert {*PACKAGES} <= {*pages_in_order()}
 

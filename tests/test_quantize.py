@@ -11,12 +11,12 @@ import torch
 from damage import flip
 from hypothesis import given
 from make_cache import in_three_shards, make_features, make_version
+from torch.nn.utils.rnn import pad_sequence
 
 import featcache
 from featcache.care.verify import examine_shard
 from featcache.errors import ArgumentError, DamagedError, ExtractorError, StoreError
 from featcache.format.shard import dequantize_array
-from featcache.format.writing import ShardBuilder
 from featcache.quantize import dequantize, quantize, stored_spec
 from featcache.spec import QUANTIZATION, FeatureSpec, SideSpec
 
@@ -128,11 +128,18 @@ class TestArithmetic:
             assert found == [one.numpy().tobytes() for one in quantize(item.float(), [20])]
             assert torch.equal(item, before)
 
-    def test_numpy_and_torch_compute_the_same_bits(self):
-        levels, parameters = quantized(noise(100, 80, scale=7), noise(100, 80, seed=1))
-        found = dequantize(torch.from_numpy(levels.reshape(2, 100, 80)), torch.from_numpy(parameters))
-        expected = [dequantize_array(levels[100 * i : 100 * i + 100], *parameters[i]) for i in range(2)]
-        assert found.numpy().tobytes() == np.stack(expected).tobytes()
+    @pytest.mark.parametrize("item_shape", [(80,), (5, 2)])
+    def test_torch_computes_the_bits_of_numpy_and_leaves_the_padding_value_itself(self, item_shape):
+        items = [noise(60, *item_shape, scale=7), noise(100, *item_shape, seed=1)]
+        levels, parameters = map(torch.from_numpy, quantized(*items))
+        padded, lengths = pad_sequence(levels.split([60, 100]), batch_first=True), torch.tensor([60, 100])
+        found = dequantize(padded, parameters, lengths=lengths, padding_value=-100)
+        assert found[0, :60].numpy().tobytes() == values_of(items[0]).tobytes()
+        assert (found[0, 60:] == -100).all()
+        assert found[1].numpy().tobytes() == values_of(items[1]).tobytes()
+        assert torch.equal(dequantize(padded, parameters)[0, :60], found[0, :60])
+        half = dequantize(padded, parameters, torch.bfloat16, lengths=lengths, padding_value=-100)
+        assert torch.equal(half, found.bfloat16())
 
     @pytest.mark.parametrize("item_shape", [(80,), (5, 2), (), (5000,)])
     def test_items_of_any_length_are_computed_frame_by_frame(self, item_shape):
@@ -147,19 +154,6 @@ class TestArithmetic:
             of_each = [np.broadcast_to(parameter, levels.shape) for parameter in (scale, offset)]
             for found in (out, dequantize_array(levels, scale, offset), dequantize_array(levels, *of_each)):
                 assert found.tobytes() == expected.tobytes()
-
-    def test_a_padded_batch_has_the_padding_value_itself(self):
-        items = [noise(3, 5, 2), noise(6, 5, 2, seed=1)]
-        levels, parameters = quantized(*items)
-        padded = torch.zeros(2, 6, 5, 2, dtype=torch.uint8)
-        padded[0, :3], padded[1] = torch.from_numpy(levels[:3]), torch.from_numpy(levels[3:])
-        lengths, parameters = torch.tensor([3, 6]), torch.from_numpy(parameters)
-        found = dequantize(padded, parameters, lengths=lengths, padding_value=-100)
-        assert (found[0, 3:] == -100).all()
-        assert np.array_equal(found[0, :3], values_of(items[0]))
-        assert np.array_equal(found[1], values_of(items[1]))
-        half = dequantize(padded, parameters, torch.bfloat16, lengths=lengths, padding_value=-100)
-        assert torch.equal(half, found.bfloat16())
 
     @pytest.mark.parametrize(
         ("given", "what"),
@@ -184,10 +178,8 @@ class TestArithmetic:
             dequantize(**{**fine, **given})
 
     def test_an_empty_batch_has_no_values(self):
-        found = dequantize(
-            torch.zeros(0, 0, 80, dtype=torch.uint8), torch.zeros(0, 2, 80), lengths=torch.tensor([]).long()
-        )
-        assert found.shape == (0, 0, 80)
+        levels, parameters = torch.zeros(0, 0, 80, dtype=torch.uint8), torch.zeros(0, 2, 80)
+        assert dequantize(levels, parameters, lengths=torch.tensor([]).long()).shape == (0, 0, 80)
 
 
 class TestSpec:
@@ -230,14 +222,6 @@ def cache(folder):
     return featcache.open(folder)
 
 
-@pytest.fixture
-def own(tmp_path, features):
-    """A cache of one shard, to spoil."""
-    make_version(tmp_path, features, quantized=True)
-    (shard,) = (tmp_path / featcache.open(tmp_path).version.path.name / "shards").glob("*/")
-    return tmp_path, shard
-
-
 class TestCache:
     def test_gives_values_not_levels(self, cache, features):
         assert cache.spec.dtype == "float32"
@@ -245,10 +229,7 @@ class TestCache:
             for found in (cache[name], cache[position], cache.item(name, check=True)):
                 assert found.dtype == np.float32
                 assert np.array_equal(found, values_of(item))
-        assert all(
-            np.array_equal(found, values_of(item))
-            for found, item in zip(cache.values(), features.values(), strict=True)
-        )
+        assert all(map(np.array_equal, cache.values(), map(values_of, features.values())))
         cache["utt-3"][...] = 0  # an array of your own
         assert np.array_equal(cache["utt-3"], values_of(features["utt-3"]))
         assert "float32 in uint8 [frames, 80]" in repr(cache)
@@ -309,9 +290,10 @@ class TestCache:
 
 
 class TestDamage:
-    def problems(self, cache, shard):
-        version = featcache.open(cache).version
-        return [(one.kind, one.id) for one in examine_shard(version, shard.name, data=True)[1]]
+    def problems(self, version):
+        """What is found in its only shard, with whose it is."""
+        (name,) = version.shard_names()
+        return [(one.kind, one.id) for one in examine_shard(version, name, data=True)[1]]
 
     @pytest.mark.parametrize(
         ("chunk", "id_", "words"),
@@ -321,14 +303,14 @@ class TestDamage:
         ],
         ids=["of a level", "of a scale"],
     )
-    def test_a_flipped_bit_is_found_by_its_checksum(self, own, chunk, id_, words):
-        folder, shard = own
-        assert self.problems(*own) == []
-        flip(shard / chunk, 3)
-        assert self.problems(*own) == [("checksum", id_)]
-        cache = featcache.open(folder)
+    def test_a_flipped_bit_is_found_by_its_checksum(self, tmp_path, features, chunk, id_, words):
+        version = make_version(tmp_path, features, quantized=True)
+        assert self.problems(version) == []
+        flip(version.shard(version.shard_names()[0]).folder / chunk, 3)
+        assert self.problems(version) == [("checksum", id_)]
+        cache = featcache.open(tmp_path)
         cache.batch(["utt-0"])  # it is not looked for so far
-        for opened, check in ((featcache.open(folder, check=True), None), (cache, True)):
+        for opened, check in ((featcache.open(tmp_path, check=True), None), (cache, True)):
             with pytest.raises(DamagedError, match=words):
                 opened.item("utt-0", check=check)
             for raw in (False, True):
@@ -340,15 +322,12 @@ class TestDamage:
         values = dict(list(features.items())[:3])
         levels, parameters = quantized(*values.values())
         items = [small_shards.item(id_, len(value)) for id_, value in values.items()]
-        builder, lengths = ShardBuilder(version.info.spec), [len(value) for value in values.values()]
-        builder.append(items, levels, lengths, {QUANTIZATION: (parameters, [1, 2, 0])})
-        assert small_shards.problems(version, small_shards.publish(version, builder).name) == ["structure"]
+        small_shards.write(version, items, levels, side={QUANTIZATION: (parameters, [1, 2, 0])})
+        assert self.problems(version) == [("structure", None)]
         with pytest.raises(DamagedError, match="offsets of side_quantization do not rise to their ends"):
             featcache.open(tmp_path)
 
     def test_parameters_that_are_not_finite_are_found(self, tmp_path, features):
-        spoilt = dict(features)
-        spoilt["utt-3"] = np.full((4, 80), np.inf, np.float32)
-        version = make_version(tmp_path, spoilt, quantized=True)
-        (name,) = version.shard_names()
-        assert [(one.kind, one.id) for one in examine_shard(version, name, data=True)[1]] == [("non_finite", "utt-3")]
+        infinite = np.full((4, 80), np.inf, np.float32)
+        version = make_version(tmp_path, {**features, "utt-3": infinite}, quantized=True)
+        assert self.problems(version) == [("non_finite", "utt-3")]

@@ -9,16 +9,13 @@ import soundfile
 import xxhash
 from cache_contents import only_version
 from corpora import speech
-from extractions import extract_here
 
+import featcache
 from featcache.audio import content_hash
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.decode import Cut, decode
 from featcache.audio.recording import Recording
-from featcache.config import load_config
 from featcache.errors import AudioError
-from featcache.extraction.options import Options
-from featcache.manifest import read_manifest
 
 
 @pytest.fixture
@@ -91,8 +88,6 @@ def test_a_long_file_is_hashed_once_in_a_run(scratch, hashing, monkeypatch):
     soundfile.write(scratch / "long.wav", speech(300, 8000), 8000)
     rows = "".join(f"{i},long.wav,{i},0.9\n" for i in range(299))
     (scratch / "m.csv").write_text("id,path,start,duration\n" + rows)
-    summary = extract_here(
-        read_manifest(scratch / "m.csv"), [load_config("fbank80")], scratch / "cache", Options("cpu", 2)
-    )
+    summary = featcache.extract(scratch / "m.csv", "fbank80", scratch / "cache", featcache.Options("cpu", 2))
     assert summary.versions[0].extracted == 299
     assert (asked.call_count > 3, hashing.call_count) == (True, 1)

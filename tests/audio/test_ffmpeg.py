@@ -9,14 +9,12 @@ import soundfile
 from cache_contents import items, only_version, provenance
 from corpora import Corpus, speech
 from decoded_audio import WHOLE, fault_of, samples_of
-from extractions import extract_here
 
+import featcache
 from featcache.audio.decode import Cut, decode
 from featcache.audio.formats import format_of
-from featcache.config import load_config
 from featcache.errors import Reason
 from featcache.extraction.audio_files import read_headers
-from featcache.extraction.options import Options
 from featcache.manifest import read_manifest
 
 av = pytest.importorskip("av")
@@ -137,7 +135,7 @@ def test_a_shard_says_which_items_ffmpeg_has_decoded(scratch):
     for name in ("a.wav", "b.m4a"):
         corpus.add(name, name)
     cache = scratch / "c"
-    extract_here(read_manifest(corpus.manifest()), [load_config("fbank80")], cache, Options("cpu", 1))
+    featcache.extract(corpus.manifest(), "fbank80", cache, featcache.Options("cpu", 1))
     assert {id_: item.by_ffmpeg for id_, item in provenance(cache).items()} == {"a.wav": False, "b.m4a": True}
     found = items(cache)
     assert found["a.wav"] == found["b.m4a"]

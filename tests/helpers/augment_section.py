@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from extractions import extract_here
 
+import featcache
 from featcache.config import Config, parse_config
 from featcache.errors import ConfigError
 from featcache.extraction.extraction import Summary
-from featcache.extraction.options import Options
-from featcache.manifest import read_manifest
 
 SPEEDS = [0.9, 1.0, 1.1]
 
@@ -30,8 +28,7 @@ def write_config_of(path: Path, augment: dict[str, Any], **sections: Any) -> Pat
 
 def extract(manifest: Path, config: Config, cache: Path, *, threads: int = 2, **options: Any) -> Summary:
     """Extract in this process."""
-    chosen = Options("cpu", threads, **options)
-    return extract_here(read_manifest(manifest), [config], cache, chosen)
+    return featcache.extract(manifest, config, cache, featcache.Options("cpu", threads, **options))
 
 
 def refusal(augment: dict[str, Any], folder: Path | None = None, **sections: Any) -> str:

@@ -2,18 +2,15 @@
 
 import json
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from processes import MOST_SECONDS, Finished
 
-from featcache.config import Config, load_config
+import featcache
 from featcache.engines.local import run_locally
 from featcache.extraction.extraction import Summary, run_extraction
-from featcache.extraction.options import Options
-from featcache.extraction.plan import ExtractionPlan, plan_extraction
-from featcache.manifest import Manifest, read_manifest
+from featcache.extraction.plan import ExtractionPlan
 
 TINY = "0.004"
 """MB: a shard size that spreads the corpus over a dozen shards."""
@@ -36,15 +33,10 @@ def extracted(finished: Finished, number: int = 0) -> int:
     return finished.json()["versions"][number]["extracted"]
 
 
-def extract_here(manifest: Manifest, configs: Sequence[Config], cache: Path, options: Options) -> Summary:
-    """Extract in this process."""
-    return run_extraction(plan_extraction(manifest, configs, cache, options), run_locally)
-
-
 def extract_fbank(manifest: Path, cache: Path, root: str | Path | None = None, **options: Any) -> Summary:
     """Extract fbank80 in this process, into shards of a clip or two."""
-    chosen = Options(**{"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options})
-    return extract_here(read_manifest(manifest, root=root, carry=False), [load_config("fbank80")], cache, chosen)
+    chosen = featcache.Options("cpu", 2, float(TINY), **options)
+    return featcache.extract(manifest, "fbank80", cache, chosen, reading={"root": root})
 
 
 def failures_of(cli: Any, cache: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +124,10 @@ def instead_of(what: str, find: Callable[[Path], Path], *kinds: str) -> None:
         edit(f"{what}: {kind}", lambda cache, kind=kind: put(find(cache), kind))
 
 
-def in_version(name: str, change: Change) -> None:
-    edit(f"version: {name}", lambda cache: reseal(version_folder(cache), change))
-
-
 def in_document(what: str, write: Callable[[Path, dict[str, Any]], object], key: str, *values: Any) -> None:
     """Write a document of a cache with another value of a key: an edit for each value."""
     for value in values:
-        edit(f"{what}: {key} {str(value)[:30]!r}", lambda cache, value=value: write(cache, {key: value}))
+        edit(f"{what}: {key} {str(value)[:60]!r}", lambda cache, value=value: write(cache, {key: value}))
 
 
 def in_column(name: str, what: str, make: Callable[[np.ndarray], Any]) -> None:
@@ -213,16 +210,16 @@ def _with_tag(cache: Path, values: dict[str, Any], name: str = "paper") -> None:
     (version_folder(cache) / "tags" / name).write_bytes(sealed(tag) + b"\n")
 
 
-def _with_spec(cache: Path, values: dict[str, Any]) -> None:
-    reseal(version_folder(cache), lambda it: it["spec"].update(values))
+def _attributes(find: Callable[[Path], Path], *keys: str) -> Callable[[Path, dict[str, Any]], None]:
+    """Writes values into the attributes of a group, or into what these keys lead to there."""
+    return lambda cache, values: reseal(find(cache), lambda it: reduce(getitem, keys, it).update(values))
 
 
-def _with_shard(cache: Path, values: dict[str, Any]) -> None:
-    reseal(shard_folder(cache), lambda it: it.update(values))
-
-
-in_spec = partial(in_document, "spec", _with_spec)
-in_shard = partial(in_document, "shard", _with_shard)
+in_version = partial(in_document, "version", _attributes(version_folder))
+in_config = partial(in_document, "config", _attributes(version_folder, "config"))
+in_params = partial(in_document, "params", _attributes(version_folder, "config", "params"))
+in_spec = partial(in_document, "spec", _attributes(version_folder, "spec"))
+in_shard = partial(in_document, "shard", _attributes(shard_folder))
 in_ledger = partial(in_document, "ledger", _with_failure)
 in_tag = partial(in_document, "tag", _with_tag)
 
@@ -263,6 +260,15 @@ def as_wanted(what: str, header: dict[str, Any], rows: Callable[[np.ndarray], np
 
 # The edits
 
+
+def side(**values: Any) -> dict[str, Any]:
+    return {"name": "x", "item_shape": [], "dtype": "float32", "units": "", **values}
+
+
+def speeds(speed: Any, noise: Any = None) -> dict[str, Any]:
+    return {"speed": speed, "noise": noise}
+
+
 FILES = ("pipe", "folder", "device", "loop", "sparse", "deep")
 FILES += ("deep object", "long number", "list", "not text", "empty")
 ODD = ("pipe", "folder", "device", "deep")
@@ -297,33 +303,21 @@ in_spec("padded_to", -1, 10**400, 0.5)
 in_spec("codebook_sizes", [10**12], [1024] * 80, [-1], "x", [2**24] * 100, 5)
 in_spec("units", TEXT, "\ud800", 5, "x" * 10**6)
 in_spec("kind", "pictures", 5, TEXT)
-in_spec("side", "x", [{}], [{"name": "../x", "item_shape": [], "dtype": "float32", "units": ""}])
-in_version("side of 10^12", lambda it: it["spec"].update(side=[side(item_shape=[10**12])]))
-in_version("side of objects", lambda it: it["spec"].update(side=[side(dtype="O")]))
-in_version("side that is not there", lambda it: it["spec"].update(side=[side()]))
-in_version("quantised, it says", lambda it: it["spec"].update(side=[side(name="quantization", item_shape=[2, 80])]))
-in_version("quantised otherwise", lambda it: it["spec"].update(side=[side(name="quantization", item_shape=[3])]))
-in_version("no spec", lambda it: it.pop("spec"))
-in_version("spec is a list", lambda it: it.update(spec=[1]))
-in_version("config is a list", lambda it: it.update(config=[1]))
-in_version("config is empty", lambda it: it.update(config={}))
-in_version("speed is text", lambda it: it["config"].update(augment={"speed": "x", "noise": None}))
-in_version("speed without end", lambda it: it["config"].update(augment={"speed": [1.5] * 10**5, "noise": None}))
-in_version("speed 0", lambda it: it["config"].update(augment={"speed": [0.0], "noise": None}))
-in_version("noise is true", lambda it: it["config"].update(augment={"speed": [1.0, 1.1], "noise": True}))
-in_version("noise of a pipe", lambda it: it["config"].update(augment={"speed": [1.0], "noise": noise("/dev/zero")}))
-in_version("many mel bins", lambda it: it["config"]["params"].update(num_mel_bins=10**6))
-in_version("params are text", lambda it: it["config"].update(params="x"))
-in_version("extractor of the shell", lambda it: it["config"].update(extractor="os:system"))
-in_version("name of a place outside", lambda it: it.update(name="../../outside"))
-in_version("name with an escape", lambda it: it.update(name=TEXT))
-in_version("long name", lambda it: it.update(name="x" * 5000))
-in_version("fingerprint of a place outside", lambda it: it.update(fingerprint="../" * 20))
-in_version("made_by nested", lambda it: it.update(made_by={"a": {"b": 1}}))
-in_version("made_by with escapes", lambda it: it.update(made_by={TEXT: TEXT}))
-for number in (1, 3, 10**400, "2"):
-    in_version(f"format {str(number)[:9]!r}", lambda it, number=number: it.update(format=number))
-in_version("an unknown key", lambda it: it.update(surprise=1))
+in_spec("side", "x", [{}], [side(name="../x")], [side(item_shape=[10**12])], [side(dtype="O")], [side()])
+in_spec("side", [side(name="quantization", item_shape=[2, 80])], [side(name="quantization", item_shape=[3])])
+edit("version: no spec", lambda cache: reseal(version_folder(cache), lambda it: it.pop("spec")))
+in_version("spec", [1])
+in_version("config", [1], {})
+in_version("name", "../../outside", TEXT, "x" * 5000)
+in_version("fingerprint", "../" * 20)
+in_version("made_by", {"a": {"b": 1}}, {TEXT: TEXT})
+in_version("format", 1, 3, 10**400, "2")
+in_version("surprise", 1)
+in_config("augment", speeds("x"), speeds([1.5] * 10**5), speeds([0.0]), speeds([1.0, 1.1], True))
+in_config("augment", speeds([1.0], {"manifest": "/dev/zero", "snr": [10.0], "seed": 0}))
+in_config("params", "x")
+in_config("extractor", "os:system")
+in_params("num_mel_bins", 10**6)
 edit("version: of an escape", lambda cache: version_folder(cache).rename(cache / "\x1b[31mred"))
 
 in_shard("items", 10**12, 0, -1, 1.5, "4", True, 10**400, 3)
@@ -458,11 +452,3 @@ as_probe("fastest is text", {"device": "cpu", "date": "x", "fastest": "y"})
 as_probe("fastest is empty", {"device": "cpu", "date": "x", "fastest": {}})
 as_probe("a list", [1])
 as_probe("measured is text", {"device": "cpu", "date": "x", "fastest": None, "measured": "y"})
-
-
-def side(**values: Any) -> dict[str, Any]:
-    return {"name": "x", "item_shape": [], "dtype": "float32", "units": "", **values}
-
-
-def noise(manifest: str) -> dict[str, Any]:
-    return {"manifest": manifest, "snr": [10.0], "seed": 0}

@@ -84,7 +84,7 @@ PACKAGES = {
 """What pages need beyond featcache[extract]; where one is not installed, the page is not run."""
 
 
-def text_of(name: str) -> str:
+def text_of(name: str | Path) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
@@ -109,8 +109,8 @@ class Block:
         return f"{self.page}:{self.line}"
 
 
-def blocks_of(page: str) -> list[Block]:
-    """The blocks of a page, in order."""
+def blocks_of(page: str | Path, language: str | None = None) -> list[Block]:
+    """The blocks of a page, in order; or those of a language."""
     lines = text_of(page).splitlines()
     fences = [number for number, line in enumerate(lines) if line.startswith("```")]
     assert len(fences) % 2 == 0, f"{page}: a block is not closed"
@@ -119,13 +119,8 @@ def blocks_of(page: str) -> list[Block]:
         lead = next((line for line in reversed(lines[:first]) if line.strip()), "")
         text = "".join(f"{line}\n" for line in lines[first + 1 : last])
         below = found[-1] if found and found[-1].language == "text" and found[-1].lead == "```" else None
-        found.append(Block(page, first + 1, lines[first][3:], text, lead, below and below.text))
-    return found[::-1]
-
-
-def blocks(text: str, language: str) -> list[str]:
-    """What is in the blocks of a text that are marked as this language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        found.append(Block(str(page), first + 1, lines[first][3:], text, lead, below and below.text))
+    return [block for block in found[::-1] if language in (None, block.language)]
 
 
 def pages_in_order() -> list[str]:
@@ -156,23 +151,23 @@ class Reader:
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The names that each page's Python has defined."""
     failed: str = ""
-    """The page that did not run to its end, and why: the pages after it may need what it lacks."""
+    """That a page did not run to its end: the pages after it may need what it lacks."""
 
     def read(self, page: str) -> dict[str, Any]:
         """Run a page, and before it those that come before it; gives the names that its Python has defined."""
         for name in pages_in_order():
-            if name not in self.names and not self.failed and self._can_run(name):
+            if name not in self.names and not self.failed and all(map(find_spec, PACKAGES.get(name, ()))):
                 self.names[name] = {"__name__": "__page__"}
-                self._run(name)
+                self.failed = f"{name} did not run to its end"
+                for block in blocks_of(name):
+                    self._run_block(block)
+                self.failed = ""
             if name == page:
                 break
         assert not self.failed, self.failed
         if page not in self.names:
             pytest.skip(f"{page} needs {PACKAGES[page]}")
         return self.names[page]
-
-    def _can_run(self, page: str) -> bool:
-        return all(map(find_spec, PACKAGES.get(page, ())))
 
     def read_alone(self, page: str) -> None:
         """Run a page by itself, and compare what its blocks print with what it shows."""
@@ -183,14 +178,6 @@ class Reader:
                 assert without_what_varies(output) == without_what_varies(block.printed), f"{block} prints\n{output}"
             if entered := re.search(r"&& cd (\w+)\n$", block.text):
                 self.folder /= entered[1]
-
-    def _run(self, page: str) -> None:
-        for block in blocks_of(page):
-            try:
-                self._run_block(block)
-            except BaseException as error:
-                self.failed = f"{block}: {type(error).__name__}: {error}"
-                raise
 
     def _run_block(self, block: Block) -> str:
         """Run a block; what it prints, on stdout and stderr."""
@@ -278,7 +265,7 @@ def write_speech(folder: Path) -> None:
     (folder / "units.yaml").write_text("name: units\nextractor: units\nparams: {weights: units.safetensors}\n")
     (folder / "wav.scp").write_text("".join(f"rec-{number} audio/{number}.wav\n" for number in range(3)))
     (folder / "segments").write_text("u1 rec-0 0.0 0.3\nu2 rec-1 0.1 0.3\n")
-    (folder / "my_package.py").write_text(_ENCODER)
+    (folder / "my_package.py").write_text("import torch\n\n\nclass MyEncoder(torch.nn.Module):\n    pass\n")
     if find_spec("lhotse"):
         from lhotse import CutSet, Recording
 
@@ -294,25 +281,16 @@ def _write_program(path: Path, text: str) -> None:
 _featcache = """
 import json, os, socket, sys
 
-pid, variables = os.getpid(), ("PYTHONPATH",)
 connection = socket.socket(socket.AF_UNIX)
 connection.connect(SOCKET)
 request = {
     "args": sys.argv[1:],
     "cwd": os.getcwd(),
-    "env": {name: os.environ[name] for name in variables if name in os.environ},
-    **{name: f"/proc/{pid}/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))},
+    "env": {"PYTHONPATH": os.environ["PYTHONPATH"]},
+    **{name: f"/proc/{os.getpid()}/fd/{number}" for number, name in enumerate(("stdin", "stdout", "stderr"))},
 }
 connection.sendall(json.dumps(request).encode() + b"\\n")
 stream = connection.makefile("r")
 stream.readline()
 sys.exit(int(stream.readline()))
-"""
-
-_ENCODER = """
-import torch
-
-
-class MyEncoder(torch.nn.Module):
-    pass
 """

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import termios
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -163,18 +162,14 @@ class Cli:
         self._server.wait()
 
     def _connect(self) -> socket.socket:
-        deadline = time.monotonic() + MOST_SECONDS
-        while True:
-            connection = socket.socket(socket.AF_UNIX)
-            try:
-                connection.connect(self.socket)
-            except OSError:
-                connection.close()
-                assert self._server.poll() is None, "the server of test processes has died"
-                assert time.monotonic() < deadline, "the server of test processes does not answer"
-                time.sleep(0.05)
-            else:
-                return connection
+        connection = socket.socket(socket.AF_UNIX)
+
+        def answers() -> bool:
+            assert self._server.poll() is None, "the server of test processes has died"
+            return connection.connect_ex(self.socket) == 0
+
+        wait_until(answers)
+        return connection
 
 
 @contextmanager
