@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from damage import flip
+from damage import flip, refusing
 from forking import wait_until
 from local_copies import (
     SHARDS,
@@ -380,10 +380,7 @@ def test_a_folder_that_may_not_be_written(read, disk):
 
 
 def test_a_file_system_without_locks(read, disk, monkeypatch):
-    def flock(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOLCK))
     read("No locks available")
     assert not copies_in(disk)
 

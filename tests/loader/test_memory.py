@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import refusing
 from forking import forked
 from local_copies import (
     chunk,
@@ -152,11 +153,8 @@ class TestPlaces:
         assert place.find(name_of(1), 40) is not None
 
     def test_a_disk_that_takes_no_marks_any_more_is_read_all_the_same(self, place, monkeypatch):
-        def refuse(*_, **__):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
         make(place, 1, 60)
-        monkeypatch.setattr(os, "utime", refuse)
+        monkeypatch.setattr(os, "utime", refusing(errno.EROFS))
         assert place.touch(name_of(1))
         assert place.touch(name_of(1), is_needed=False)
         assert not place.touch(name_of(2))
