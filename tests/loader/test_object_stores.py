@@ -67,12 +67,7 @@ class TestSameAsAFolder:
         same(cache, local)
         assert s3.sent_of("/features/c/0/0") <= 1.01 * data_bytes(local)
 
-    def test_without_an_index(self, s3, original, tmp_path):
-        shutil.copytree(original, tmp_path / "c", ignore=shutil.ignore_patterns("index"))
-        upload(tmp_path / "c", "s3://speech/no-index")
-        same(featcache.open("s3://speech/no-index/fbank80"), featcache.open(original))
-
-    def test_a_shard_is_there_once_its_metadata_is(self, s3, original, tmp_path):
+    def test_without_an_index_a_shard_is_there_once_its_metadata_is(self, s3, original, tmp_path):
         shutil.copytree(original, tmp_path / "c")
         upload(tmp_path / "c", "s3://speech/half")
         (version,) = (tmp_path / "c").iterdir()
@@ -81,7 +76,7 @@ class TestSameAsAFolder:
         store.remove(f"shards/{name}/zarr.json")
         store.remove("index")
         shutil.rmtree(version / "shards" / name)
-        same(featcache.open("s3://speech/half"), featcache.open(tmp_path / "c"))
+        same(featcache.open("s3://speech/half/fbank80"), featcache.open(tmp_path / "c"))
 
     def test_with_faults_on_the_way(self, s3, uploaded, original, tmp_path):
         numbers, faults = iter(range(10**9)), ["before", "503", "cut", "after"]
