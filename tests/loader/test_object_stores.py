@@ -19,6 +19,7 @@ from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, Stor
 from featcache.loader import local_copies as module
 from featcache.loader import places
 from featcache.spec import SideSpec
+from featcache.storage import clients
 from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
 
@@ -78,7 +79,9 @@ class TestSameAsAFolder:
         shutil.rmtree(version / "shards" / name)
         same(featcache.open("s3://speech/half/fbank80"), featcache.open(tmp_path / "c"))
 
-    def test_with_faults_on_the_way(self, s3, uploaded, original, tmp_path):
+    def test_with_faults_on_the_way(self, s3, uploaded, original, tmp_path, monkeypatch):
+        monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.001)
+        monkeypatch.setattr(clients, "_PAUSES", (0.001,) * 4)
         numbers, faults = iter(range(10**9)), ["before", "503", "cut", "after"]
 
         def every_third(method, path):
@@ -106,8 +109,9 @@ def test_workers_read_the_same_and_with_copies_fetch_each_byte_once(s3, uploaded
     s3.reset()
     dataset = featcache.FeatureDataset(cache)
     order = np.random.default_rng(1).permutation(len(local)).tolist()
-    options = {"collate_fn": dataset.collate, "num_workers": 2, "multiprocessing_context": context, "timeout": 60}
-    for number, batch in enumerate(DataLoader(dataset, batch_size=8, sampler=order, **options)):
+    workers = {"num_workers": 1 if context == "spawn" else 2, "multiprocessing_context": context, "timeout": 60}
+    loader = DataLoader(dataset, batch_size=8, sampler=order, collate_fn=dataset.collate, **workers)
+    for number, batch in enumerate(loader):
         assert torch.equal(batch["features"], local.batch(order[8 * number : 8 * number + 8])[0])
     assert 8 * number + len(batch["ids"]) == len(local)
     if copies:

@@ -145,9 +145,11 @@ def test_shards_their_order_and_threads_change_no_bit(tmp_path, dtype):
     manifest = manifest_of(tmp_path, [(name, f"s{int(name[4:]) % 3}") for name in names])
     backwards = manifest_of(tmp_path, [(name, f"s{int(name[4:]) % 3}") for name in names[::-1]], name="backwards.csv")
     shards = [{name: features[name] for name in part} for part in (names[30:], names[:7], names[7:30])]
+    spread = {"one": [features], "three": shards, "turned": [dict(reversed(features.items()))]}
+    caches = [cache_of(tmp_path / folder, *given) for folder, given in spread.items()]
     found = {
-        bytes_of(moments(cache_of(tmp_path / folder, *given), which, by="speaker", threads=threads), tmp_path)
-        for folder, given in (("one", [features]), ("three", shards), ("turned", [dict(reversed(features.items()))]))
+        bytes_of(moments(cache, which, by="speaker", threads=threads), tmp_path)
+        for cache in caches
         for which in (manifest, backwards)
         for threads in (1, 3)
     }
