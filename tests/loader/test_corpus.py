@@ -81,15 +81,13 @@ def test_an_id_is_looked_up_and_not_compared_with_all(folder, monkeypatch):
     assert 17 not in corpus.ids
 
 
-def columns_of(corpus):
-    dataset = featcache.FeatureDataset(corpus, crop=8)
-    return corpus.lengths, corpus.index.shard, dataset.lengths, dataset.shards
-
-
 @pytest.fixture(scope="module")
 def columns(folder):
     """Numbers of a corpus's utterances, and the same ones as arrays of numpy's."""
-    return [(column, np.asarray(column)) for column in columns_of(featcache.open(folder))]
+    corpus = featcache.open(folder)
+    dataset = featcache.FeatureDataset(corpus, crop=8)
+    found = (corpus.lengths, corpus.index.shard, dataset.lengths, dataset.shards)
+    return [(column, np.asarray(column)) for column in found]
 
 
 SOME = st.integers(-31, 31)
