@@ -23,6 +23,7 @@ from local_copies import (
     read_with_one_warning,
     settle,
     settled,
+    sizes,
     told,
 )
 
@@ -231,8 +232,7 @@ class TestCache:
     def test_memory_comes_before_the_disk_and_that_before_the_cache(
         self, slow_folder, expected, shared, disk, monkeypatch
     ):
-        sizes = [path.stat().st_size for path in slow_folder.glob("*/shards/*/features/c/0/0")]
-        ram = sum(sizes) - 1
+        ram = sum(sizes(slow_folder)) - 1
         cache = featcache.open(slow_folder, ram=ram, copy_to=disk)
         with told() as messages:
             settle(cache)
