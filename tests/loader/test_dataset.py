@@ -1,4 +1,4 @@
-"""A dataset: features joined with the columns of a manifest, alone, in torch's DataLoader, in subsets and folds."""
+"""A dataset: features joined with the columns of a manifest, alone, in torch's DataLoader, in subsets."""
 
 import copy
 
