@@ -1,9 +1,10 @@
-"""How the files of a cache are spoilt, and what it is to be repaired."""
+"""How the files of a cache are spoilt, calls of the system that fail, and what it is to be repaired."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from cache_contents import items, only_version, provenance
 
@@ -100,3 +101,15 @@ def swap_in_another(path: Path) -> None:
 
 
 SPOIL = [delete, empty, shorten, lengthen, replace_by_folder, swap_in_another]
+
+
+# Calls of the system
+
+
+def refusing(number: int) -> Callable[..., NoReturn]:
+    """A call that always fails, with this number of an error."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return refuse

@@ -82,6 +82,21 @@ def padded_reference(arrays, padding_value=0):
     return np.stack(rows)
 
 
+def assert_same(found, expected):
+    """Batches, items, or lists of them: with the same names in the same order, and tensors of the same dtypes."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for name, value in expected.items():
+            assert_same(found[name], value)
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    else:
+        assert found == expected
+
+
 def made_up_side(spec, features):
     """Entries beside an utterance's features: one for each three frames, counted up from how many frames it has."""
     count = len(features) // 3

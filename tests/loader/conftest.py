@@ -1,4 +1,4 @@
-"""What tests of local copies, of object stores, and of disks that fail share."""
+"""What tests of reading share: a cache; local copies, object stores, and disks that fail."""
 
 import errno
 import os
@@ -9,6 +9,12 @@ from make_cache import make_features, make_version
 from object_stores import upload_for_module
 
 import featcache
+
+
+@pytest.fixture
+def cache(folder):
+    """The cache of a module's features, opened."""
+    return featcache.open(folder)
 
 
 @pytest.fixture

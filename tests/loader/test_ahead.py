@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
+from damage import refusing
 from forking import fork, join, wait_until
 from local_copies import copies_in, held, sizes
-from make_cache import make_features, make_version
+from make_cache import assert_same, make_features, make_version
 from object_stores import upload
 from processes import open_files
 from torch.utils.data import DataLoader
@@ -30,23 +30,20 @@ def loader_of(cache, window=2, seed=5, **options):
     return featcache.DataLoader(dataset, max_frames=1500, seed=seed, shards_in_memory=window, **options)
 
 
-def batches_of(loader):
-    return [(batch["ids"], batch["features"].clone()) for batch in loader]
-
-
 @pytest.fixture(scope="module")
 def expected(original):
     """The batches of the cache in a folder."""
-    return batches_of(loader_of(featcache.open(original)))
-
-
-def same(found, expected):
-    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
-    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(found, expected, strict=True))
+    return list(loader_of(featcache.open(original)))
 
 
 def ahead_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("featcache-ahead")]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    yield
+    wait_until(lambda: not ahead_threads())
 
 
 @pytest.mark.filterwarnings("error::featcache.FeatcacheWarning")
@@ -61,13 +58,12 @@ def test_each_byte_is_fetched_once_an_epoch_whatever_the_room(s3, uploaded, orig
         s3.reset()
         found = []
         for batch in loader:
-            found.append((batch["ids"], batch["features"].clone()))
+            found.append(batch)
             assert held(tmp_path) <= limit
-        same(found, batches_of(local))
+        assert_same(found, list(local))
         assert s3.sent <= 1.05 * most
         chunks = [path for method, path in s3.paths if path.endswith("/features/c/0/0") and method == "GET"]
         assert len(chunks) <= 2 * SHARDS
-    wait_until(lambda: not ahead_threads())
 
 
 def test_the_next_window_is_fetched_while_training_works_on_this_one(s3, uploaded, tmp_path):
@@ -75,7 +71,6 @@ def test_the_next_window_is_fetched_while_training_works_on_this_one(s3, uploade
     next(iteration := iter(loader))
     wait_until(lambda: len(copies_in(tmp_path)) >= 4)
     iteration.close()
-    wait_until(lambda: not ahead_threads())
 
 
 def test_crops_and_parts_of_a_dataset_let_go_of_what_they_have_read(s3, uploaded, original, tmp_path):
@@ -90,9 +85,9 @@ def test_crops_and_parts_of_a_dataset_let_go_of_what_they_have_read(s3, uploaded
         dataset = featcache.FeatureDataset(cache, crop=20).subset(rows)
         loader = featcache.DataLoader(dataset, batch_size=4, shards_in_memory=2)
         s3.reset()
-        made += batches_of(loader)
+        made += loader
         assert s3.sent <= 1.05 * sum(sizes(original))
-    same(found, expected)
+    assert_same(found, expected)
 
 
 def test_of_several_versions_shards_of_both_are_fetched_ahead(s3, uploaded, original, tmp_path):
@@ -103,26 +98,23 @@ def test_of_several_versions_shards_of_both_are_fetched_ahead(s3, uploaded, orig
     made = []
     for place, tiers in ((0, {"copy_to": tmp_path / "copies", "copy_limit": sum(sizes(original))}), (1, {})):
         caches = {name: featcache.open(both[place], **tiers) for name, both in places.items()}
-        loader = featcache.DataLoader(featcache.FeatureDataset(caches), batch_size=8, shards_in_memory=1)
-        made.append([(batch["ids"], *(each.clone() for each in batch["features"].values())) for batch in loader])
-    for one, other in zip(*made, strict=True):
-        assert one[0] == other[0]
-        assert all(map(torch.equal, one[1:], other[1:]))
+        made.append(list(featcache.DataLoader(featcache.FeatureDataset(caches), batch_size=8, shards_in_memory=1)))
+    assert_same(*made)
 
 
 def test_without_copies_the_batches_are_the_same(s3, uploaded, expected):
-    same(batches_of(loader_of(featcache.open(uploaded))), expected)
+    assert_same(loader_of(featcache.open(uploaded)), expected)
 
 
 def test_an_iteration_within_another_goes_on(s3, uploaded, original, tmp_path):
     """Validation in the middle of an epoch, whose copies are held meanwhile."""
     cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(original)[-4:]))
-    expected = batches_of(loader_of(featcache.open(original), seed=7))
+    expected = list(loader_of(featcache.open(original), seed=7))
     outer = iter(loader_of(cache))
     next(outer)
     wait_until(lambda: len(copies_in(tmp_path)) == 4)
     with pytest.warns(featcache.FeatcacheWarning, match="no room for a shard"):
-        same(batches_of(loader_of(cache, seed=7)), expected)
+        assert_same(loader_of(cache, seed=7), expected)
     assert sum(len(batch["ids"]) for batch in outer) > 0
 
 
@@ -141,7 +133,6 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
     cache._shards.copies._copies.clear()
     with pytest.raises(StoreError, match="denied"):
         list(iteration)
-    wait_until(lambda: not ahead_threads())
 
 
 @pytest.fixture
@@ -167,7 +158,6 @@ def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, tmp_path
     assert len(ahead_threads()) == 1  # still in the network: nobody has waited for it
     monkeypatch.undo()
     may_end.set()
-    wait_until(lambda: not ahead_threads())
 
 
 def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, expected, tmp_path, monkeypatch):
@@ -180,16 +170,13 @@ def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, expected,
             return super().submit(*args)
 
     monkeypatch.setattr("featcache.loader.remote_shards.ThreadPoolExecutor", Ending)
-    same(batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path))), expected)
+    assert_same(loader_of(featcache.open(uploaded, copy_to=tmp_path)), expected)
 
 
 def test_a_disk_that_is_full_is_told_and_ranges_are_read(s3, uploaded, expected, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("featcache.loader.places.os.posix_fallocate", full)
+    monkeypatch.setattr("featcache.loader.places.os.posix_fallocate", refusing(errno.ENOSPC))
     with pytest.warns(featcache.FeatcacheWarning, match="No space left on device: no more shards are copied"):
-        same(batches_of(loader_of(featcache.open(uploaded, copy_to=tmp_path))), expected)
+        assert_same(loader_of(featcache.open(uploaded, copy_to=tmp_path)), expected)
 
 
 def test_the_state_is_of_what_training_has_received_and_not_of_the_windows_ahead(s3, uploaded, expected, tmp_path):
@@ -201,8 +188,8 @@ def test_the_state_is_of_what_training_has_received_and_not_of_the_windows_ahead
     iteration.close()
     resumed = loader_of(cache)
     resumed.load_state_dict(state)
-    assert [batch["ids"] for batch in received] == [ids for ids, _ in expected[:5]]
-    same(batches_of(resumed), expected[5:])
+    assert_same(received, expected[:5])
+    assert_same(resumed, expected[5:])
 
 
 def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, original, tmp_path):
@@ -212,7 +199,7 @@ def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, original, t
 
     def child():
         assert np.array_equal(cache[3], expected[3])
-        same(batches_of(loader_of(cache, seed=7)), batches_of(loader_of(expected, seed=7)))
+        assert_same(loader_of(cache, seed=7), list(loader_of(expected, seed=7)))
         iteration.close()  # of its parent, which goes on
         os._exit(0)
 
@@ -246,6 +233,6 @@ def test_what_is_needed_by_no_batch_is_let_go_of_at_the_end(s3, uploaded, tmp_pa
 def test_without_windows_nothing_is_fetched_ahead(s3, uploaded, tmp_path, monkeypatch):
     monkeypatch.setattr(ShardsAhead, "windows", None)
     dataset = featcache.FeatureDataset(featcache.open(uploaded, copy_to=tmp_path))
-    assert len(batches_of(featcache.DataLoader(dataset, batch_size=8))) == SHARDS * EACH // 8
+    assert len(list(featcache.DataLoader(dataset, batch_size=8))) == SHARDS * EACH // 8
     assert featcache.DataLoader(dataset, batch_size=8).prefetch == 2
     assert featcache.DataLoader(featcache.FeatureDataset(featcache.open(uploaded)), batch_size=8).prefetch == 8

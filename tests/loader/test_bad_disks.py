@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from cache_contents import items
 from click.testing import CliRunner
-from damage import mend, victim
+from damage import CHUNKS, mend, victim
 from forking import forked
-from local_copies import copies_in, mapped, settled
+from local_copies import chunk, copies_in, mapped, settled
 from make_cache import in_three_shards, make_features, make_version
 
 import featcache
@@ -33,9 +33,9 @@ def version(tmp_path):
     return three_shards(tmp_path / "c", side=(SideSpec("scales", (), "float32", ""),))
 
 
-def features_of(version, number=2) -> Path:
-    name = featcache.open(version.path).index.shards[number]
-    return version.shard(name).folder / "features" / "c" / "0" / "0"
+def features_of(version):
+    """The file of features of the third shard."""
+    return chunk(version, featcache.open(version.path).index.shards[2])
 
 
 def messages_of(cache):
@@ -136,9 +136,10 @@ def test_a_bad_sector_is_damage_wherever_it_is(version, bad_sector, name):
         pass
 
 
-def test_repair_keeps_what_is_not_on_the_bad_sector(cache, plain, sound, bad_sector):
+def test_repair_keeps_what_is_not_on_the_bad_sector(plain, sound, scratch, bad_sector):
     """The damaged shard is read as far as it goes; what is lost is extracted again."""
-    path = victim(cache).folder / "features" / "c" / "0" / "0"
+    cache = Path(shutil.copytree(sound, scratch / "cache"))
+    path = victim(cache).folder / CHUNKS["features"]
     bad_sector(str(path).__eq__, path.stat().st_size // 2)
     done = mend(cache, plain.manifest())
     assert len(done.removed) == 1

@@ -17,11 +17,6 @@ from featcache.version.ledger import Failure
 from featcache.version.records import Run
 
 
-@pytest.fixture
-def cache(folder):
-    return featcache.open(folder)
-
-
 class TestCache:
     def test_holds_every_utterance_in_the_order_of_the_manifest(self, cache, features):
         assert len(cache) == 20
@@ -46,6 +41,9 @@ class TestCache:
         assert np.array_equal(cache.get(3), features["utt-3"])
         assert cache.get("utt-30") is None
         assert cache.get("utt-30", 5) == cache.get(20, 5) == 5
+        assert "utt-3" in cache
+        assert "utt-30" not in cache
+        assert 3 not in cache
 
     def test_an_array_is_a_view_that_nobody_can_write_to(self, cache):
         array = cache[3]
@@ -61,11 +59,6 @@ class TestCache:
         arrays = [featcache.open(folder)[name] for name in features]
         gc.collect()
         assert all(map(np.array_equal, arrays, features.values()))
-
-    def test_ids_are_in_it_and_positions_are_not(self, cache):
-        assert "utt-3" in cache
-        assert "utt-30" not in cache
-        assert 3 not in cache
 
     def test_find_gives_positions(self, cache):
         assert cache.find(["utt-5", "utt-0", "utt-5"]).tolist() == [5, 0, 5]

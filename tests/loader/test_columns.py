@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from make_cache import make_features, make_version
 
 import featcache
 from featcache import FeatureDataset
@@ -79,13 +78,6 @@ def test_nothing_that_python_does_not_take_for_a_number_is_one(texts):
     if values is not None:
         for value, text in zip(values.tolist(), texts, strict=True):
             assert value == float(text) if text else math.isnan(value)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("features")
-    make_version(folder, make_features(20), rows={f"utt-{n}": {"path": f"{n}.wav"} for n in range(20)})
-    return featcache.open(folder)
 
 
 class TestInADataset:

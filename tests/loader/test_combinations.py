@@ -1,8 +1,8 @@
 """Everything at once: several versions, crops, quantised features, codebooks, copies and tiers, as done one by one."""
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -81,30 +81,13 @@ def parts_of(stored, names, ids, crop, epoch, positions):
     return parts
 
 
-crops = st.none() | st.builds(
+crops = st.builds(
     Crop, frames=st.integers(1, 60), where=st.sampled_from(["random", "start", "center"]), seed=st.integers(0, 2**40)
 )
-
-
-@dataclass
-class Asked:
-    """A dataset, and the batches that are read of it."""
-
-    names: list[str]
-    crop: Crop | None
-    codebooks: int | None
-    rows: list[list[int]]
-    epoch: int
-    ram: str | None
-    has_manifest: bool
-    copies: bool
-    padding: int
-
-
-asked_for = st.builds(
-    Asked,
+asked_for = st.builds(  # a dataset, and the batches that are read of it
+    SimpleNamespace,
     names=st.lists(st.sampled_from(list(VERSIONS)), min_size=1, max_size=3, unique=True),
-    crop=crops,
+    crop=st.none() | crops,
     codebooks=st.none() | st.integers(1, 4),
     rows=st.lists(st.lists(st.integers(-2 * COUNT, 2 * COUNT - 1), max_size=6), min_size=1, max_size=4),
     epoch=st.integers(0, 5),
@@ -122,10 +105,7 @@ def test_a_loader_gives_what_the_slow_way_gives(made, asked):
     if not copies:
         rows = [[row // 2 for row in batch] for batch in rows]
     caches = {name: featcache.open(folder, name, ram=asked.ram) for name in names}
-    manifest = None
-    if asked.has_manifest:
-        manifest = folder / "train.csv"
-        manifest.write_text("id,text\n" + "".join(f"utt-{n},word {n}\n" for n in range(COUNT)))
+    manifest = [{"id": f"utt-{n}", "text": f"word {n}"} for n in range(COUNT)] if asked.has_manifest else None
     options = {"codebooks": {"codes": codebooks}} if codebooks and "codes" in names else {}
     dataset = featcache.FeatureDataset(
         caches, manifest, crop=crop, padding_value=asked.padding, copies=copies, **options

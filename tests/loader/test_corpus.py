@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis.extra import numpy as st_numpy
-from make_cache import add_shard, make_features, make_version
+from make_cache import add_shard, assert_same, make_features, make_version
 
 import featcache
 from featcache import BucketBatchSampler
@@ -24,21 +24,17 @@ from featcache.version.selection import select_versions
 SHARDS = ([5, 4], [7], [3, 3, 2], [6])
 
 
-def make_corpus(folder, *parts, augment=None, **settings):
+def make_corpus(folder, *parts, augment=None):
     """Make a corpus, whose parts have the given shards each; their ids begin with the names of the parts: `p0-3`.
 
     Args:
         folder: The corpus.
         parts: The numbers of utterances in the shards of each part, `p0`, `p1` …
         augment: The section of the config, for its copies.
-        settings: Those of `make_features`.
     """
     for number, sizes in enumerate(parts):
         name = f"p{number}"
-        shards = [
-            make_features(size, seed=100 * number + at, prefix=f"{name}-{at}", **settings)
-            for at, size in enumerate(sizes)
-        ]
+        shards = [make_features(size, seed=100 * number + at, prefix=f"{name}-{at}") for at, size in enumerate(sizes)]
         version = make_version(folder / name, *shards, augment=augment)
         put_part(folder, Part(name, f"/manifests/{name}.csv"))
         record_version(version, PartVersion.of(version, open_index(version)))
@@ -85,15 +81,13 @@ def test_an_id_is_looked_up_and_not_compared_with_all(folder, monkeypatch):
     assert 17 not in corpus.ids
 
 
-def columns_of(corpus):
-    dataset = featcache.FeatureDataset(corpus, crop=8)
-    return corpus.lengths, corpus.index.shard, dataset.lengths, dataset.shards
-
-
 @pytest.fixture(scope="module")
 def columns(folder):
     """Numbers of a corpus's utterances, and the same ones as arrays of numpy's."""
-    return [(column, np.asarray(column)) for column in columns_of(featcache.open(folder))]
+    corpus = featcache.open(folder)
+    dataset = featcache.FeatureDataset(corpus, crop=8)
+    found = (corpus.lengths, corpus.index.shard, dataset.lengths, dataset.shards)
+    return [(column, np.asarray(column)) for column in found]
 
 
 SOME = st.integers(-31, 31)
@@ -134,10 +128,7 @@ def test_workers(folder, context):
     loader = torch.utils.data.DataLoader(
         dataset, batch_sampler=sampler, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=context
     )
-    batches = [(batch["ids"], batch["features"]) for batch in loader]
-    own = [(batch["ids"], batch["features"].clone()) for batch in featcache.DataLoader(dataset, sampler)]
-    assert [ids for ids, _ in batches] == [ids for ids, _ in own]
-    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(batches, own, strict=True))
+    assert_same(loader, list(featcache.DataLoader(dataset, sampler)))
 
 
 def test_an_epoch_takes_a_few_shards_of_any_parts(folder):

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from damage import flip
+from damage import flip, refusing
 from make_cache import make_features, make_version
 
 import featcache
@@ -82,10 +82,7 @@ class TestDamage:
             list(cache.values())
 
     def test_a_shard_that_cannot_be_mapped_is_a_store_error(self, tmp_path, version, monkeypatch):
-        def map_file(descriptor, num_bytes):
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
         cache = featcache.open(tmp_path)
-        monkeypatch.setattr("featcache.storage.directory.map_file", map_file)
+        monkeypatch.setattr("featcache.storage.directory.map_file", refusing(errno.ENOMEM))
         with pytest.raises(StoreError, match=f"{cache.index.shards[0]}/.*: cannot be read: Cannot allocate memory"):
             cache[0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from damage import flip
 from forking import forked
-from make_cache import make_features, make_version
+from make_cache import assert_same, make_features, make_version
 from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, SequentialSampler, Subset, TensorDataset
 
 import featcache
@@ -38,23 +38,12 @@ def cache(folder):
     return featcache.open(folder, "fbank")
 
 
+ROWS = [{"id": f"utt-{n}", "digit": n % 10, "text": f"word {n}"} for n in range(49, -1, -1)]
+
+
 @pytest.fixture
-def dataset(cache, tmp_path):
-    manifest = tmp_path / "train.csv"
-    manifest.write_text("id,digit,text\n" + "".join(f"utt-{n},{n % 10},word {n}\n" for n in range(49, -1, -1)))
-    return FeatureDataset(cache, manifest, padding_value=3)
-
-
-def same(batch, other):
-    assert list(batch) == list(other)
-    for name, value in batch.items():
-        if isinstance(value, dict):
-            same(value, other[name])
-        elif isinstance(value, torch.Tensor):
-            assert value.dtype == other[name].dtype
-            assert torch.equal(value, other[name])
-        else:
-            assert value == other[name]
+def dataset(cache):
+    return FeatureDataset(cache, ROWS, padding_value=3)
 
 
 BATCHES = [[3, 1, 4], [15, 9], [26], [5, 35, 8, 9, 7], [], [9, 3, 2, 3, 8, 4, 6]]
@@ -66,9 +55,7 @@ def test_gives_the_datasets_batches_in_the_samplers_order(dataset, prefetch):
     assert len(loader) == 6
     for _ in range(2):
         found = list(loader)
-        assert len(found) == 6
-        for batch, rows in zip(found, BATCHES, strict=True):
-            same(batch, dataset.batch(rows))
+        assert_same(found, [dataset.batch(rows) for rows in BATCHES])
     assert found[0]["digit"].tolist() == [6, 8, 5]
     assert found[0]["text"] == ["word 46", "word 48", "word 45"]
     assert found[4]["features"].shape == (0, 0, 8)
@@ -141,8 +128,7 @@ def test_resumes_behind_what_training_has_had_and_not_behind_what_was_made_ahead
     resumed = loader()
     resumed.load_state_dict(state)
     assert len(resumed) == len(expected) - seen
-    for batch, other in zip(resumed, expected[seen:], strict=True):
-        same(batch, other)
+    assert_same(resumed, expected[seen:])
     assert len(resumed.state_dict()["sampler"]["parts"]) == 1
 
 
@@ -175,8 +161,7 @@ def test_an_iteration_stays_in_its_epoch(cache):
     loader.set_epoch(1)
     found += batches
     assert (len(found), dataset.epoch) == (len(expected), 1)
-    for batch, other in zip(found, expected, strict=True):
-        same(batch, other)
+    assert_same(found, expected)
 
 
 def test_the_epochs_of_a_sampler_in_a_batch_sampler_are_gone_through(cache):
@@ -198,7 +183,7 @@ def test_positions_may_be_of_any_integers_and_count_from_the_end(cache, make, cr
     dataset = FeatureDataset(cache, crop=crop)
     (batch,) = DataLoader(dataset, [make([-1, 3, -50, 3])])
     assert batch["ids"] == ["utt-49", "utt-3", "utt-0", "utt-3"]
-    same(batch, dataset.batch([49, 3, 0, 3]))
+    assert_same(batch, dataset.batch([49, 3, 0, 3]))
 
 
 def test_what_is_no_position_is_refused(dataset):
@@ -237,8 +222,7 @@ def test_goes_to_other_processes(dataset):
     small = len(pickle.dumps(DataLoader(dataset, BATCHES)))
     assert len(pickle.dumps(loader)) < small + 100  # not the memory of batches
     copy = pickle.loads(pickle.dumps(loader))
-    for batch, other in zip(copy, expected, strict=True):
-        same(batch, other)
+    assert_same(copy, expected)
 
 
 def test_a_state_is_not_for_every_sampler(dataset):
@@ -313,8 +297,8 @@ class TestEnds:
         loader = DataLoader(dataset, BATCHES)
         for batch, other, rows in zip(loader, loader, BATCHES, strict=True):
             assert batch["ids"] == other["ids"] == [dataset.ids[row] for row in rows]
-            same(batch, other)
-            same(batch, dataset.batch(rows))
+            assert_same(batch, other)
+            assert_same(batch, dataset.batch(rows))
 
 
 @pytest.mark.parametrize(
@@ -346,9 +330,9 @@ def test_takes_nothing_but_a_feature_dataset(dataset):
 class TestOnAGpu:
     @pytest.mark.parametrize("dtype", [None, torch.float32])
     @pytest.mark.parametrize("quantized", [False, True])
-    def test_gives_the_same_batches(self, dataset, folder, tmp_path, dtype, quantized):
+    def test_gives_the_same_batches(self, dataset, folder, dtype, quantized):
         if quantized:
-            dataset = FeatureDataset(featcache.open(folder, "levels"), tmp_path / "train.csv", padding_value=3)
+            dataset = FeatureDataset(featcache.open(folder, "levels"), ROWS, padding_value=3)
         sampler = [np.random.default_rng(seed).integers(0, 50, 40).tolist() for seed in range(60)]
         for batch, rows in zip(
             DataLoader(dataset, sampler, device="cuda", dtype=dtype, prefetch=4), sampler, strict=True

@@ -1,4 +1,4 @@
-"""A dataset: features joined with the columns of a manifest, alone, in torch's DataLoader, in subsets and folds."""
+"""A dataset: features joined with the columns of a manifest, alone, in torch's DataLoader, in subsets."""
 
 import copy
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from make_cache import in_three_shards, make_features, make_version, padded_reference
+from make_cache import assert_same, in_three_shards, make_features, make_version
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, random_split
 
 import featcache
@@ -24,11 +24,6 @@ def folder(tmp_path_factory, features):
     folder = tmp_path_factory.mktemp("features")
     make_version(folder, *in_three_shards(features), rows=ROWS)
     return folder
-
-
-@pytest.fixture
-def cache(folder):
-    return featcache.open(folder)
 
 
 @pytest.fixture
@@ -109,10 +104,8 @@ class TestFeatureDataset:
         assert batch["ids"] == list(dataset.ids)
         assert batch["lengths"].tolist() == dataset.lengths.tolist() == [len(features[name]) for name in dataset.ids]
         assert [text.split()[-1] for text in batch["text"]] == [name.split("-")[1] for name in dataset.ids]
-        others = tmp_path / "others.csv"
-        others.write_text("id\nelse-1\nelse-2\n")
         with pytest.raises(MissingItemError, match="2 of 2 utterances"):  # another corpus, surely
-            featcache.FeatureDataset(cache, others, skip_missing=True)
+            featcache.FeatureDataset(cache, [{"id": "else-1"}, {"id": "else-2"}], skip_missing=True)
 
     @pytest.mark.parametrize("name", ["ids", "features", "lengths"])
     def test_a_column_that_clashes_is_refused_unless_left_out(self, cache, tmp_path, name):
@@ -121,16 +114,6 @@ class TestFeatureDataset:
         with pytest.raises(ManifestError, match=rf"clash.tsv: the column '{name}' would hide"):
             featcache.FeatureDataset(cache, manifest)
         assert dataset_keys(cache, manifest, columns=[]) == {"id", "features"}
-
-    def test_batches_in_a_data_loader(self, cache, features, manifest):
-        dataset = featcache.FeatureDataset(cache, manifest, padding_value=9)
-        first, last = DataLoader(dataset, batch_size=4, collate_fn=dataset.collate)
-        expected = padded_reference([features[name] for name in ("utt-4", "utt-2", "utt-11", "utt-0")], 9)
-        assert first["ids"] == ["utt-4", "utt-2", "utt-11", "utt-0"]
-        assert np.array_equal(first["features"].numpy(), expected)
-        assert first["lengths"].tolist() == dataset.lengths[:4].tolist()
-        assert first["text"] == ["hello 4", "hello 2", "hello 11", "hello 0"]
-        assert last["start"].tolist() == [9.5, 3.5]
 
     def test_is_gathered_in_one_call(self, cache, monkeypatch):
         dataset = featcache.FeatureDataset(cache)
@@ -150,14 +133,6 @@ class TestFeatureDataset:
             lengths = batch["lengths"].tolist()
             assert lengths == sorted(lengths, reverse=True)
             assert torch.equal(batch["features"], cache.batch(batch["ids"])[0])
-
-    def test_can_be_concatenated(self, cache, manifest):
-        dataset = featcache.FeatureDataset(cache, manifest)
-        both = ConcatDataset([dataset, dataset])
-        ids = []
-        for batch in DataLoader(both, batch_size=5, collate_fn=dataset.collate):
-            ids += batch["ids"]
-        assert ids == [*dataset.ids, *dataset.ids]
 
 
 def dataset_keys(cache, manifest, **options):
@@ -180,28 +155,16 @@ def test_what_a_collate_function_gets_is_a_list(cache, manifest, change):
     dataset = featcache.FeatureDataset(cache, manifest, padding_value=9)
     rows = change([3, 1, 5])
     changed = change(dataset.__getitems__([3, 1, 5]))
-    same(dataset.collate(changed), dataset.batch(rows))
+    assert_same(dataset.collate(changed), dataset.batch(rows))
     assert [item["id"] for item in changed] == [dataset.ids[row] for row in rows]
-    same(dataset.collate(changed), dataset.batch(rows))
+    assert_same(dataset.collate(changed), dataset.batch(rows))
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(folder):
     """Twenty utterances of a manifest, in another order than the cache's."""
-    folder = tmp_path_factory.mktemp("features")
-    make_version(folder / "features", make_features(20))
-    manifest = folder / "train.csv"
-    manifest.write_text("id,digit,text\n" + "".join(f"utt-{n},{n % 10},word {n}\n" for n in range(19, -1, -1)))
-    return FeatureDataset(featcache.open(folder / "features"), manifest, crop=5)
-
-
-def same(found, other):
-    assert list(found) == list(other)
-    for name, value in found.items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(value, other[name], rtol=0, atol=0, equal_nan=True)
-        else:
-            assert value == other[name]
+    rows = [{"id": f"utt-{n}", "digit": n % 10, "text": f"word {n}"} for n in range(19, -1, -1)]
+    return FeatureDataset(featcache.open(folder), rows, crop=5)
 
 
 positions = st.lists(st.integers(-20, 19), max_size=25)
@@ -213,31 +176,15 @@ def test_a_subset_of_a_subset_is_what_torchs_is(whole, rows, data):
     again = data.draw(st.lists(st.integers(-count, count - 1), max_size=9)) if count else []
     ours, torchs = whole.subset(rows).subset(np.array(again, np.int64)), Subset(Subset(whole, rows), again)
     assert len(ours) == len(torchs)
-    for item, other in zip(ours, torchs, strict=True):
-        same(item, other)
+    assert_same(list(ours), list(torchs))
     assert list(ours.ids) == [item["id"] for item in torchs]
     assert ours.lengths.tolist() == [len(item["features"]) for item in torchs]
-    assert ours.shards.tolist() == [0] * len(ours)
-    same(ours.batch(range(len(ours))), whole.collate(list(torchs)))
+    shard_of = dict(zip(whole.ids, whole.shards.tolist(), strict=True))
+    assert ours.shards.tolist() == [shard_of[id_] for id_ in ours.ids]
+    assert_same(ours.batch(range(len(ours))), whole.collate(list(torchs)))
 
 
-@pytest.mark.parametrize("make", [lambda whole, rows: whole.subset(rows), Subset])
-def test_folds(whole, make):
-    everything, tested = np.arange(len(whole)), []
-    for test in np.array_split(everything, 3):
-        train = np.setdiff1d(everything, test)
-        loaders = (
-            featcache.DataLoader(make(whole, train), batch_size=4),
-            DataLoader(make(whole, train), batch_size=4, shuffle=True, collate_fn=whole.collate),
-        )
-        for loader in loaders:
-            seen = [id_ for batch in loader for id_ in batch["ids"]]
-            assert sorted(seen) == sorted(whole.ids[row] for row in train)
-        tested += [id_ for batch in featcache.DataLoader(make(whole, test), batch_size=9) for id_ in batch["ids"]]
-    assert sorted(tested) == sorted(whole.ids)
-
-
-def test_random_split_and_plain_lists_of_positions(whole):
+def test_what_torch_makes_of_datasets(whole):
     train, dev = random_split(whole, [0.7, 0.3], torch.Generator().manual_seed(0))
     ids = [[id_ for batch in featcache.DataLoader(part, batch_size=4) for id_ in batch["ids"]] for part in (train, dev)]
     assert [len(part) for part in ids] == [14, 6]
@@ -246,6 +193,8 @@ def test_random_split_and_plain_lists_of_positions(whole):
     assert sorted(batch["ids"]) == sorted(whole.ids[row] for row in (3, 5, 8))
     (batch,) = featcache.DataLoader(Subset(whole, range(3, 9)), [[-1, 0]])  # positions in the subset
     assert batch["ids"] == [whole.ids[8], whole.ids[3]]
+    both = DataLoader(ConcatDataset([whole, whole]), 7, collate_fn=whole.collate)
+    assert [id_ for batch in both for id_ in batch["ids"]] == [*whole.ids, *whole.ids]
 
 
 def test_a_subset_has_an_epoch_of_its_own(whole):

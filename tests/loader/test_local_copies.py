@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from damage import flip
+from damage import flip, refusing
 from forking import wait_until
 from local_copies import (
     SHARDS,
@@ -172,7 +172,7 @@ class TestFolder:
 
 
 class TestLimit:
-    def test_copying_stops_at_the_limit_and_nothing_in_use_goes(self, slow_folder, version, expected, disk):
+    def test_copying_stops_at_the_limit_and_nothing_in_use_goes(self, slow_folder, expected, disk):
         limit = sum(sizes(slow_folder)) - 1
         cache = settled(slow_folder, copy_to=disk, copy_limit=limit)
         there = copies_in(disk)
@@ -183,9 +183,7 @@ class TestLimit:
         assert mapped(disk) == set(map(str, there.values()))
         assert read_all(cache, expected)
 
-    def test_what_nobody_uses_goes_first_the_least_recently_used_before_the_others(
-        self, slow_folder, version, other, disk
-    ):
+    def test_what_nobody_uses_goes_first_the_least_recently_used_before_the_others(self, slow_folder, other, disk):
         settled(slow_folder, copy_to=disk)
         by_age = list(copies_in(disk).values())
         for age, path in enumerate(reversed(by_age)):
@@ -207,7 +205,7 @@ class TestLimit:
         assert sorted(copies_in(disk)) == new.shard_names()
 
     @pytest.mark.filterwarnings("ignore:.*has no room for a shard")
-    def test_a_lower_limit_than_before_holds_at_once(self, slow_folder, version, disk):
+    def test_a_lower_limit_than_before_holds_at_once(self, slow_folder, disk):
         settled(slow_folder, copy_to=disk)
         limit = sum(sizes(slow_folder)[:2])
         settled(slow_folder, copy_to=disk, copy_limit=limit)
@@ -251,7 +249,7 @@ class TestLimit:
         assert len(copies_in(disk)) == SHARDS
         assert all(file.stat().st_size == 10**6 for file in files)
 
-    def test_without_a_limit_a_tenth_of_the_disk_stays_free(self, slow_folder, version, disk, monkeypatch):
+    def test_without_a_limit_a_tenth_of_the_disk_stays_free(self, slow_folder, disk, monkeypatch):
         def statvfs(path):
             size = max(sizes(slow_folder)) + 4
             blocks = 100 * size
@@ -380,10 +378,7 @@ def test_a_folder_that_may_not_be_written(read, disk):
 
 
 def test_a_file_system_without_locks(read, disk, monkeypatch):
-    def flock(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOLCK))
     read("No locks available")
     assert not copies_in(disk)
 

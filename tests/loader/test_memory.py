@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import refusing
 from forking import forked
 from local_copies import (
     chunk,
@@ -22,6 +23,7 @@ from local_copies import (
     read_with_one_warning,
     settle,
     settled,
+    sizes,
     told,
 )
 
@@ -152,11 +154,8 @@ class TestPlaces:
         assert place.find(name_of(1), 40) is not None
 
     def test_a_disk_that_takes_no_marks_any_more_is_read_all_the_same(self, place, monkeypatch):
-        def refuse(*_, **__):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
         make(place, 1, 60)
-        monkeypatch.setattr(os, "utime", refuse)
+        monkeypatch.setattr(os, "utime", refusing(errno.EROFS))
         assert place.touch(name_of(1))
         assert place.touch(name_of(1), is_needed=False)
         assert not place.touch(name_of(2))
@@ -233,8 +232,7 @@ class TestCache:
     def test_memory_comes_before_the_disk_and_that_before_the_cache(
         self, slow_folder, expected, shared, disk, monkeypatch
     ):
-        sizes = [path.stat().st_size for path in slow_folder.glob("*/shards/*/features/c/0/0")]
-        ram = sum(sizes) - 1
+        ram = sum(sizes(slow_folder)) - 1
         cache = featcache.open(slow_folder, ram=ram, copy_to=disk)
         with told() as messages:
             settle(cache)

@@ -6,7 +6,6 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from make_cache import make_features, make_version
 
 import featcache
 from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset
@@ -14,9 +13,7 @@ from featcache.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("features")
-    make_version(folder, make_features(30))
+def dataset(folder):
     return FeatureDataset(featcache.open(folder), crop=Crop(frames=4))
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from cache_contents import only_version
-from changed_rows import dataset_of, is_quiet, make_corpus, refusal, with_row
+from cache_contents import check, only_version
+from changed_rows import dataset_of, make_corpus, refusal, with_row
 from corpora import Corpus
 from make_cache import codes_cache, make_features, make_version
 from manifests import manifest_of
@@ -19,13 +19,17 @@ def corpus(scratch) -> Corpus:
     return make_corpus(scratch / "corpus")
 
 
-def test_a_row_of_another_file_under_the_same_id_is_refused(cli, corpus, scratch):
+def extracted(cache, manifest):
+    """Extract a manifest; how many utterances were not there."""
+    return featcache.extract(manifest, cache=cache, options=featcache.Options("cpu", 2)).versions[0].extracted
+
+
+def test_a_row_of_another_file_under_the_same_id_is_refused(corpus, scratch):
     """Two manifests with an id in common, extracted one after the other: the first no longer has its features."""
     cache, train = scratch / "c", corpus.manifest(name="train.csv")
-    assert cli("extract", train, "-o", cache).code == 0
+    assert extracted(cache, train) == 42
     dev = corpus.manifest([{"id": "u1", "path": "b.wav"}, {"id": "v1", "path": "b.wav"}], "dev.csv")
-    made = cli("extract", dev, "-o", cache)
-    assert (made.code, "1 utterance is extracted again: u1: path a.wav → b.wav\n" in made.err) == (0, True)
+    assert extracted(cache, dev) == 2
     assert len(dataset_of(cache, dev)) == 2
     for options in ({}, {"skip_missing": True}, {"columns": []}, {"on_changed": "error"}):
         told = refusal(cache, train, **options)
@@ -39,7 +43,7 @@ def test_a_row_of_another_file_under_the_same_id_is_refused(cli, corpus, scratch
     used = dataset_of(cache, train, on_changed="use")
     for read in (dataset, used):
         assert read[0]["features"].equal(dataset_of(cache, dev)[0]["features"])
-    assert cli("extract", train, "-o", cache).code == 0
+    assert extracted(cache, train) == 1
     assert len(dataset_of(cache, train)) == 42
     with pytest.raises(ArgumentError, match="on_changed is 'ignore': choose 'error', 'warn', 'use'"):
         dataset_of(cache, train, on_changed="ignore")
@@ -54,20 +58,21 @@ def test_a_row_of_another_file_under_the_same_id_is_refused(cli, corpus, scratch
         ("channel", 0, "", "channel 0 → (none)"),
     ],
 )
-def test_a_row_that_was_edited_is_refused_until_it_is_extracted_again(cli, corpus, scratch, column, was, now, told):
+def test_a_row_that_was_edited_is_refused_until_it_is_extracted_again(corpus, scratch, column, was, now, told):
     cache = scratch / "c"
-    assert cli("extract", with_row(corpus, "u1", **{column: was}), "-o", cache).code == 0
+    assert extracted(cache, with_row(corpus, "u1", **{column: was})) == 42
     edited = with_row(corpus, "u1", **{column: now})
     assert f"; u1: {told}. `featcache" in refusal(cache, edited)
-    made = cli("extract", edited, "-o", cache)
-    assert (made.code, f": u1: {told}\n" in made.err) == (0, True)
-    assert is_quiet(cli, cache, edited)
+    assert extracted(cache, edited) == 1
+    assert len(dataset_of(cache, edited)) == 42
+    assert extracted(cache, edited) == 0
+    assert check(cache, manifest=read_manifest(edited)).problems == []
 
 
-def test_of_rows_without_a_path_the_id_alone_counts(cli, corpus, scratch):
+def test_of_rows_without_a_path_the_id_alone_counts(corpus, scratch):
     """As of all in a manifest without paths; others beside them are compared."""
     cache = scratch / "c"
-    assert cli("extract", corpus.manifest(), "-o", cache).code == 0
+    assert extracted(cache, corpus.manifest()) == 42
     rows = [{"id": "u1"}, {"id": "u2", "start": 0.2}, {"id": "d1", "path": "d.wav"}]
     assert len(dataset_of(cache, corpus.manifest(rows, "some.csv"))) == 3
     assert len(dataset_of(cache, manifest_of(scratch, [("u1", "x"), ("u2", "y")]))) == 2

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-from dataclasses import replace
 from itertools import islice, pairwise
 
 import hypothesis.strategies as st
@@ -336,35 +335,27 @@ class TestResume:
             BucketBatchSampler([3, 4, 5], batch_size=2).load_state_dict(state)
 
 
-class TestDataLoader:
-    @pytest.fixture
-    def dataset(self, tmp_path):
-        make_version(tmp_path, make_features(90, (4,)))
-        return featcache.FeatureDataset(featcache.open(tmp_path))
+def test_an_epoch_of_torchs_workers_is_resumed_with_other_ranks(tmp_path):
+    make_version(tmp_path, make_features(90, (4,)))
+    dataset = featcache.FeatureDataset(featcache.open(tmp_path))
 
-    @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_reads_an_epoch_and_resumes_it_with_other_ranks(self, dataset, num_workers):
-        def load(sampler):
-            return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate, num_workers=num_workers)
+    def load(state=None, **rules):
+        sampler = BucketBatchSampler(dataset.lengths, **rules)
+        if state is not None:
+            sampler.load_state_dict(state)
+        return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate, num_workers=2)
 
-        seen, states = [], []
-        for rank in range(2):
-            sampler = BucketBatchSampler(dataset.lengths, max_frames=150, rank=rank, world_size=2)
-            loader = load(sampler)
-            assert len(loader) == len(sampler)
-            for step, batch in enumerate(loader, 1):
-                assert batch["features"].shape[0] * batch["features"].shape[1] <= 150
-                seen += batch["ids"]
-                if step == 5:
-                    break
-            states.append(sampler.state_dict(consumed=step))
-        assert states[0] == states[1]
-        assert 0 < len(seen) < 90
-        for rank in range(3):
-            sampler = BucketBatchSampler(dataset.lengths, max_frames=100, rank=rank, world_size=3)
-            sampler.load_state_dict(states[0])
-            seen += [name for batch in load(sampler) for name in batch["ids"]]
-        assert sorted(seen) == sorted(dataset.ids)
+    seen, states = [], []
+    for rank in range(2):
+        loader = load(max_frames=150, rank=rank, world_size=2)
+        for batch in islice(loader, 5):  # the workers have been given more
+            seen += batch["ids"]
+        states.append(loader.batch_sampler.state_dict(consumed=5))
+    assert states[0] == states[1]
+    assert 0 < len(seen) < 90
+    for rank in range(3):
+        seen += [id_ for batch in load(states[0], max_frames=100, rank=rank, world_size=3) for id_ in batch["ids"]]
+    assert sorted(seen) == sorted(dataset.ids)
 
 
 WINDOWS = {"batch_size": 2, "shards_in_memory": 2}
@@ -432,9 +423,9 @@ def corpora(draw):
     return np.array(draw(st.lists(st.integers(1, 60), min_size=len(shards), max_size=len(shards)))), np.array(shards)
 
 
-def shards_of_rounds(ranks, shards):
+def shards_of_rounds(rounds, shards):
     """The shards that each round over the ranks needs."""
-    return [set(shards[np.concatenate(batches).astype(int)].tolist()) for batches in zip(*ranks, strict=True)]
+    return [set(shards[np.concatenate(batches).astype(int)].tolist()) for batches in rounds]
 
 
 @given(corpora(), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.integers(0, 2**40))
@@ -442,9 +433,9 @@ def test_every_utterance_once_and_no_more_shards_at_a_time_than_asked(corpus, mo
     lengths, shards = corpus
     rules = {"max_frames": 200, "seed": seed, "shuffle": shuffle, "shards": shards, "shards_in_memory": most}
     ranks = all_ranks(lengths, world_size, **rules)
-    assert sorted(at for batches in ranks for batch in batches for at in batch) == [*range(len(lengths))]
+    assert positions(ranks) == [*range(len(lengths))]
     assert all(lengths[batch].max() * len(batch) <= 200 for batches in ranks for batch in batches if batch)
-    needed, held = shards_of_rounds(ranks, shards), set()
+    needed, held = shards_of_rounds(zip(*ranks, strict=True), shards), set()
     done = set()
     for number, now in enumerate(needed):
         later = set().union(*needed[number:])
@@ -467,12 +458,10 @@ def test_what_is_left_of_an_epoch_is_taken_window_by_window_too(corpus, most, be
     for sampler in resumed:
         sampler.load_state_dict(state)
     rest = [list(sampler) for sampler in resumed]
-    every = [at for batches in (*seen, *rest) for batch in batches for at in batch]
-    assert sorted(every) == [*range(len(lengths))]
+    assert positions([*seen, *rest]) == [*range(len(lengths))]
     if before == after:
         assert rest == [list(each) for each in passes]
-    needed = [set(shards[np.concatenate(batches).astype(int)].tolist()) for batches in seen]
-    needed += shards_of_rounds(rest, shards)
+    needed = shards_of_rounds([*seen, *zip(*rest, strict=True)], shards)
     for number in range(len(needed)):
         begun = set().union(*needed[: number + 1])
         assert len(begun & set().union(*needed[number:])) <= most
@@ -494,9 +483,8 @@ def test_windows_differ_between_epochs_and_are_of_even_sizes():
 def test_the_shards_of_a_dataset_are_those_that_hold_its_utterances(tmp_path):
     version = make_version(tmp_path, *(make_features(5, prefix=letter) for letter in "abcd"))
     cache = featcache.open(version.path)
-    rows = "\n".join(f"{cache.ids[at]},{at % 2}" for at in reversed(range(20)))
-    (tmp_path / "m.csv").write_text(f"id,half\n{rows}\n")
-    dataset = featcache.FeatureDataset(cache, tmp_path / "m.csv", where={"half": "1"})
+    rows = [{"id": cache.ids[at], "half": at % 2} for at in reversed(range(20))]
+    dataset = featcache.FeatureDataset(cache, rows, where={"half": 1})
     of_id = {id_: name for name in version.shard_names() for id_ in version.shard(name).table.ids}
     assert [cache.index.shards[shard] for shard in dataset.shards] == [of_id[id_] for id_ in dataset.ids]
     assert len(dataset.shards) == 10
@@ -504,29 +492,20 @@ def test_the_shards_of_a_dataset_are_those_that_hold_its_utterances(tmp_path):
     assert all(len(set(dataset.shards[batch].tolist())) == 1 for batch in batches)
 
 
-@given(
-    st.lists(st.integers(0, 60), min_size=1, max_size=60),
-    st.integers(60, 300),
-    st.none() | st.integers(1, 9),
-    st.booleans(),
-    st.booleans(),
-    st.integers(1, 4),
-    st.integers(1, 11),
-    st.data(),
-)
-def test_chunks_decide_nothing(lengths, max_frames, batch_size, shuffle, drop_last, world_size, chunk, data):
-    lengths = np.array(lengths)
-    rules = Rules(max_frames, batch_size, shuffle, 3, world_size, drop_last)
-    if batch_size is not None and data.draw(st.booleans()):
-        rules = replace(rules, max_frames=None)
-    some = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths))))
-    for positions in (None, some):
-        whole = make_batches(lengths, positions, rules, 2)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "_CHUNK", chunk)
-            chunked = make_batches(lengths, positions, rules, 2)
-        for name in ("order", "starts", "ends"):
-            assert np.array_equal(getattr(chunked, name), getattr(whole, name))
+@given(st.data(), many_lengths, world_sizes, st.integers(0, 8), st.integers(1, 11))
+def test_chunks_decide_nothing(data, lengths, world_size, steps, chunk):
+    first_rules, other_rules = data.draw(rules(lengths)), data.draw(rules(lengths))
+    drop_last = data.draw(st.booleans())
+
+    def epoch():
+        """Its beginning, and what is left of it, by other rules."""
+        seen, state = consume(lengths, world_size, steps, None, **first_rules, drop_last=drop_last)
+        return seen, consume(lengths, world_size, None, state, **other_rules, drop_last=drop_last)[0]
+
+    whole = epoch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK", chunk)
+        assert epoch() == whole
 
 
 @pytest.mark.slow

@@ -169,9 +169,9 @@ def test_every_frame_is_as_likely(tmp_path):
     frames = np.split(np.arange(50, dtype=np.float32)[:, None], [1, 3, 43])
     version = make_version(tmp_path, {f"utt-{number}": array for number, array in enumerate(frames)})
     index, rng = open_index(version), generator()
-    drawn = np.concatenate([draw_frames(version, index, 10, rng) for _ in range(2000)]).astype(int).ravel()
+    drawn = np.concatenate([draw_frames(version, index, 25, rng) for _ in range(800)]).astype(int).ravel()
     counts = np.bincount(drawn, minlength=50)
-    assert np.abs(counts - 400).max() < 5 * np.sqrt(400 * 0.8)
+    assert np.abs(counts - 400).max() < 5 * np.sqrt(400 * 0.5)
 
 
 def test_shards_and_their_order_change_nothing(tmp_path):
@@ -224,11 +224,6 @@ def test_the_digest_is_of_the_centroids_and_of_what_they_are_of(tmp_path):
     assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.fixture
-def codebook(tmp_path):
-    return fit_version(make_version(tmp_path / "cache", make_features(20, (4,), "float32")), 6)[0]
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -241,7 +236,8 @@ def codebook(tmp_path):
         (lambda data: data[:-4] + b"\xff\xff\xff\xff", "centroids are finite float32"),
     ],
 )
-def test_another_file_is_refused(tmp_path, codebook, spoil, message):
+def test_another_file_is_refused(tmp_path, spoil, message):
+    codebook, _ = fit_version(make_version(tmp_path / "cache", make_features(20, (4,), "float32")), 6)
     path = tmp_path / "units.safetensors"
     if (data := spoil(codebook.to_bytes())) is not None:
         path.write_bytes(data)
@@ -249,12 +245,12 @@ def test_another_file_is_refused(tmp_path, codebook, spoil, message):
         read_codebook(path)
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, codebook):
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
     (tmp_path / "taken").mkdir()
     for path in (tmp_path / "taken", tmp_path / "nowhere" / "units.safetensors"):
         with pytest.raises(StoreError, match="cannot be written"):
-            write_file(path, codebook.to_bytes())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "taken"]
+            write_file(path, b"data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]
 
 
 # What cannot be clustered
