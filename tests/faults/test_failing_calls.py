@@ -57,13 +57,16 @@ def fail(cli, scenario, trials, fault, at, folder="") -> str:
     return "\n".join(scenario.complaints(ended))
 
 
-def count_calls(cli, scenario, trials, kinds) -> int:
-    """How many such calls the undisturbed command makes: the first one that nothing would strike."""
-    low, high = 0, 4096
+def count_calls(cli, scenario, trials, kinds, folder="", at_most=4096) -> int:
+    """How many such calls the undisturbed command makes, in all of the cache, or in a folder of its version: the first
+    one that nothing would strike.
+    """
+    low, high = 0, at_most
     while low < high:  # a call that is struck kills
         at = (low + high) // 2
         cache = scenario.prepare(trials / "cache")
-        ended = cli(*scenario.arguments(cache), faults=Faults(cache, Strike(at, "kill", kinds)))
+        watched = only_version(cache).path / folder if folder else cache
+        ended = cli(*scenario.arguments(cache), faults=Faults(watched, Strike(at, "kill", kinds)))
         low, high = (at + 1, high) if ended.code < 0 else (low, at)
     return low
 
@@ -87,7 +90,7 @@ def test_a_disk_that_refuses_to_read_a_record_once_costs_none(
 ):
     """Of what is wanted and has failed nothing is forgotten."""
     for scenario in (repair, extraction_of_more, pruning):
-        for at in range(12):
+        for at in range(count_calls(faulty, scenario, trials, ("read",), folder, at_most=12)):
             fail(faulty, scenario, trials, ("error", ("read",), errno.EIO, 1), at, folder)
 
 
