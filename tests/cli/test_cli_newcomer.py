@@ -43,6 +43,7 @@ REFUSED = [
     ("extract train.csv -c fbank-80", 2, "; did you mean the packaged config fbank80?"),
     ("extract train.csv --device gpu", 2, "device 'gpu': not a torch device; use cpu, cuda, or cuda:0 and so on"),
     ("extract train.csv --device cuda:99", 2, "device 'cuda:99': there is no such device; torch sees "),
+    ("extract train.csv --max-failures many", 2, "--max-failures is 'many': give a number of utterances, or"),
     ("extract train.csv -o notes.txt", 2, "-o: notes.txt is not a folder"),
     ("verify feature", 1, "feature: there is no such cache folder: did you mean features?"),
     ("show notes.txt a", 1, "notes.txt: is a file, not a cache folder"),
