@@ -1,6 +1,5 @@
 """`featcache copy`: between folders and object stores, continued after a kill, checked on the way."""
 
-import json
 import os
 import shutil
 import signal
@@ -197,9 +196,4 @@ def test_the_command(cli, folder, s3, tmp_path):
     finished = cli("copy", f"{url}/fbank80", str(tmp_path / "c"), env=s3.environment)
     assert finished.code == 0, finished.err
     assert f"{SHARDS} shards copied" in finished.out
-    documents = []
-    for place in (str(folder), str(tmp_path / "c"), url):
-        finished = cli("verify", place, "--json", env=s3.environment)
-        assert finished.code == 3  # as an utterance has failed
-        documents.append(json.loads(finished.out.replace(place, "CACHE")))
-    assert documents[0] == documents[1] == documents[2]
+    assert contents(tmp_path / "c") == contents(folder)

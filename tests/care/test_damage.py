@@ -12,29 +12,10 @@ from pathlib import Path
 import pytest
 from cache_contents import chunk_files, items, only_version
 from damage import CHUNKS, SPOIL, assert_repaired, flip, victim
-from extractions import write_config
 
-import featcache
 import featcache.care.verify
-from featcache.care.verify import examine_shard, verify
+from featcache.care.verify import verify
 from featcache.version.version import Version
-
-# One bit
-
-
-def test_a_flipped_bit_in_features_names_the_utterance(cache):
-    version, shard = only_version(cache), victim(cache)
-    chunk = shard.folder / CHUNKS["features"]
-    frame_bytes = shard.features[:1].nbytes
-    offsets = shard.table.offsets("frame")
-    for number, id_ in enumerate(shard.table.ids):
-        for frame in (int(offsets[number]), int(offsets[number + 1]) - 1):
-            at = frame * frame_bytes + random.Random(frame).randrange(frame_bytes)
-            flip(chunk, at)
-            (problem,) = examine_shard(version, shard.name, True)[1]
-            assert (problem.kind, problem.id) == ("checksum", id_)
-            assert id_ in problem.message
-            flip(chunk, at)
 
 
 def flip_some_bit(path: Path) -> None:
@@ -66,7 +47,7 @@ def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spo
 
 
 def test_the_quick_check_reads_no_features(cli, cache):
-    """And says so. (What it finds: a damaged side array, below.)"""
+    """And says so. (What it finds: a damaged side array, in test_repair_kept.py.)"""
     flip(victim(cache).folder / CHUNKS["features"], 100)
     quick = cli("verify", cache, "--no-data")
     assert (quick.code, "features not read" in quick.out) == (0, True)
@@ -104,38 +85,6 @@ def test_few_tables_stay_mapped(cache, monkeypatch, kept):
     assert mapped[-1] <= 2  # before, the next one may be mapped, as it is being checked
 
 
-# Side arrays
-
-
-def side_files(cache: Path) -> dict[str, bytes]:
-    """Every file of the side arrays in a cache's one version."""
-    shards = only_version(cache).path / "shards"
-    return {str(path.relative_to(shards)): path.read_bytes() for path in shards.glob("*/side_*/**/*") if path.is_file()}
-
-
-def test_a_damaged_side_array_is_extracted_again(cli, plain, scratch):
-    """With the rest of its shard, by an extractor that gives, beside the features, how many frames there are."""
-    config = write_config(scratch, "Moments", module="row_extractors")
-    cache = scratch / "cache"
-    assert cli("extract", plain.manifest(), "-o", cache, "-c", config, "--shard-size", "0.0008").code == 0
-    names, sound, features = only_version(cache).shard_names(), side_files(cache), items(cache)
-    assert len(names) > 2
-    assert len(sound) == 2 * len(names)
-    opened = featcache.open(cache)
-    assert [opened.side("counts", id_).tolist() for id_ in opened.ids] == [[len(opened[id_])] for id_ in opened.ids]
-    shard = victim(cache)
-    flip(shard.folder / "side_counts" / "c" / "0", 9)
-    verified = cli("verify", cache, "--no-data")
-    assert verified.code == 1
-    assert "side_counts/c/0: damaged: its checksum does not match" in verified.out
-    refused = cli("repair", cache, "--manifest", plain.manifest())
-    assert (refused.code, only_version(cache).shard_names()) == (2, names)
-    assert "names row_extractors:Moments, which is not a registered extractor; --trust-remote-code" in refused.err
-    assert cli("repair", cache, "--manifest", plain.manifest(), "--trust-remote-code").code == 0
-    assert (only_version(cache).shard_names(), side_files(cache), items(cache)) == (names, sound, features)
-    assert cli("verify", cache, "--manifest", plain.manifest()).code == 0
-
-
 # What is beside the shards: a version's metadata, restored, and its index, built anew
 
 
@@ -162,9 +111,7 @@ def test_a_version_without_metadata_or_record_is_left_alone(cli, plain, cache):
     path = only_version(cache).path
     (path / "zarr.json").unlink()
     shutil.rmtree(path / "runs")
-    refused = cli("repair", cache, "--manifest", plain.manifest())
-    assert refused.code == 1
-    (line,) = refused.err.splitlines()
+    (line,) = cli.refused("repair", cache, "--manifest", plain.manifest(), code=1).splitlines()
     assert "no record" in line
     assert len([folder for folder in (path / "shards").iterdir() if folder.is_dir()]) == 3
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cache_contents import check, items, only_version
+from cache_contents import check, items, only_version, values_of
 from damage import CHUNKS, assert_repaired, flip, mend, victim
 
 import featcache
@@ -37,11 +37,10 @@ def versions(cache: Path) -> tuple[Version, Version]:
 
 
 def values(version: Version) -> dict[str, bytes]:
-    cache = featcache.open(version.path, check=True, strict=True)
-    return {id_: cache[id_].tobytes() for id_ in cache.ids}
+    return values_of(featcache.open(version.path, check=True, strict=True))
 
 
-def test_a_foreign_shard_is_noticed_by_every_command(cli, pair):
+def test_shards_copied_beside_anothers_are_noticed_by_every_command_and_taken_away(cli, plain, two, pair):
     a, b = pair
     shutil.copytree(b.path / "shards", a.path / "shards", dirs_exist_ok=True)
     what = f"belongs to another version ({b.info.fingerprint[:12]})"
@@ -51,11 +50,6 @@ def test_a_foreign_shard_is_noticed_by_every_command(cli, pair):
         finished = cli(command, a.path)
         assert finished.code == 1
         assert what in finished.out + finished.err
-
-
-def test_shards_copied_beside_anothers_are_taken_away(plain, two, pair):
-    a, b = pair
-    shutil.copytree(b.path / "shards", a.path / "shards", dirs_exist_ok=True)
     done = mend(a.path, plain.manifest())
     assert (done.extracted, done.aside, {*done.removed}) == (0, {}, {*b.shard_names()})
     for mended, before in zip(pair, versions(two), strict=True):
@@ -114,9 +108,7 @@ def test_a_copy_beside_its_original_is_another_version_of_that_name(cli, cache, 
     verified = cli("verify", cache, "--json").json()
     assert verified["ok"]
     assert [len(version["notes"]) for version in verified["versions"]] == [1, 0]
-    assert {id_: featcache.open(cache, "copy")[id_].tobytes() for id_ in items(sound)} == {
-        id_: found[2] for id_, found in items(sound).items()
-    }
+    assert values_of(featcache.open(cache, "copy")) == values_of(featcache.open(sound))
 
 
 @pytest.mark.parametrize("spoilt", ["an item", "all items of a shard", "its metadata"])

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import uuid
 from contextlib import nullcontext, suppress
 
 import numpy as np
@@ -10,27 +9,21 @@ import pytest
 from cache_contents import items_of
 from damage import CHUNKS, flip
 from make_cache import add_shard, make_features, make_version
-from manifests import manifest_of
+from object_stores import any_store
 from scratch import scratch_folder
 from small_shards import create, item, write
 
 import featcache
-from featcache.care.prune import ids_to_keep, plan_prune, prune, remove_version
+from featcache.care.prune import plan_prune, prune, remove_version
 from featcache.care.verify import verify
-from featcache.errors import ArgumentError, DamagedError, LockedError, ManifestError, StoreError
-from featcache.manifest import read_manifest
+from featcache.errors import ArgumentError, DamagedError, LockedError, StoreError
 from featcache.storage.base import open_store
-from featcache.storage.location import parse_location
 from featcache.strings import Strings
 from featcache.version.index import open_index
 from featcache.version.ledger import Failure, put_failures, read_failures
 from featcache.version.tags import at_tag, make_tag
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted
-
-
-def manifest(folder, ids):
-    return read_manifest(manifest_of(folder, [(id_, f"{id_}.wav") for id_ in ids], ("id", "path"), "wanted.csv"))
 
 
 def add(version: Version, ids, run: int, *, blind: bool = False) -> str:
@@ -164,16 +157,6 @@ def test_nothing_is_removed_beside_a_run_or_after_a_change(version):
     assert {*names} < {*version.shard_names()}
 
 
-def test_another_corpus_manifest_is_refused(version, tmp_path):
-    add(version, [f"u{number}" for number in range(40)], 1)
-    with pytest.raises(ManifestError, match="has none of the 40 utterances of"):
-        ids_to_keep(version, manifest(tmp_path, ["x"]))
-    few = manifest(tmp_path, ["u1", "x"])
-    with pytest.raises(ManifestError, match=r"lacks 39 of the 40 utterances in .*--force removes them"):
-        ids_to_keep(version, few)
-    assert ids_to_keep(version, few, force=True).tolist() == hashes(["u1", "x"]).tolist()
-
-
 def test_what_was_pruned_and_then_lost_is_whole_once_it_is_extracted_again(cli, plain, scratch):
     cache, wanted = scratch / "cache", plain.manifest()
     assert cli("extract", wanted, "-o", cache).code == 0
@@ -193,7 +176,7 @@ def test_in_an_object_store_what_stays_is_there_whichever_removal_is_the_last(mo
     pytest.importorskip("obstore")
     from featcache.storage.bucket import Bucket
 
-    version = make_version(parse_location("cache", f"memory://{uuid.uuid4()}/features"))
+    version = make_version(any_store())
     items = list(make_features(6).items())
     add_shard(version, dict(items[:3]))
     add_shard(version, dict(items[3:5]), row=3)

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 from cache_contents import check, items, only_version
-from corpora import speech
 from crc32c import crc32c
 from damage import CHUNKS, flip, mend, victim
 from make_cache import add_shard
@@ -60,25 +58,6 @@ def test_repair_says_paths_as_they_were_given(cli, plain, cache):
     for repaired in said:
         assert f"{cache.name}/fbank80-" in repaired.out
         assert str(cache) not in repaired.out + repaired.err
-
-
-@pytest.mark.parametrize(("row", "damaged"), [(0, 1), (5, 2)], ids=["last but one", "last"])
-def test_repair_brings_back_the_latest_of_an_utterance_that_was_replaced(cli, plain, scratch, row, damaged):
-    """Its audio changed twice: an older extraction in a sound shard must not pass for the one that was damaged."""
-    corpus, cache = plain.copy(scratch / "corpus"), scratch / "cache"
-    made, versions = [], set()
-    for seed in (0, 50, 51):
-        if seed:
-            path = corpus.folder / corpus.rows[row]["path"]
-            soundfile.write(path, speech(corpus.rows[row]["duration"], seed=seed), 16000)
-        assert cli("extract", corpus.manifest(), "-o", cache, "--check-sources").code == 0
-        made += set(only_version(cache).shard_names()) - versions
-        versions.update(made)
-    expected = items(cache)
-    flip(only_version(cache).shard(made[damaged]).folder / CHUNKS["features"], 100)
-    assert cli("repair", cache, "--manifest", corpus.manifest()).code == 0
-    assert items(cache) == expected
-    assert check(cache, manifest=read_manifest(corpus.manifest())).problems == []
 
 
 def test_repair_brings_back_what_had_failed_once(cli, plain, scratch):

@@ -1,15 +1,15 @@
 """Repair keeps what is sound: it extracts again just the utterances whose own bytes are damaged."""
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-from cache_contents import check, chunk_files, items, only_version, provenance
+from cache_contents import check, chunk_files, items, only_version, provenance, values_of
 from corpora import Corpus, speech
 from damage import CHUNKS, delete, empty, flip, lengthen, mend, replace_by_folder, victim
-from extractions import write_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scratch import scratch_folder
@@ -215,28 +215,50 @@ def test_an_utterance_that_fails_now_leaves_the_others_as_they_are(cli, plain, c
 
 # Other versions
 
+CONFIGS = {
+    "side": {"extractor": "row_extractors:Moments"},
+    "quantized": {"extractor": "fbank", "store": {"dtype": "uint8"}},
+    "copies": {"extractor": "fbank", "augment": {"speed": [0.9, 1.0, 1.1]}},
+}
 
-@pytest.mark.usefixtures("trusted")
-@pytest.mark.parametrize("kind", ["side", "quantized", "copies"])
-def test_side_arrays_quantised_features_and_copies_are_kept(cli, plain, scratch, kind):
+
+@pytest.fixture
+def made(cli, plain, scratch, trusted):
+    """Extracts by one of these configs; gives the cache, and a copy of it to spoil."""
+
+    def make(kind: str, *options: str) -> tuple[Path, Path]:
+        sound, config = scratch / "sound", scratch / "some.yaml"
+        config.write_text(json.dumps({"name": "some", **CONFIGS[kind]}))
+        assert cli("extract", plain.manifest(), "-o", sound, "-c", config, *options).code == 0
+        return sound, Path(shutil.copytree(sound, scratch / "cache"))
+
+    return make
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_side_arrays_quantised_features_and_copies_are_kept(plain, made, kind):
     """With all that belongs to an utterance; a copy of one is an utterance by itself."""
-    config: str | Path = "fbank80-uint8"
-    if kind == "side":
-        config = write_config(scratch, "Moments", module="row_extractors")
-    if kind == "copies":
-        config = scratch / "copies.yaml"
-        config.write_text("name: copies\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n")
-    sound, cache = scratch / "sound", scratch / "cache"
-    assert cli("extract", plain.manifest(), "-o", sound, "-c", config, "--device", "cpu").code == 0
-    shutil.copytree(sound, cache)
+    sound, cache = made(kind)
     version = only_version(cache)
     shard = version.shard(version.shard_names()[0])
     hit = {shard.table.ids[number] for number in (4, 5)}
-    for number in (4, 5):
-        flip(shard.folder / FEATURES, end_of(shard, number) - 1)
+    for at in (end_of(shard, 3), end_of(shard, 5) - 1):  # the first byte of one, and the last of the next
+        flip(shard.folder / FEATURES, at)
     done = mend(cache, plain.manifest())
     assert done.kept == len(items(sound)) - 2
     assert_mended(done, cache, sound, plain.manifest(), hit)
+
+
+def test_a_damaged_side_array_is_extracted_again_with_its_shard(plain, made):
+    """And found without reading features."""
+    sound, cache = made("side", "--shard-size", "0.0008")
+    shard = victim(cache)
+    ids = {*shard.table.ids}
+    flip(shard.folder / "side_counts" / "c" / "0", 9)
+    (problem,) = check(cache, data=False).problems
+    assert "side_counts/c/0: damaged: its checksum does not match" in problem.message
+    assert_mended(mend(cache, plain.manifest()), cache, sound, plain.manifest(), ids)
+    assert only_version(cache).shard_names() == only_version(sound).shard_names()
 
 
 # Utterances that were replaced
@@ -244,53 +266,69 @@ def test_side_arrays_quantised_features_and_copies_are_kept(cli, plain, scratch,
 
 @pytest.fixture
 def replaced(cli, plain, scratch) -> tuple[Corpus, Path, list[str]]:
-    """A cache whose utterances 0 and 5 were extracted anew when their audio had changed; its shards, as they came."""
-    corpus, cache = plain.copy(scratch / "corpus"), scratch / "cache"
-    assert cli("extract", corpus.manifest(), "-o", cache).code == 0
-    (first,) = only_version(cache).shard_names()
-    for row in (0, 5):
-        path = corpus.folder / corpus.rows[row]["path"]
-        soundfile.write(path, speech(corpus.rows[row]["duration"], seed=50 + row), 16000)
-    assert cli("extract", corpus.manifest(), "-o", cache, "--check-sources").code == 0
-    (second,) = {*only_version(cache).shard_names()} - {first}
-    return corpus, cache, [first, second]
+    """A cache whose utterances 0 and 5 were extracted anew each time their audio had changed, which was twice; its
+    shards, as they came.
+    """
+    corpus, cache, names = plain.copy(scratch / "corpus"), scratch / "cache", []
+    for seed in (0, 50, 60):
+        for row in (0, 5):
+            path = corpus.folder / corpus.rows[row]["path"]
+            soundfile.write(path, speech(corpus.rows[row]["duration"], seed=seed + row), 16000)
+        assert cli("extract", corpus.manifest(), "-o", cache, "--check-sources").code == 0
+        names += {*only_version(cache).shard_names()}.difference(names)
+    return corpus, cache, names
 
 
 def test_what_others_had_replaced_is_not_kept(replaced, nothing_else):
     """Where only such items are damaged, nothing is extracted."""
-    _, cache, (first, second) = replaced
+    _, cache, (first, second, third) = replaced
     expected = items(cache)
-    shard = only_version(cache).shard(first)
-    for number in (0, 5):
-        flip(shard.folder / FEATURES, end_of(shard, number) - 1)
+    for name, numbers in ((first, (0, 5)), (second, (0, 1))):
+        shard = only_version(cache).shard(name)
+        for number in numbers:
+            flip(shard.folder / FEATURES, end_of(shard, number) - 1)
     done = mend(cache, nothing_else)
     assert (done.kept, done.extracted) == (10, 0)
     assert items(cache) == expected
     shards = [only_version(cache).shard(name) for name in only_version(cache).shard_names()]
     assert sorted(shard.info.items for shard in shards) == [2, 10]
-    assert second in [shard.name for shard in shards]
+    assert third in [shard.name for shard in shards]
 
 
-def test_an_older_extraction_does_not_pass_for_the_one_that_was_damaged(cli, replaced, monkeypatch):
-    """Not even where repair is killed before it has extracted anything: the utterance is said to be missing then."""
-    corpus, cache, (_, second) = replaced
-    expected = items(cache)
-    shard = only_version(cache).shard(second)
-    hit = shard.table.ids[1]
+@pytest.fixture
+def latest_is_damaged(replaced) -> tuple[Path, Path, dict[str, tuple], str]:
+    """A manifest, and its cache, whose latest extraction of an utterance is damaged; the items before that; its id."""
+    corpus, cache, (*_, last) = replaced
+    sound = items(cache)
+    shard = only_version(cache).shard(last)
     flip(shard.folder / FEATURES, end_of(shard, 1) - 1)
+    return corpus.manifest(), cache, sound, shard.table.ids[1]
+
+
+def test_the_latest_of_an_utterance_that_was_replaced_comes_back(latest_is_damaged):
+    """Its older extractions, in sound shards, do not pass for it."""
+    manifest, cache, sound, _ = latest_is_damaged
+    assert mend(cache, manifest).extracted == 1
+    assert items(cache) == sound
+    assert check(cache, manifest=read_manifest(manifest)).problems == []
+
+
+def test_of_a_repair_that_was_killed_the_latest_of_an_utterance_is_missing(cli, latest_is_damaged, monkeypatch):
+    """An older extraction does not pass for it: not before anything has been extracted either."""
+    manifest, cache, sound, hit = latest_is_damaged
 
     def killed(*_):
         raise InterruptedError
 
     monkeypatch.setattr("featcache.care.repair.run_extraction", killed)
     with pytest.raises(InterruptedError):
-        mend(cache, corpus.manifest())
-    assert {id_ for id_, one in items(cache).items() if one != expected[id_]} == {hit}
+        mend(cache, manifest)
+    assert {id_ for id_, one in items(cache).items() if one != sound[id_]} == {hit}
     assert [problem.kind for problem in check(cache).problems] == ["unfinished"]
     with pytest.warns(FeatcacheWarning, match="1 of the 12 utterances of .* are missing"):
         featcache.open(cache)
-    assert cli("extract", corpus.manifest(), "-o", cache).code == 0
-    assert items(cache) == expected
+    assert cli("extract", manifest, "-o", cache).code == 0
+    assert items(cache) == sound
 
 
 # Tags
@@ -302,8 +340,7 @@ def tag(cache: Path) -> dict[str, bytes]:
 
 
 def by_tag(cache: Path) -> dict[str, bytes]:
-    opened = featcache.open(cache, tag="paper", check=True)
-    return {id_: np.asarray(opened[id_]).tobytes() for id_ in opened.ids}
+    return values_of(featcache.open(cache, tag="paper", check=True))
 
 
 def test_a_tag_stays_whole_if_only_metadata_was_damaged(plain, sound, cache):

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cache_contents import check, items, only_version
+from cache_contents import check, items, only_version, values_of
 from click.testing import CliRunner
 from damage import CHUNKS, flip, mend, victim
 
@@ -26,10 +26,6 @@ def damage(cache: Path, name: str = CHUNKS["features"]) -> Shard:
     flip(shard.folder / name, 3)
     shutil.rmtree(next(cache.glob("*/index")))
     return shard
-
-
-def values(cache) -> dict[str, bytes]:
-    return {id_: cache[id_].tobytes() for id_ in cache.ids}
 
 
 @pytest.fixture(params=[CHUNKS["features"], CHUNKS["items"]], ids=["features", "table"])
@@ -59,7 +55,7 @@ def test_an_index_is_built_of_the_shards_that_are_there_now(overtaken, sound):
 
 
 def test_a_cache_is_opened_with_all_items(overtaken, sound):
-    assert values(featcache.open(overtaken)) == values(featcache.open(sound))
+    assert values_of(featcache.open(overtaken)) == values_of(featcache.open(sound))
 
 
 def test_verify_reports_nothing_that_was_taken_away(overtaken, sound, plain):
@@ -82,7 +78,7 @@ def test_an_opened_cache_reads_what_it_has_mapped_and_else_says_that_it_is_to_be
     shard = damage(cache)
     opened, mapped = featcache.open(cache), featcache.open(cache)
     inside = [*shard.table.ids]
-    whole = values(featcache.open(sound))
+    whole = values_of(featcache.open(sound))
     assert mapped[inside[-1]].tobytes() == whole[inside[-1]]
     assert len(mend(cache, plain.manifest()).removed) == 1
     for reader in (opened, pickle.loads(pickle.dumps(opened)), pickle.loads(pickle.dumps(mapped))):
@@ -95,7 +91,7 @@ def test_an_opened_cache_reads_what_it_has_mapped_and_else_says_that_it_is_to_be
         with pytest.raises(StoreError, match=GONE):
             reader.batch([inside[0]], check=True)
     assert mapped[inside[-1]].tobytes() == whole[inside[-1]]
-    assert values(featcache.open(cache, check=True)) == whole
+    assert values_of(featcache.open(cache, check=True)) == whole
 
 
 def test_a_shard_that_is_taken_away_while_it_is_checked_is_looked_for_again(cache, monkeypatch):

@@ -64,9 +64,8 @@ def paths(plain, scratch):
 )
 def test_paths_that_cannot_be_are_refused(cli, scratch, paths, command, message):
     before = listed(scratch)
-    refused = cli(*command.format(**paths).split(), cwd=scratch)
-    assert (refused.code, refused.out) == (2, "")
-    assert refused.err == f"featcache: {message.format(**paths)}\n"
+    said = cli.refused(*command.format(**paths).split(), cwd=scratch)
+    assert said == f"featcache: {message.format(**paths)}\n"
     assert listed(scratch) == before
 
 
@@ -100,9 +99,8 @@ def test_no_path_is_empty_or_almost_a_url(name, words, path, fault):
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "0", "1e999", "two"])
 def test_a_size_is_a_number(cli, paths, scratch, value):
-    refused = cli("extract", paths["manifest"], "-o", scratch / "c", "--dry-run", f"--shard-size={value}")
-    assert (refused.code, refused.out) == (2, "")
-    assert "Invalid value for '--shard-size': " in refused.err.splitlines()[-1]
+    said = cli.refused("extract", paths["manifest"], "-o", scratch / "c", "--dry-run", f"--shard-size={value}")
+    assert "Invalid value for '--shard-size': " in said.splitlines()[-1]
     assert not (scratch / "c").exists()
 
 
@@ -113,11 +111,10 @@ def test_what_a_command_reads_is_never_written(cli, plain, scratch, link):
     output = manifest if link is None else scratch / "link.csv"
     if link is not None:
         getattr(output, link)(manifest)
-    refused = cli("manifest", manifest, "-o", output, "--force")
-    assert (refused.code, refused.err) == (2, f"featcache: {output}: is what this command reads: give another file\n")
-    refused = cli("extract", manifest, "-o", scratch / "c", "--log", output)
-    said = f"featcache: --log: {output} is there, and is no log of featcache: give another file\n"
-    assert (refused.code, refused.err) == (2, said)
+    said = cli.refused("manifest", manifest, "-o", output, "--force")
+    assert said == f"featcache: {output}: is what this command reads: give another file\n"
+    said = cli.refused("extract", manifest, "-o", scratch / "c", "--log", output)
+    assert said == f"featcache: --log: {output} is there, and is no log of featcache: give another file\n"
     assert manifest.read_bytes() == data
     assert not (scratch / "c").exists()
 
@@ -125,9 +122,7 @@ def test_what_a_command_reads_is_never_written(cli, plain, scratch, link):
 def test_no_output_is_a_versions_file(cli, scratch, features):
     place = make_version(scratch / "cache", features).path / "zarr.json"
     before = place.read_bytes()
-    refused = cli("stats", scratch / "cache", "-o", place, "--force")
-    assert refused.code == 2
-    assert "is a file of the version" in refused.err
+    assert "is a file of the version" in cli.refused("stats", scratch / "cache", "-o", place, "--force")
     assert place.read_bytes() == before
 
 
@@ -173,28 +168,22 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(cli, scratch, 
     name, *options = command
     command = (name, scratch / "cache", *options, "-o", output)
     output.write_text("of another day's work")
-    refused = cli(*command)
-    assert (refused.code, refused.out) == (2, "")
-    assert refused.err == f"featcache: {output}: already exists: give another name, or --force to replace it\n"
+    said = cli.refused(*command)
+    assert said == f"featcache: {output}: already exists: give another name, or --force to replace it\n"
     assert output.read_text() == "of another day's work"
     assert cli(*command, "--force").code == 0
     assert output.stat().st_size > 100
-    output.unlink()
-    assert cli(*command).code == 0
-    refused = cli(name, scratch / "cache", *options, "-o", scratch / "nowhere" / "x")
-    assert refused.code == 1
-    assert refused.err.endswith(f"x: cannot be written: there is no folder {scratch / 'nowhere'}\n")
+    said = cli.refused(name, scratch / "cache", *options, "-o", scratch / "nowhere" / "x", code=1)
+    assert said.endswith(f"x: cannot be written: there is no folder {scratch / 'nowhere'}\n")
     folder = scratch / "read-only"
     folder.mkdir(mode=0o555)
-    refused = cli(name, scratch / "cache", *options, "-o", folder / "x", powerless=True)
-    assert refused.code == 1
-    assert refused.err == f"featcache: {folder / 'x'}: cannot be written: the folder {folder} may not be written\n"
+    said = cli.refused(name, scratch / "cache", *options, "-o", folder / "x", powerless=True, code=1)
+    assert said == f"featcache: {folder / 'x'}: cannot be written: the folder {folder} may not be written\n"
 
 
 def test_numbers_that_are_none_or_that_no_computer_holds(cli, plain, scratch):
-    refused = cli("extract", plain.manifest(), "-o", scratch / "c", "--threads", 2**63)
-    assert refused.code == 2
-    assert f"{2**63} is not in the range 1<=x<=4096" in refused.err
+    said = cli.refused("extract", plain.manifest(), "-o", scratch / "c", "--threads", 2**63)
+    assert f"{2**63} is not in the range 1<=x<=4096" in said
     with pytest.raises(ArgumentError, match="threads is 9223372036854775808: it must be a whole number, 1 or more, at"):
         Device("cpu", 2**63)
     for number in (float("nan"), 0, -1.0):

@@ -100,9 +100,7 @@ def test_features_are_the_same_with_durations_from_headers(cli, corpus, scratch,
     ],
 )
 def test_wrong_options_are_one_line(cli, data, scratch, options, words):
-    ended = cli("manifest", data, "-o", scratch / options[1], *options[2:])
-    assert ended.code == 2
-    assert words in ended.err
+    assert words in cli.refused("manifest", data, "-o", scratch / options[1], *options[2:])
     assert not (scratch / options[1]).exists()
 
 
@@ -118,5 +116,5 @@ def test_a_dash_is_standard_output(cli, data, scratch):
 @pytest.mark.parametrize("kind", ["nemo", "lhotse"])
 def test_a_container_is_refused_before_it_is_copied(cli, scratch, kind):
     (scratch / "m.csv").write_text("id,path\na,gone.tar.gz/a.wav\n")
-    ended = cli("manifest", scratch / "m.csv", "-o", scratch / "cuts.jsonl", "--to", kind)
-    assert (ended.code, "gone.tar.gz/a.wav: is inside a container" in ended.err) == (2, True)
+    said = cli.refused("manifest", scratch / "m.csv", "-o", scratch / "cuts.jsonl", "--to", kind)
+    assert "gone.tar.gz/a.wav: is inside a container" in said

@@ -61,16 +61,14 @@ def test_python_sets_the_same_keys(cli, plain, scratch):
     ],
 )
 def test_what_nothing_takes_is_refused_in_a_line(cli, plain, table, scratch, setting, words):
-    found = cli("extract", table, "-o", scratch / "c", "--set", f"data_root={plain.folder}", "--set", setting)
-    assert found.code == 2
-    assert found.err.splitlines()[-1].startswith("featcache: " + words.format(table=table))
+    said = cli.refused("extract", table, "-o", scratch / "c", "--set", f"data_root={plain.folder}", "--set", setting)
+    assert said.splitlines()[-1].startswith("featcache: " + words.format(table=table))
 
 
 def test_commands_without_configs_know_placeholders_alone(cli, plain, scratch):
     manifest = plain.manifest()
-    found = cli("manifest", manifest, "-o", scratch / "m.csv", "--set", "params.num_mel_bins=40")
-    assert found.code == 2
-    assert found.err == f"featcache: --set params.num_mel_bins: it is not a placeholder of {manifest}\n"
+    said = cli.refused("manifest", manifest, "-o", scratch / "m.csv", "--set", "params.num_mel_bins=40")
+    assert said == f"featcache: --set params.num_mel_bins: it is not a placeholder of {manifest}\n"
 
 
 def test_a_part_of_a_corpus_need_not_have_every_placeholder(cli, plain, table, scratch):
@@ -79,6 +77,4 @@ def test_a_part_of_a_corpus_need_not_have_every_placeholder(cli, plain, table, s
     other.write_text(f"id,path\nc,{plain.folder}/02.wav\n")
     extract = "extract", other, table, "-o", scratch / "c", "--set", f"data_root={plain.folder}"
     assert cli(*extract).code == 0
-    refused = cli(*extract, "-c", "mfcc13", "--set", "low_freq=40")
-    assert refused.code == 2
-    assert "did you mean params.low_freq?" in refused.err
+    assert "did you mean params.low_freq?" in cli.refused(*extract, "-c", "mfcc13", "--set", "low_freq=40")

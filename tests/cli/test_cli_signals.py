@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+from processes import start_script
 
 
 @pytest.fixture
@@ -33,10 +34,7 @@ def interrupted(running, number):
     return running.wait()
 
 
-each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda it: it.name)
-
-
-@each_signal
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda it: it.name)
 @pytest.mark.parametrize(
     "command",
     [
@@ -74,25 +72,30 @@ main()
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "featcache: interrupted\n")
 
 
-@each_signal
-def test_a_signal_that_is_ignored_stays_ignored(cache, pipe, number):
+def test_a_signal_that_is_ignored_stays_ignored(cli, cache, pipe):
     """As `nohup` and its like have it: the command goes on, and ends by what it reads."""
     code = """
-import os, signal, sys, threading
-number = int(sys.argv[3])
-signal.signal(number, signal.SIG_IGN)
-from featcache.cli import main
-def write():
-    with open(sys.argv[2], "w") as file:
-        os.kill(os.getpid(), number)
-        file.write("id,path\\n")
-threading.Thread(target=write).start()
-main(["verify", sys.argv[1], "--manifest", sys.argv[2]])
-"""
-    command = [sys.executable, "-c", code, cache, pipe, str(int(number))]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert "there are no rows" in ended.stderr
+    import os, signal, sys, threading
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    from featcache.cli import main
+    def write():
+        with open(sys.argv[2], "w") as file:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.kill(os.getpid(), number)
+            file.write("id,path\\n")
+    threading.Thread(target=write).start()
+    main(["verify", sys.argv[1], "--manifest", sys.argv[2]])
+    """
+    ended = start_script(cli, code, cache, pipe).wait()
+    assert ended.code == 2
+    assert "there are no rows" in ended.err
+
+
+def featcache_to(stdout, *command):
+    """Run a command in an interpreter of its own, to its end, with that standard output."""
+    words = [sys.executable, "-m", "featcache", *command]
+    return subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
 
 
 def test_a_reader_that_has_gone_is_told_as_shells_tell_it():
@@ -100,8 +103,7 @@ def test_a_reader_that_has_gone_is_told_as_shells_tell_it():
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing) as stdout:
-        command = [sys.executable, "-m", "featcache", "configs"]
-        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+        ended = featcache_to(stdout, "configs")
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
@@ -114,6 +116,5 @@ def test_a_reader_that_has_gone_is_told_as_shells_tell_it():
 )
 def test_a_full_disk_below_stdout_is_named(command, said):
     with open("/dev/full", "w") as stdout:
-        words = [sys.executable, "-m", "featcache", *command.split()]
-        ended = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+        ended = featcache_to(stdout, *command.split())
     assert (ended.returncode, ended.stderr) == (1, said)

@@ -8,6 +8,7 @@ import pytest
 import soundfile
 from cache_contents import items, only_version
 from corpora import Corpus, speech
+from extractions import failures_of
 from manifests import manifest_of
 
 from featcache.errors import ManifestError
@@ -88,10 +89,9 @@ def test_hints_are_commands_that_a_shell_takes(cli, plain, scratch):
 def test_where_no_file_is_there_the_root_is_refused_before_anything_is_written(cli, plain, scratch):
     """With the place where one was looked for; instead of a ledger full of utterances that nothing is wrong with."""
     for options in ((), ("--dry-run",), ("-c", "mfcc13", "-c", "fbank80")):
-        lost = cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch, *options)
-        assert (lost.code, lost.out) == (2, "")
-        assert "manifest.csv: none of 12 audio files checked exists, for example 00.wav: " in lost.err
-        assert lost.err.endswith(f"00.wav: {scratch}/00.wav; --root says what relative paths are relative to\n")
+        said = cli.refused("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch, *options)
+        assert "manifest.csv: none of 12 audio files checked exists, for example 00.wav: " in said
+        assert said.endswith(f"00.wav: {scratch}/00.wav; --root says what relative paths are relative to\n")
         assert not (scratch / "c").exists()
     assert cli("extract", plain.manifest(), "-o", scratch / "c").code == 0
     assert "nothing to do" in cli("extract", plain.manifest(), "-o", scratch / "c", "--root", scratch).out
@@ -111,21 +111,18 @@ def test_files_that_are_missing_are_failures_where_the_root_is_right(cli, plain,
     assert cli("extract", plain.manifest(rows[-1:], "one.csv"), "-o", scratch / "d").code == 3
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("sub/gone.wav", "there is no such file: {root}/sub/gone.wav"),
-        ("/nowhere/gone.wav", "there is no such file"),
-        ("hf://org/a.wav", "there is no such file: URLs are read that begin with s3, gs, az, https, http"),
-        ("~/a.wav", "there is no such file: ~ stands for no folder in a manifest"),
-    ],
-)
-def test_the_ledger_says_where_a_file_was_looked_for(cli, tmp_path, scratch, path, message):
-    manifest = tmp_path / "manifest.csv"
-    manifest.write_text(f"id,path\na,{path}\n")
+def test_the_ledger_says_where_a_file_was_looked_for(cli, plain, tmp_path, scratch):
+    said = {
+        "sub/gone.wav": f": {tmp_path}/sub/gone.wav",
+        "/nowhere/gone.wav": "",
+        "hf://org/a.wav": ": URLs are read that begin with s3, gs, az, https, http",
+        "~/a.wav": ": ~ stands for no folder in a manifest",
+    }
+    paths = [*said, str(plain.folder / "00.wav")]  # where none is there, the root is refused
+    manifest = manifest_of(tmp_path, [(path, path) for path in paths], ("id", "path"))
     assert cli("extract", manifest, "-o", scratch / "c").code == 3
-    (version,) = cli("info", scratch / "c", "--json").json()["versions"]
-    assert [failure["message"] for failure in version["failures"]] == [message.format(root=tmp_path)]
+    messages = {failure["path"]: failure["message"] for failure in failures_of(cli, scratch / "c")}
+    assert messages == {path: f"there is no such file{where}" for path, where in said.items()}
 
 
 def test_below_a_url_a_tilde_is_part_of_a_name():
@@ -174,10 +171,9 @@ def test_a_renamed_version_is_not_extracted_again(cli, plain, scratch):
     before = items(scratch)
     renamed = version.rename(scratch / "renamed")
     for more in ([], ["--dry-run"]):
-        refused = cli(*command, *more)
-        assert (refused.code, refused.out) == (2, "")
-        assert refused.err.startswith(f"featcache: {renamed} has this config's fingerprint, but another folder name: ")
-        assert f"rename it back to {version.name}, or move it out of {scratch}" in refused.err
+        said = cli.refused(*command, *more)
+        assert said.startswith(f"featcache: {renamed} has this config's fingerprint, but another folder name: ")
+        assert f"rename it back to {version.name}, or move it out of {scratch}" in said
     assert [path.name for path in scratch.iterdir()] == ["renamed"]
     renamed.rename(version)
     assert "nothing to do" in cli(*command).out
@@ -188,10 +184,9 @@ def test_a_config_under_another_name_extracts_nothing_again(cli, plain, scratch,
     """The values would be the same: the error names the version that has them, and the name that adds to it."""
     configs = [written(f"name: {name}\nextractor: fbank\n", f"{name}.yaml") for name in ("first", "second")]
     assert cli("extract", plain.manifest(), "-c", configs[0], "-o", scratch).code == 0
-    refused = cli("extract", plain.manifest(), "-c", configs[1], "-o", scratch)
-    assert (refused.code, refused.out) == (2, "")
-    assert f"{only_version(scratch).path} has this config's fingerprint, under another name" in refused.err
-    assert "call the config first" in refused.err
+    said = cli.refused("extract", plain.manifest(), "-c", configs[1], "-o", scratch)
+    assert f"{only_version(scratch).path} has this config's fingerprint, under another name" in said
+    assert "call the config first" in said
     assert cli("extract", plain.manifest(), "-c", configs[1], "-o", scratch / "elsewhere", "--dry-run").code == 0
 
 

@@ -52,11 +52,8 @@ def test_it_says_which_keys_make_a_config_another_version(cli, made):
         f"{cache}/{name}: another version: params.low_freq: 20.0 -> 0.0; "
         "audio.max_seconds: 21600.0 -> 9.0, which decides no values"
     )
-    refused = cli("why", cache, "-c", "fbank80", "--set", "low_freq=0")
-    assert (refused.code, refused.err.splitlines()) == (
-        2,
-        ["featcache: --set low_freq: it is not a key of the config (did you mean params.low_freq?)"],
-    )
+    said = cli.refused("why", cache, "-c", "fbank80", "--set", "low_freq=0")
+    assert said == "featcache: --set low_freq: it is not a key of the config (did you mean params.low_freq?)\n"
 
 
 def test_it_says_why_utterances_would_be_extracted(cli, made):
@@ -121,6 +118,4 @@ def test_it_says_where_an_utterance_came_from(cli, made, scratch):
     assert len(origin["superseded"]) == 1
     (older,) = cli("show", copy, "u3", "--json").json()["versions"]
     assert (older["run"], older["shard"], older["superseded"]) == (first, origin["superseded"][0], [])
-    gone = cli("why", copy, "-c", "fbank80", "--id", "nobody")
-    assert (gone.code, gone.out) == (1, "")
-    assert "'nobody': no such utterance" in gone.err
+    assert "'nobody': no such utterance" in cli.refused("why", copy, "-c", "fbank80", "--id", "nobody", code=1)

@@ -57,20 +57,22 @@ def fail(cli, scenario, trials, fault, at, folder="") -> str:
     return "\n".join(scenario.complaints(ended))
 
 
-def count_calls(cli, scenario, trials, kinds) -> int:
-    """How many such calls the undisturbed command makes: the first one that nothing would strike."""
-    low, high = 0, 4096
+def count_calls(cli, scenario, trials, kinds, folder="", at_most=4096) -> int:
+    """How many such calls the undisturbed command makes, in all of the cache, or in a folder of its version: the first
+    one that nothing would strike.
+    """
+    low, high = 0, at_most
     while low < high:  # a call that is struck kills
         at = (low + high) // 2
         cache = scenario.prepare(trials / "cache")
-        ended = cli(*scenario.arguments(cache), faults=Faults(cache, Strike(at, "kill", kinds)))
+        watched = only_version(cache).path / folder if folder else cache
+        ended = cli(*scenario.arguments(cache), faults=Faults(watched, Strike(at, "kill", kinds)))
         low, high = (at + 1, high) if ended.code < 0 else (low, at)
     return low
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_call_fails(faulty, from_nothing, repair, pruning, indexing, trials, name):
-    """At a call of each command."""
     chance = random.Random(name)
     for scenario, calls in ((from_nothing, 300), (repair, 300), (pruning, 80), (indexing, 40)):
         fail(faulty, scenario, trials, FAULTS[name], chance.randrange(calls // (1 + 2 * (FAULTS[name][0] == "lost"))))
@@ -88,17 +90,11 @@ def test_a_disk_that_refuses_to_read_a_record_once_costs_none(
 ):
     """Of what is wanted and has failed nothing is forgotten."""
     for scenario in (repair, extraction_of_more, pruning):
-        for at in range(12):
+        for at in range(count_calls(faulty, scenario, trials, ("read",), folder, at_most=12)):
             fail(faulty, scenario, trials, ("error", ("read",), errno.EIO, 1), at, folder)
 
 
-READERS = {
-    "verify": ("verify", CACHE),
-    "info": ("info", CACHE),
-    "stats": ("stats", CACHE),
-    "show": ("show", CACHE, "utt-0"),
-}
-"""Commands that read a cache."""
+READERS = [("verify", CACHE), ("info", CACHE), ("stats", CACHE), ("show", CACHE, "utt-0")]
 
 READ_ERRORS = (errno.EIO, errno.EMFILE, errno.ENOMEM)
 
@@ -118,16 +114,16 @@ def fail_to_read(cli, scenario, trials, command, error, at) -> bool:
 
 
 @pytest.mark.parametrize("error", [None, *(pytest.param(error, marks=pytest.mark.slow) for error in READ_ERRORS)])
-@pytest.mark.parametrize("name", READERS)
-def test_a_read_fails(faulty, from_nothing, trials, name, error, tell):
+@pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
+def test_a_read_fails(faulty, from_nothing, trials, command, error, tell):
     """At two calls, with one of the errors; or with a certain one at every so-manyth."""
-    chance = random.Random(name)
+    chance = random.Random(command[0])
     calls = [0, chance.randrange(40)] if error is None else range(0, 200, STEP)
     error = error or chance.choice(READ_ERRORS)
     cache = from_nothing.prepare(trials / "read")
     assert faulty(*from_nothing.arguments(cache)).code == from_nothing.code
-    noticed = sum(fail_to_read(faulty, from_nothing, trials, READERS[name], error, at) for at in calls)
-    tell(f"{name}: {errno.errorcode[error]} once: at {len(calls)} calls, noticed in {noticed}")
+    noticed = sum(fail_to_read(faulty, from_nothing, trials, command, error, at) for at in calls)
+    tell(f"{command[0]}: {errno.errorcode[error]} once: at {len(calls)} calls, noticed in {noticed}")
     assert noticed
 
 

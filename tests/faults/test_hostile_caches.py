@@ -27,21 +27,15 @@ def audio(tmp_path_factory) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def made(cli, audio, tmp_path_factory) -> Path:
-    """A cache of several shards, with a failure in its ledger and an index."""
-    cache = tmp_path_factory.mktemp("made") / "cache"
-    assert cli("extract", audio.manifest(), "-o", cache, "--shard-size", "0.01").code == 3
-    assert cli("info", cache).code == 0
-    return cache
-
-
-@pytest.fixture(scope="module")
-def quantised(cli, audio, tmp_path_factory) -> Path:
-    """The same of quantised features, which have side arrays."""
-    cache = tmp_path_factory.mktemp("quantised") / "cache"
-    assert cli("extract", audio.manifest(), "-c", "fbank80-uint8", "-o", cache, "--shard-size", "0.01").code == 3
-    assert cli("info", cache).code == 0
-    return cache
+def made(cli, audio, tmp_path_factory) -> dict[str, Path]:
+    """By their configs: a cache of several shards, with a failure in its ledger and an index; and the same of quantised
+    features, which have side arrays.
+    """
+    caches = {config: tmp_path_factory.mktemp(config) / "cache" for config in ("fbank80", "fbank80-uint8")}
+    for config, cache in caches.items():
+        assert cli("extract", audio.manifest(), "-c", config, "-o", cache, "--shard-size", "0.01").code == 3
+        assert cli("info", cache).code == 0
+    return caches
 
 
 @pytest.fixture
@@ -84,28 +78,22 @@ def try_everything(cli, outside: Path, audio: Corpus) -> list[dict]:
 
 
 def test_nothing_is_wrong_with_the_cache_that_is_edited(cli, made, audio, outside):
-    shutil.copytree(made, outside / "cache")
+    shutil.copytree(made["fbank80"], outside / "cache")
     found = {one["name"]: one["code"] for one in try_everything(cli, outside, audio)}
     assert found.pop("verify") == found.pop("verify --manifest") == 3  # an utterance has failed
     assert found.pop("extract") == 3
     assert set(found.values()) == {0}, found
 
 
-def some_of(names):
-    """The names, of which most are slow."""
-    for number, name in enumerate(names):
-        yield pytest.param(name, marks=[] if number % QUICK == 0 else pytest.mark.slow)
+SOME = [  # most are slow
+    pytest.param(config, edit, id=name, marks=[] if number % QUICK == 0 else pytest.mark.slow)
+    for config, edits in (("fbank80", EDITS), ("fbank80-uint8", QUANTISED))
+    for number, (name, edit) in enumerate(edits.items())
+]
 
 
-@pytest.mark.parametrize("name", [*some_of(EDITS)])
-def test_every_command_ends_well_on_a_hostile_cache(cli, made, audio, outside, name):
-    shutil.copytree(made, outside / "cache")
-    EDITS[name](outside / "cache")
-    try_everything(cli, outside, audio)
-
-
-@pytest.mark.parametrize("name", [*some_of(QUANTISED)])
-def test_every_command_ends_well_on_a_hostile_cache_of_quantised_features(cli, quantised, audio, outside, name):
-    shutil.copytree(quantised, outside / "cache")
-    QUANTISED[name](outside / "cache")
+@pytest.mark.parametrize(("config", "edit"), SOME)
+def test_every_command_ends_well_on_a_hostile_cache(cli, made, audio, outside, config, edit):
+    shutil.copytree(made[config], outside / "cache")
+    edit(outside / "cache")
     try_everything(cli, outside, audio)

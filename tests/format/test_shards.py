@@ -48,9 +48,9 @@ ITEMS = st.lists(
 )
 
 
-def document(shard: Shard) -> dict:
-    """What a shard's document says, without its seal."""
-    attributes = read_attributes((shard.folder / MARK).read_bytes(), dict, "", "")
+def document(folder: Path) -> dict:
+    """What the document of a shard or version says, without its seal."""
+    attributes = read_attributes((folder / MARK).read_bytes(), dict, "", "")
     return {key: value for key, value in attributes.items() if key != "checksum"}
 
 
@@ -69,7 +69,6 @@ def test_a_shard_keeps_what_its_items_are(items):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_stock_zarr_reads_every_dtype_and_refuses_a_flipped_bit(scratch, dtype):
-    """Features, side arrays, items and text; also where all of it is zero."""
     spec = replace(SPEC, dtype=dtype, side=(SideSpec("all", (2, 3), dtype, ""),))
     version = create(scratch, structs.replace(INFO, spec=spec))
     entries = np.arange(18).reshape(3, 2, 3).astype(dtype)
@@ -326,7 +325,7 @@ def forged(version: Version, shard: Shard, arrays=None, columns=None, table=None
     own |= arrays or {}
     stored = {name: Array(np.ascontiguousarray(array), [f"{name}_{axis}" for axis in range(array.ndim)])
               for name, array in own.items()}  # fmt: skip
-    digest, files = group_files(document(shard) | changes, Table(matrix, table.text, table.columns), stored, "")
+    digest, files = group_files(document(shard.folder) | changes, Table(matrix, table.text, table.columns), stored, "")
     version.store.publish(files, f"shards/{digest[:16]}")
     return digest[:16]
 
@@ -402,9 +401,9 @@ def test_what_is_not_known_yet_is_ignored(sided):
     for name in version.shard_names():
         if name != newer:
             shutil.rmtree(version.path / "shards" / name)
-    data = read_attributes((version.path / MARK).read_bytes(), dict, "", "")
-    data["spec"]["news"] = data["news"] = 1
-    (version.path / MARK).write_bytes(seal_group({key: value for key, value in data.items() if key != "checksum"}, ""))
+    later = document(version.path)
+    later["spec"]["news"] = later["news"] = 1
+    (version.path / MARK).write_bytes(seal_group(later, ""))
     again = Version.open(version.path)
     assert again.info == version.info
     assert problems(again, newer) == []

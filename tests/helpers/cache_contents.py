@@ -46,6 +46,11 @@ def ledger(cache: Path) -> dict[str, Failure]:
     return {failure.id: failure for failure in read_failures(only_version(cache))}
 
 
+def values_of(opened: Any) -> dict[str, bytes]:
+    """The features of every utterance, as an opened cache gives them."""
+    return {id_: opened[id_].tobytes() for id_ in opened.ids}
+
+
 def shard_folders(cache: Path) -> list[Path]:
     """The shards of all versions of a cache, also while a run makes them; a name with a dot is no version yet."""
     return list(cache.glob("[!.]*/shards/*/"))

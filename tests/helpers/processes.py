@@ -110,6 +110,12 @@ class Cli:
         """Run a command to its end; the options are those of `start`."""
         return self.start(*args, **options).wait()
 
+    def refused(self, *args: object, code: int = 2, **options: Any) -> str:
+        """Run a command that is refused, with nothing on stdout; returns what it says on stderr."""
+        ended = self(*args, **options)
+        assert (ended.code, ended.out) == (code, ""), ended
+        return ended.err
+
     def start(
         self,
         *args: object,

@@ -3,13 +3,13 @@
 import os
 import pickle
 import shutil
-import uuid
 
 import msgspec
-import numpy as np
 import pytest
+from cache_contents import values_of
 from damage import CHUNKS, each_flip, flip
 from make_cache import add_shard, make_features, make_version
+from object_stores import any_store
 
 import featcache
 from featcache.care.copying import copy_version
@@ -17,15 +17,10 @@ from featcache.care.prune import plan_prune
 from featcache.care.verify import verify
 from featcache.errors import ArgumentError, DamagedError, StoreError
 from featcache.format.documents import encode_line
-from featcache.storage.location import parse_location
 from featcache.version.index import index_name, open_index
 from featcache.version.selection import select_version, version_folders
 from featcache.version.tags import at_tag, make_tag, read_tag, remove_tag, tag_names, tags_to_show
 from featcache.version.version import Version
-
-
-def contents(cache) -> dict[str, bytes]:
-    return {id_: np.asarray(cache[id_]).tobytes() for id_ in cache.ids}
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -34,7 +29,7 @@ def place(request, tmp_path):
     if request.param == "folder":
         return tmp_path / "features"
     pytest.importorskip("obstore")
-    return parse_location("cache", f"memory://{uuid.uuid4()}/features")
+    return any_store()
 
 
 @pytest.fixture
@@ -62,13 +57,13 @@ def test_a_tag_gives_what_was_current_when_it_was_made(tagged, place):
     version, before, newer = tagged
     given = place if isinstance(place, os.PathLike) else str(place)
     by_tag = featcache.open(given, tag="paper")
-    assert contents(by_tag) == {id_: array.tobytes() for id_, array in before.items()}
-    now = contents(featcache.open(given))
+    assert values_of(by_tag) == {id_: array.tobytes() for id_, array in before.items()}
+    now = values_of(featcache.open(given))
     assert now["utt-3"] == newer["utt-3"].tobytes()
     assert len(now) == 13
-    assert contents(featcache.open(f"{given}@paper")) == contents(by_tag)
-    assert contents(featcache.open(f"{given}/fbank80@paper")) == contents(by_tag)
-    assert contents(pickle.loads(pickle.dumps(by_tag))) == contents(by_tag)
+    assert values_of(featcache.open(f"{given}@paper")) == values_of(by_tag)
+    assert values_of(featcache.open(f"{given}/fbank80@paper")) == values_of(by_tag)
+    assert values_of(pickle.loads(pickle.dumps(by_tag))) == values_of(by_tag)
     report = verify(at_tag(version, "paper"))
     assert (report.problems, report.utterances, report.shards) == ([], 12, 2)
     assert read_tag(version, "paper").items == 12
