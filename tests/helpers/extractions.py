@@ -35,7 +35,7 @@ def extracted(finished: Finished, number: int = 0) -> int:
 
 def extract_fbank(manifest: Path, cache: Path, root: str | Path | None = None, **options: Any) -> Summary:
     """Extract fbank80 in this process, into shards of a clip or two."""
-    chosen = featcache.Options("cpu", 2, float(TINY), **options)
+    chosen = featcache.Options(**{"device": "cpu", "threads": 2, "shard_megabytes": float(TINY), **options})
     return featcache.extract(manifest, "fbank80", cache, chosen, reading={"root": root})
 
 

@@ -88,6 +88,7 @@ def test_of_a_whole_version_nothing_is_said_until_something_is_gone_nor_when_it_
     assert opened(scratch) == [message]
     assert extracted("more.csv") == 3
     assert opened(scratch, strict=True) == []
+    assert cli("verify", scratch).code == 3  # two have failed, and nothing is damaged
 
     shutil.rmtree(version / "wanted")
     (message,) = opened(scratch)
