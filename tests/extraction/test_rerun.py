@@ -42,7 +42,7 @@ def test_torch_is_loaded_only_by_what_extracts(cli, plain, scratch):
     assert cli(*job).code == 3
     told = [line for line in run_python(script, *job).splitlines() if line.startswith("code ")]
     assert told == ["code 3 no torch", "code 3 no torch", "code 0 no torch", "code 0 torch"]
-    assert cli(*job, "--retry-failed", "--device", "cpu,cpu").code == 3
+    assert cli(*job, "--retry-failed", "--device", "cpu").code == 3
     assert check(scratch / "c").problems == []
 
 
