@@ -98,13 +98,6 @@ def run(plain, slow_config, scratch):
     return run
 
 
-@pytest.fixture
-def whole(plain, slow_config, scratch):
-    """What one process makes."""
-    featcache.extract(plain.manifest(), slow_config, scratch / "whole", featcache.Options("cpu", 1))
-    return items(scratch / "whole")
-
-
 def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_there(run, plain, scratch, whole):
     """Whatever it does leaves no marks here, so that only its shard is known; there are six attempts at most."""
     bad = plain.ids[4]
@@ -193,9 +186,8 @@ class Elsewhere(InlineTeam):
 
 
 def test_a_machine_without_the_audio_is_refused_as_extract_would(run, scratch):
-    with pytest.raises(
-        ManifestError, match=r"none of 12 audio files checked exists there, for example /no/such/.*share"
-    ):
+    refusal = r"none of 12 audio files checked exists there, for example /no/such/.*share"
+    with pytest.raises(ManifestError, match=refusal):
         run(Elsewhere(Path("/no/such")))
     version = only_version(scratch / "cache")
     assert (ledger(scratch / "cache"), version.shard_names()) == ({}, [])

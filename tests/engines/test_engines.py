@@ -135,7 +135,8 @@ def test_a_full_disk_is_one_clear_line_and_harms_nothing(cli, plain, scratch):
 def test_a_cache_without_permission_is_one_clear_line(cli, plain, scratch):
     """Neither to make it, nor to add to it; what is in it can be read."""
     cache = scratch / "closed" / "c"
-    cli("extract", plain.manifest(plain.rows[:3], "three.csv"), "-o", cache)
+    three = ("extract", plain.manifest(plain.rows[:3], "three.csv"), "-o")
+    cli(*three, cache)
     folders = [path for path in (scratch / "closed").rglob("*") if path.is_dir()]
     for folder in [scratch / "closed", *folders]:
         folder.chmod(0o555)
@@ -143,15 +144,11 @@ def test_a_cache_without_permission_is_one_clear_line(cli, plain, scratch):
         refused = cli("extract", plain.manifest(), "-o", output, powerless=True)
         assert_one_line(refused, "cannot be written", "Permission denied", str(output))
     (scratch / "file").write_text("")  # where a folder should be
-    assert_one_line(
-        cli("extract", plain.manifest(), "-o", scratch / "file" / "c"), "cannot be written", "Not a directory"
-    )
+    assert_one_line(cli(*three, scratch / "file" / "c"), "cannot be written", "Not a directory")
     shutil.rmtree(next(cache.glob("*/index")))
     assert cli("verify", cache, powerless=True).code == 0
     assert "3 utterances" in cli("info", cache, powerless=True).out
-    assert (
-        "nothing to do" in cli("extract", plain.manifest(plain.rows[:3], "three.csv"), "-o", cache, powerless=True).out
-    )
+    assert "nothing to do" in cli(*three, cache, powerless=True).out
     for folder in [scratch / "closed", *folders]:
         with suppress(FileNotFoundError):
             folder.chmod(0o755)

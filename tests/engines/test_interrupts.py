@@ -16,8 +16,8 @@ import soundfile
 from cache_contents import check, items, ledger, only_version, shard_folders
 from corpora import Corpus, speech
 from extractions import write_config
-from pausing import interrupt, wait_at
-from processes import POLL_SECONDS, TESTS, Cli, commands
+from pausing import interrupt, stand_at
+from processes import POLL_SECONDS, TESTS, commands
 
 import featcache
 from featcache.device import BATCH_SECONDS
@@ -37,23 +37,6 @@ def by_ones(cli):
 @pytest.fixture
 def job(plain, gated_config, scratch) -> tuple:
     return ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "cache", "--threads", 1)
-
-
-@pytest.fixture
-def whole(by_ones, plain, gated_config, scratch) -> dict[str, tuple]:
-    """What an uninterrupted run makes, in one shard."""
-    assert by_ones("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "whole").code == 0
-    assert len(shard_folders(scratch / "whole")) == 1
-    return items(scratch / "whole")
-
-
-def stand_at(gate: Path, count: int, cli: Cli, *job: object):
-    """A run that has extracted so many utterances, and stands still at the next."""
-    gate.write_text(str(count))
-    running = cli.start(*job)
-    entered = Path(f"{gate}.{running.pid}")
-    running.wait_until(lambda: entered.stat().st_size == count + 1)
-    return running
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
@@ -106,19 +89,20 @@ def test_what_failed_before_the_signal_is_in_the_ledger_and_the_rest_is_not(
 
 
 def test_of_rows_that_are_replaced_those_that_were_not_reached_keep_their_items(
-    by_ones, plain, gated_config, gate, whole, scratch
+    by_ones, job, plain, gate, whole, scratch
 ):
     """Every row now names the file of the next one; the run is interrupted after the third."""
-    cache = scratch / "whole"
+    cache = scratch / "cache"
+    assert by_ones(*job).code == 0
     paths = [row["path"] for row in plain.rows]
     rows = [{"id": row["id"], "path": paths[i - 1]} for i, row in enumerate(plain.rows)]
-    job = ("extract", plain.manifest(rows, "next.csv"), "-c", gated_config, "-o", cache, "--threads", 1, "--replace")
-    assert interrupt(stand_at(gate, 2, by_ones, *job), gate).code == 130
+    replacing = ("extract", plain.manifest(rows, "next.csv"), *job[2:], "--replace")
+    assert interrupt(stand_at(gate, 2, by_ones, *replacing), gate).code == 130
     ids = [row["id"] for row in rows]
     new = {ids[i]: whole[ids[i - 1]] for i in range(len(ids))}
     assert items(cache) == whole | {id_: new[id_] for id_ in ids[:3]}
     assert [problem.kind for problem in check(cache).problems] == ["unfinished"]
-    assert by_ones(*job).code == 0
+    assert by_ones(*replacing).code == 0
     assert items(cache) == new
     assert (check(cache).problems, check(cache).repeated) == ([], 0)
 
@@ -150,10 +134,8 @@ def test_a_second_interrupt_stops_at_once(cli, plain, gate, gated_config, scratc
     """Nobody waits for an extractor that takes its time: this one never ends. At once too if both signals come before
     anything was said, the second while the first is being handled.
     """
-    gate.write_text("0")
     for attempt in range(6):
-        running = cli.start("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c")
-        wait_at(gate, running)
+        running = stand_at(gate, 0, cli, "extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c")
         running.send(signal.SIGINT)
         if attempt == 0:
             running.wait_until(lambda: "interrupted" in running.err())  # noqa: B023

@@ -167,18 +167,13 @@ def test_a_lost_node_costs_what_it_had_under_way(plain, gate, gated_config, scra
 
 
 def test_an_actor_for_each_gpu_or_for_so_many_cores():
-    def shape(nodes, device=None, threads=None):
-        return actors_on(nodes, device, threads)
-
-    cores, gpus = (
-        [{"CPU": 64.0}, {"CPU": 4.0}, {}],
-        [{"CPU": 64.0, "GPU": 4.0}, {"CPU": 32.0, "GPU": 4.0}, {"CPU": 8.0}],
-    )
-    assert shape(cores) == (8, "cpu", 8)
-    assert shape(cores, threads=4) == (17, "cpu", 4)
-    assert shape(gpus) == (8, "cuda", 8)
-    assert shape(gpus, "cpu", 16) == (6, "cpu", 16)
+    cores = [{"CPU": 64.0}, {"CPU": 4.0}, {}]
+    gpus = [{"CPU": 64.0, "GPU": 4.0}, {"CPU": 32.0, "GPU": 4.0}, {"CPU": 8.0}]
+    assert actors_on(cores, None, None) == (8, "cpu", 8)
+    assert actors_on(cores, None, 4) == (17, "cpu", 4)
+    assert actors_on(gpus, None, None) == (8, "cuda", 8)
+    assert actors_on(gpus, "cpu", 16) == (6, "cpu", 16)
     with pytest.raises(ArgumentError, match="no GPU"):
-        shape(cores, "cuda")
+        actors_on(cores, "cuda", None)
     with pytest.raises(ArgumentError, match="no node of the cluster has 65 cores: fewer --threads"):
-        shape(cores, threads=65)
+        actors_on(cores, None, 65)

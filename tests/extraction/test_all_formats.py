@@ -28,33 +28,27 @@ def clips():
     ]
 
 
-def corpus(folder):
-    """A folder with the recordings, as every format has them: `wavs/`."""
-    (folder / "wavs").mkdir()
-    for path in (DIGITS / "recordings").glob("*.wav"):
-        (folder / "wavs" / path.name).symlink_to(path)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def expected(clips, tmp_path_factory):
-    top = tmp_path_factory.mktemp("expected")
-    featcache.extract(DIGITS / "manifest.csv", "fbank80", top / "cache")
-    return featcache.open(top / "cache")
+    cache = tmp_path_factory.mktemp("expected")
+    featcache.extract(DIGITS / "manifest.csv", "fbank80", cache)
+    return featcache.open(cache)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*WRITERS, *PACKED])
 def test_features_are_the_same_in_every_format(clips, expected, tmp_path, name):
-    top = corpus(tmp_path)
+    (tmp_path / "wavs").mkdir()  # as every format has them
+    for path in (DIGITS / "recordings").glob("*.wav"):
+        (tmp_path / "wavs" / path.name).symlink_to(path)
     if name.startswith("datasets"):
         pytest.importorskip("pyarrow")
-        written = dataset(top, clips, name.endswith("arrow"))
+        written = dataset(tmp_path, clips, name.endswith("arrow"))
     elif name == "shar":
         pytest.importorskip("lhotse")
-        written = shar(top, clips)
+        written = shar(tmp_path, clips)
     else:
-        written = WRITERS[name](top, clips)
+        written = WRITERS[name](tmp_path, clips)
     is_said = name in ("piper", "styletts2", "vits")  # `digit 3` may be a name as well as what is said
     manifest = read_manifest(written.manifest, values=written.values, format=name if is_said else None)
     summary = featcache.extract(manifest, "fbank80", tmp_path / "cache")

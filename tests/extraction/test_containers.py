@@ -104,16 +104,6 @@ def test_tables_need_pyarrow(plain, scratch, monkeypatch):
         extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c")
 
 
-def test_a_folder_called_like_a_container_is_a_folder(plain, scratch):
-    folder = scratch / "corpus.tar"
-    folder.mkdir()
-    for path in plain.folder.glob("*.wav"):
-        (folder / path.name).symlink_to(path)
-    rows = [{**row, "path": f"corpus.tar/{row['path']}"} for row in plain.rows]
-    extract_fbank(Corpus(scratch, rows).manifest(), scratch / "c")
-    assert set(items(scratch / "c")) == set(plain.ids)
-
-
 def test_before_a_run_one_tar_is_unpacked_at_most_and_by_the_thread_that_ctrl_c_ends(plain, scratch, monkeypatch):
     real, threads = members._unpacked, []
     monkeypatch.setattr(members, "_unpacked", lambda *args: threads.append(threading.current_thread()) or real(*args))

@@ -177,12 +177,8 @@ def test_a_network_that_goes_away_ends_the_run(plain, server, scratch, monkeypat
 
 def test_the_next_containers_are_fetched_ahead(plain, server):
     server.files = {f"/audio_{number}.tar": plain.folder.joinpath("00.wav").read_bytes() for number in range(6)}
-    tasks = [
-        ShardTask(
-            "task", number, (Utterance(id=str(number), path=f"audio_{number // 2}.tar/a.wav"),), (1.0,), (1,), "0" * 16
-        )
-        for number in range(12)
-    ]
+    rows = [Utterance(id=str(number), path=f"audio_{number // 2}.tar/a.wav") for number in range(12)]
+    tasks = [ShardTask("task", number, (row,), (1.0,), (1,), "0" * 16) for number, row in enumerate(rows)]
 
     def asked(*numbers):
         for _ in range(200):

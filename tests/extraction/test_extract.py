@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import soundfile
 import zarr
-from cache_contents import check, chunk_files, items, items_of, only_version, shard_folders
+from cache_contents import chunk_files, items, items_of, only_version, shard_folders
 from extractions import TINY, extracted, write_config
 
 import featcache
@@ -72,14 +72,6 @@ def test_a_grown_manifest_changes_no_bit_and_touches_no_shard(cli, corpus, truth
     assert items(scratch) == truth
 
 
-def test_each_utterance_extracted_alone_is_the_same(cli, reference, corpus):
-    """Neighbours in a batch make no difference: `--recompute` extracts one by one, and finds the same bits."""
-    result = cli("verify", reference, "--recompute", 1000, "--json")
-    assert result.code == 0, result.err
-    again = result.json()["versions"][0]["recomputed"]
-    assert again["identical"] == again["utterances"] == len(corpus.rows)
-
-
 def test_stock_zarr_and_the_loader_read_what_is_there(reference, truth):
     cache = featcache.open(reference)
     assert set(cache.ids) == set(truth)
@@ -98,43 +90,30 @@ def test_stock_zarr_and_the_loader_read_what_is_there(reference, truth):
     assert set(whole["shards"].group_keys()) == set(version.shard_names())
 
 
-def test_a_shard_of_zeros_is_on_disk(cli, plain, scratch):
-    """Chunks that equal the fill value are written like any other, and a missing one is an error."""
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Zeros"))
-    assert made.code == 0, made.err
-    ((_, chunk),) = chunk_files(scratch / "c").items()
-    frames = sum(shape[0] for _, shape, _ in items(scratch / "c").values())
-    assert len(chunk) == frames * 2 * 4 + 4
-    assert not any(chunk[:-4])
-    assert check(scratch / "c").problems == []
-
-
 # Several configs
 
 
-def test_several_configs_give_what_each_gives_alone(cli, corpus, reference, scratch):
-    manifest = corpus.manifest()
-    together = cli("extract", manifest, "-o", scratch / "both", "-c", "fbank80", "-c", "mfcc13", "-c", "whisper-mel80")
-    assert together.code == 0, together.err
-    for config in ("fbank80", "mfcc13", "whisper-mel80"):
-        assert cli("extract", manifest, "-o", scratch / config, "-c", config).code == 0
-        alone, one = only_version(scratch / config), only_version(scratch / "both", config)
-        assert items_of(one) == items_of(alone)
-        assert one.shard_names() == alone.shard_names()
-    assert only_version(scratch / "both", "fbank80").shard_names() == only_version(reference).shard_names()
-
-
-def test_several_configs_decode_each_file_once(corpus, scratch, monkeypatch):
+def test_several_configs_give_what_each_gives_alone_and_decode_each_file_once(corpus, scratch, written, monkeypatch):
+    """Of frames and of rows, at three sample rates."""
+    rows = "name: {}\nextractor: row_extractors:Moments\naudio: {{sample_rate: {}}}\n"
+    of_rows = [written(rows.format(f"rows-{rate}", rate), f"rows-{rate}.yaml") for rate in (16000, 8000)]
+    configs = ["fbank80", "mfcc13", "whisper-mel80", "hifigan-mel80", *of_rows]
     decoded, decode = [], from_audio.decode
 
     def counting(path, segments, **options):
         decoded.extend(segments)
         return decode(path, segments, **options)
 
-    monkeypatch.setattr(from_audio, "decode", counting)
-    featcache.extract(corpus.manifest(), ["fbank80", "mfcc13", "hifigan-mel80"], scratch, featcache.Options("cpu", 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(from_audio, "decode", counting)
+        featcache.extract(corpus.manifest(), configs, scratch / "all", featcache.Options("cpu", 2))
     assert len(decoded) == len(corpus.rows) - 2  # three rows take channels of one file
-    assert len(list(scratch.iterdir())) == 3
+    for config in configs:
+        name = Path(config).stem
+        featcache.extract(corpus.manifest(), config, scratch / name, featcache.Options("cpu", 1))
+        alone, one = only_version(scratch / name), only_version(scratch / "all", name)
+        assert items_of(one) == items_of(alone)
+        assert one.shard_names() == alone.shard_names()
 
 
 def test_configs_that_lack_different_rows_are_filled_each(cli, plain, scratch):

@@ -120,10 +120,6 @@ def test_what_decides_how_a_manifest_is_read_is_part_of_what_is_known_of_a_part(
 
     default = {"format": None, "values": {}, "allow_commands": False, "root": "/anywhere"}
     assert known() == known(**default) == ""
-    asked = [
-        {"format": "kaldi"},
-        {"values": {"data_root": "/a"}},
-        {"values": {"data_root": "/b"}},
-        {"allow_commands": True},
-    ]
+    values = [{"values": {"data_root": folder}} for folder in ("/a", "/b")]
+    asked = [{"format": "kaldi"}, *values, {"allow_commands": True}]
     assert len({known(**{**default, **one}) for one in asked}) == len(asked)

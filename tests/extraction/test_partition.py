@@ -12,7 +12,7 @@ from cache_contents import check, chunk_files, items, only_version, shard_folder
 from extractions import extracted
 from hypothesis import given
 from hypothesis import strategies as st
-from pausing import interrupt, wait_at
+from pausing import interrupt, stand_at
 
 import featcache
 from featcache.errors import ArgumentError, StoreError
@@ -64,19 +64,18 @@ def test_parts_are_equally_long_or_have_equally_many_rows(durations, count, is_k
         assert abs(weights[some].sum() - weights.sum() / count) < weights.max() + 1e-6
 
 
-SLURM = {f"SLURM_ARRAY_TASK_{name}": value for name, value in zip(("MIN", "MAX", "COUNT"), "174", strict=True)}
+def slurm(**changed: int) -> dict[str, str]:
+    """The environment of a task of an array, of the numbers 1, 3, 5 and 7 unless something is changed."""
+    numbers = {"MIN": 1, "MAX": 7, "COUNT": 4, **changed}
+    return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
 
 
 @pytest.mark.parametrize(
     ("text", "environment", "partition"),
     [
         ("0/8", {}, "0/8"),
-        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "4"}, "2/4"),
-        (
-            "auto",
-            {**SLURM, "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_MAX": "1", "SLURM_ARRAY_TASK_COUNT": "1"},
-            "0/1",
-        ),
+        ("auto", slurm(ID=5), "2/4"),
+        ("auto", slurm(ID=1, MAX=1, COUNT=1), "0/1"),
         ("auto", {"JOB_COMPLETION_INDEX": "3", "JOB_COMPLETIONS": "4", "SKYPILOT_NODE_RANK": "0"}, "3/4"),
         ("auto", {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}, "1/2"),
         ("auto", {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}, "1/3"),
@@ -94,8 +93,8 @@ def test_which_part(text, environment, partition):
         ("3", {}, "such as 0/8, or auto"),
         ("-1/8", {}, "such as 0/8, or auto"),
         ("auto", {}, "there is no SLURM_ARRAY_TASK_ID"),
-        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3"}, "not evenly spaced"),
-        ("auto", {**SLURM, "SLURM_ARRAY_TASK_ID": "5", "SLURM_STEP_NUM_TASKS": "2"}, "srun --ntasks=1"),
+        ("auto", slurm(ID=2, COUNT=3), "not evenly spaced"),
+        ("auto", slurm(ID=5) | {"SLURM_STEP_NUM_TASKS": "2"}, "srun --ntasks=1"),
         ("auto", {"SLURM_ARRAY_TASK_ID": "5"}, "no SLURM_ARRAY_TASK_MIN in the environment"),
         ("auto", {"JOB_COMPLETION_INDEX": "0"}, "set the variable JOB_COMPLETIONS"),
         ("auto", {"SKYPILOT_NODE_RANK": "2", "SKYPILOT_NUM_NODES": "two"}, "SKYPILOT_NUM_NODES is 'two'"),
@@ -150,9 +149,7 @@ def test_parts_of_a_manifest_are_together_one_run_however_its_path_was_typed(cli
 
 
 def test_a_part_builds_no_index_and_takes_no_lock(cli, plain, gate, gated_config, scratch):
-    gate.write_text("1")
-    running = cli.start(*extract(plain.manifest(), scratch, "-c", gated_config, "--partition", "0/1"))
-    wait_at(gate, running)
+    running = stand_at(gate, 1, cli, *extract(plain.manifest(), scratch, "-c", gated_config, "--partition", "0/1"))
     with only_version(scratch).at_work("rm"):
         gate.unlink()
         assert running.wait().code == 0

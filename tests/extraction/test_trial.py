@@ -97,9 +97,8 @@ def test_a_trial_says_the_time_and_leaves_nothing(cli, plain, fast, scratch, mon
     assert [*scratch.iterdir()] == []
     assert [one["versions"] for one in tried["tried"]] == [["fast"], ["mfcc13"]]
     assert all(one["times_real_time"] > 0 and one["failed"] == 0 for one in tried["tried"])
-    assert tried["tried"][0]["audio_seconds"] == pytest.approx(
-        6.1 * sum(1 / speed for speed in (0.9, 1, 1.1)), rel=0.02
-    )
+    seconds = 6.1 * sum(1 / speed for speed in (0.9, 1, 1.1))
+    assert tried["tried"][0]["audio_seconds"] == pytest.approx(seconds, rel=0.02)
     expected = sum(one["expected_seconds"] for one in tried["tried"])
     assert tried["expected_seconds"] == pytest.approx(expected)
     said = cli(*command)

@@ -10,6 +10,7 @@ from featcache.extractors import Clip
 from featcache.extractors.frames import BLOCK_ROWS, SHORT_BLOCK_ROWS
 from featcache.extractors.kaldi import Fbank, FbankParams, Mfcc, MfccParams
 from featcache.extractors.log_mel import LogMel, LogMelParams
+from featcache.testing import assert_same, extract
 
 CPU = torch.device("cpu")
 
@@ -39,11 +40,6 @@ def clip(seed: int, num_samples: int) -> Clip:
     return Clip(f"utt-{seed}", torch.randn(num_samples, generator=generator) * 10.0 ** -(seed % 5))
 
 
-def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    assert len(ours) == len(theirs)
-    assert all(torch.equal(features, other) for features, other in zip(ours, theirs, strict=True))
-
-
 @every_extractor
 @settings(max_examples=15, deadline=None)
 @given(
@@ -53,11 +49,11 @@ def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
 )
 def test_alone_as_in_any_batch(extractor, clips, order, threads):
     torch.set_num_threads(1)
-    alone = [extractor.extract([clip])[0] for clip in clips]
-    order.shuffle(shuffled := list(range(len(clips))))
+    pairs = [(clip, extract(extractor, [clip])[0]) for clip in clips]
+    order.shuffle(pairs)
+    shuffled, alone = zip(*pairs, strict=True)
     torch.set_num_threads(threads)
-    batch = extractor.extract([clips[i] for i in shuffled])
-    assert_same(batch, [alone[i] for i in shuffled])
+    assert_same(extract(extractor, shuffled), alone, shuffled, "in a batch")
 
 
 @every_extractor
@@ -94,10 +90,10 @@ def test_short_blocks_are_taken_only_where_they_give_the_same_bits(extractor, mo
         is_short = extractor._short_blocks_are_exact  # a question of the processor too
         assert may_be_short or not is_short
         sizes.clear()
-        alone = [extractor.extract([clip])[0] for clip in clips]
+        alone = [extract(extractor, [clip])[0] for clip in clips]
         assert sizes == {SHORT_BLOCK_ROWS if is_short else BLOCK_ROWS["cpu"]}
         monkeypatch.setitem(vars(extractor), "_short_blocks_are_exact", False)
-        assert_same([extractor.extract([clip])[0] for clip in clips], alone)
+        assert_same([extract(extractor, [clip])[0] for clip in clips], alone, clips, "in longer blocks")
 
 
 @settings(max_examples=60, deadline=None)

@@ -184,9 +184,8 @@ def test_hifigan_on_real_speech():
 
 def hifigan(waveform: torch.Tensor) -> torch.Tensor:
     padded = torch.nn.functional.pad(waveform[None, None], (384, 384), mode="reflect")[0]
-    spectrum = torch.stft(
-        padded, 1024, hop_length=256, window=torch.hann_window(1024), center=False, return_complex=True
-    )
+    window = torch.hann_window(1024)
+    spectrum = torch.stft(padded, 1024, hop_length=256, window=window, center=False, return_complex=True)
     magnitude = (spectrum.real**2 + spectrum.imag**2 + 1e-9).sqrt()
     bank = torchaudio.functional.melscale_fbanks(513, 0.0, 8000.0, 80, 22050, norm="slaney", mel_scale="slaney")
     return (bank.T @ magnitude)[0].clamp(min=1e-5).log().T

@@ -1,6 +1,5 @@
 """Mimi's codes are those of transformers' model, run on each clip alone."""
 
-import json
 import shutil
 
 import codes
@@ -8,6 +7,7 @@ import pytest
 import small_models
 import torch
 from codec_checks import CodecChecks, cut
+from saved_models import edit_json
 from transformers import MimiModel
 
 from featcache.extractors.mimi import Mimi
@@ -18,8 +18,7 @@ MODEL, RATE, HOP, STEP = "mimi", 24000, 1920, 960
 def with_window(folder, to, window):
     """The same model with a transformer that sees so many steps."""
     shutil.copytree(folder, to)
-    config = json.loads((to / "config.json").read_text())
-    (to / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
+    edit_json(to / "config.json", sliding_window=window)
     return to
 
 

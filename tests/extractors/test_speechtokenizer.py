@@ -7,7 +7,7 @@ import codes
 import pytest
 import torch
 from codec_checks import CodecChecks, cut
-from processes import run_python
+from processes import run_script
 
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.extractors import speechtokenizer
@@ -22,9 +22,8 @@ MODEL, RATE, HOP = "speechtokenizer", 16000, 320
 
 def load(folder):
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's old weight norm
-        return theirs.SpeechTokenizer.load_from_checkpoint(
-            str(folder / "config.json"), str(folder / "SpeechTokenizer.pt")
-        ).eval()
+        files = (str(folder / name) for name in ("config.json", "SpeechTokenizer.pt"))
+        return theirs.SpeechTokenizer.load_from_checkpoint(*files).eval()
 
 
 def alone(model, clip, codebooks=8):
@@ -103,15 +102,13 @@ def test_the_package_may_be_missing(folder, monkeypatch):
         build(folder)
 
 
-def test_its_trainer_is_not_imported():
+def test_its_trainer_is_not_imported(cli):
     """Importing it takes as long as everything else, and needs packages that the model does not need."""
-    printed = run_python(
-        """
-        import sys
-        from featcache.extractors.speechtokenizer import _model_class
+    script = """
+    import sys
+    from featcache.extractors.speechtokenizer import _model_class
 
-        _model_class()
-        print({"speechtokenizer", "tensorboard", "beartype", "accelerate", "matplotlib"} & set(sys.modules))
-        """
-    )
-    assert printed == "set()\n"
+    _model_class()
+    print({"speechtokenizer", "tensorboard", "beartype", "accelerate", "matplotlib"} & set(sys.modules))
+    """
+    assert run_script(cli, script) == "set()\n"

@@ -102,23 +102,18 @@ def test_weights_in_torch_hubs_cache(small, tmp_path, monkeypatch):
     assert TorchaudioSSL.weights_digest(params) == TorchaudioSSL.weights_digest(named)
 
 
-def _from_config(**params) -> TorchaudioSSL:
-    config = config_from({"name": "a", "extractor": "torchaudio", "params": params})
-    return config.extractor_class(config.params, config.audio.sample_rate, CPU)
-
-
 def test_what_is_wrong_is_said_at_once(small):
-    file = str(small["HUBERT_BASE"].file)
-    with pytest.raises(ConfigError, match=r"params.bundle: torchaudio has no 'HUBERT'; it has HUBERT_ASR_LARGE, "):
-        _from_config(bundle="HUBERT", weights=file)
-    with pytest.raises(ConfigError, match=r"params.layer: 9; the model has layers 0 to 3"):
-        _from_config(bundle="HUBERT_BASE", weights=file, layer=9)
-    with pytest.raises(ConfigError, match=r"params.weights: .*: not the bundle's weights: ") as raised:
-        _from_config(bundle="WAVLM_BASE", weights=file)
-    assert "\n" not in str(raised.value)
-    with pytest.raises(ConfigError, match=r"params.weights: .*: name the file"):
-        _from_config(bundle="HUBERT_BASE", weights=str(small["HUBERT_BASE"].file.parent))
-    with pytest.raises(ConfigError, match=r"params.revision: should be left out"):
-        _from_config(bundle="HUBERT_BASE", weights=file, revision="a" * 40)
-    with pytest.raises(ConfigError, match=r"audio.sample_rate: 8000; HUBERT_BASE is for 16000"):
-        TorchaudioSSL(TorchaudioSSL.Params(bundle="HUBERT_BASE", weights=file), 8000, CPU)
+    file = small["HUBERT_BASE"].file
+    for wrong, sample_rate, message in (
+        ({"bundle": "HUBERT"}, 16000, r"params.bundle: torchaudio has no 'HUBERT'; it has HUBERT_ASR_LARGE, "),
+        ({"layer": 9}, 16000, r"params.layer: 9; the model has layers 0 to 3"),
+        ({"bundle": "WAVLM_BASE"}, 16000, r"params.weights: .*: not the bundle's weights: "),
+        ({"weights": str(file.parent)}, 16000, r"params.weights: .*: name the file"),
+        ({"revision": "a" * 40}, 16000, r"params.revision: should be left out"),
+        ({}, 8000, r"audio.sample_rate: 8000; HUBERT_BASE is for 16000"),
+    ):
+        params = {"bundle": "HUBERT_BASE", "weights": str(file), **wrong}
+        config = {"name": "a", "extractor": "torchaudio", "params": params, "audio": {"sample_rate": sample_rate}}
+        with pytest.raises(ConfigError, match=message) as raised:
+            config_from(config).build(CPU)
+        assert "\n" not in str(raised.value)

@@ -14,7 +14,7 @@ from featcache.extractors import Clip
 from featcache.extractors.rows import RowExtractor
 from featcache.extractors.units import Codebook
 from featcache.manifest import Utterance
-from featcache.testing import ExtractorSuite
+from featcache.testing import ExtractorSuite, extract
 from featcache.version.ledger import Failure, put_failures
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -22,19 +22,12 @@ pytestmark = pytest.mark.usefixtures("trusted")
 
 def clips(*lengths):
     """Clips of noise, each another, that swells."""
-    generators = map(np.random.default_rng, range(len(lengths)))
-    waveforms = (
-        np.geomspace(1e-3, 0.3, n) * rng.standard_normal(n) for n, rng in zip(lengths, generators, strict=True)
-    )
+    noises = [np.random.default_rng(seed).standard_normal(n) for seed, n in enumerate(lengths)]
+    waveforms = [np.geomspace(1e-3, 0.3, len(noise)) * noise for noise in noises]
     return [Clip(f"clip-{seed}", torch.from_numpy(one.astype(np.float32))) for seed, one in enumerate(waveforms)]
 
 
 LENGTHS = (400, 399 + 160, 8000, 16001, 640 * 160, 5000, 401)
-
-
-def extract(extractor, some):
-    with torch.inference_mode():
-        return [features.numpy() for features in extractor.extract(some)]
 
 
 def write_units(path, config, k=40):
@@ -54,15 +47,12 @@ SOURCES = {
 }
 
 
-@pytest.fixture(params=SOURCES)
-def source(request):
-    return config_from({"name": request.param, **SOURCES[request.param]})
-
-
 # The same codes, whichever way
 
 
-def test_both_routes_give_the_nearest_centroids_of_what_is_stored(source, tmp_path):
+@pytest.mark.parametrize("name", SOURCES)
+def test_both_routes_give_the_nearest_centroids_of_what_is_stored(name, tmp_path):
+    source = config_from({"name": name, **SOURCES[name]})
     codebook = write_units(tmp_path / "units.safetensors", source)
     units, some = build(tmp_path / "units.safetensors"), clips(*LENGTHS)
     from_audio = extract(units, some)
@@ -74,7 +64,7 @@ def test_both_routes_give_the_nearest_centroids_of_what_is_stored(source, tmp_pa
 
 
 def test_rounding_to_the_stored_dtype_matters(tmp_path):
-    config = config_from({"name": "a", "extractor": "fbank", "store": {"dtype": "float16"}})
+    config = config_from({"name": "a", **SOURCES["fbank-float16"]})
     write_units(tmp_path / "units.safetensors", config)
     units, some = build(tmp_path / "units.safetensors"), clips(160_000)
     (exact,) = extract(config.build(CPU), some)
@@ -132,26 +122,14 @@ def test_the_smallest_dtype_that_holds_the_codes(k, dtype, tmp_path):
     assert spec.units == f"number of the nearest of {k} centroids of a"
 
 
-def test_the_fingerprint_is_of_the_centroids_wherever_they_are(tmp_path):
-    config = config_from({"name": "a", "extractor": "fbank"})
-    for folder, k in (("one", 20), ("two", 20), ("three", 30)):
-        write_units(tmp_path / folder / "units.safetensors", config, k)
-        text = "name: u\nextractor: units\nparams: {weights: units.safetensors}\n"
-        (tmp_path / folder / "units.yaml").write_text(text)
-    one, two, three = (load_config(tmp_path / name / "units.yaml") for name in ("one", "two", "three"))
-    assert one.fingerprint() == two.fingerprint() != three.fingerprint()
-    assert one.params.weights == str(tmp_path / "one" / "units.safetensors")
-
-
 def test_weights_that_are_elsewhere_now(tmp_path):
     (tmp_path / "old").write_text("3.0")
     config = config_from({"name": "a", "extractor": "small_units:Scaled", "params": {"weights": str(tmp_path / "old")}})
     write_units(tmp_path / "units.safetensors", config, 20)
     expected = extract(build(tmp_path / "units.safetensors"), clips(*LENGTHS))
     (tmp_path / "old").rename(tmp_path / "new")
-    (tmp_path / "units.yaml").write_text(
-        "name: u\nextractor: units\nparams: {weights: units.safetensors, features: {weights: new}}\n"
-    )
+    params = "{weights: units.safetensors, features: {weights: new}}"
+    (tmp_path / "units.yaml").write_text(f"name: u\nextractor: units\nparams: {params}\n")
     moved = load_config(tmp_path / "units.yaml").build(CPU)
     assert moved.max_seconds == 30
     assert all(map(np.array_equal, expected, extract(moved, clips(*LENGTHS))))
@@ -202,9 +180,7 @@ def test_audio_is_that_of_the_features(tmp_path):
 
 
 def test_features_that_the_version_could_not_hold_are_a_failure(tmp_path):
-    config = config_from(
-        {"name": "a", "extractor": "fbank", "params": {"use_log_fbank": False}, "store": {"dtype": "float16"}}
-    )
+    config = config_from({"name": "a", **SOURCES["fbank-float16"], "params": {"use_log_fbank": False}})
     write_codebook(tmp_path / "units.safetensors", config, torch.zeros(3, 80))
     with pytest.raises(AudioError, match=r"NaN or infinite as torch.float16") as caught:
         extract(build(tmp_path / "units.safetensors"), clips(16000))

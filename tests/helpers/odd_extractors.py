@@ -47,13 +47,6 @@ class Slow(Extractor[SlowParams]):
         return torch.stack([frames.mean(1), frames.square().mean(1)], dim=1)
 
 
-class Zeros(Slow):
-    """All features are zero."""
-
-    def extract_clip(self, clip):
-        return torch.zeros(self.num_frames(len(clip.waveform)), 2)
-
-
 class Picky(Slow):
     """Refuses the clips whose id says so, gives NaN for others, and takes the rest of a batch."""
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from processes import Finished, Running
+from processes import Cli, Finished, Running
 
 from featcache.extractors import Params
 
@@ -61,10 +61,13 @@ class SlowParams(Params):
         time.sleep(self.seconds)
 
 
-def wait_at(gate: Path, running: Running) -> None:
-    """Wait until a run stands still at a gate: it has let in as many as its file says, and one more is before it."""
+def stand_at(gate: Path, count: int, cli: Cli, *job: object) -> Running:
+    """Start a run, and wait until it stands still at a gate: it has let in so many, and one more is before it."""
+    gate.write_text(str(count))
+    running = cli.start(*job)
     entered = gate.with_name(f"{gate.name}.{running.pid}")
-    running.wait_until(lambda: entered.stat().st_size > int(gate.read_text()))
+    running.wait_until(lambda: entered.stat().st_size > count)
+    return running
 
 
 def interrupt(running: Running, gate: Path, number: signal.Signals = signal.SIGINT) -> Finished:

@@ -10,8 +10,8 @@ import hub_server
 import pytest
 import small_models
 from cache_contents import items, versions_in
-from hub_server import CONFIG, environment
-from processes import on_terminal
+from hub_server import BEHIND_TRANSFORMERS, CONFIG, environment
+from processes import commands, on_terminal
 
 from featcache.config import load_config
 from featcache.errors import ExtractorError
@@ -28,15 +28,6 @@ def repository(tmp_path_factory):
     (folder / "pytorch_model.bin").write_bytes(b"the same once more")
     (folder / "README.md").write_text("# EnCodec\n")
     (folder / ".gitattributes").write_text("*.bin filter=lfs\n")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A folder with the files of a small model that works."""
-    folder = small_models.encodec_24khz(tmp_path_factory.mktemp("model"))
-    (folder / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
-    (folder / "README.md").write_text("# EnCodec\n")
     return folder
 
 
@@ -105,12 +96,17 @@ def left_over(home):
 # Downloaded
 
 
-def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, scratch, home, model):
-    config, manifest = scratch / "encodec.yaml", plain.manifest()
-    with hub_server.serve(model) as hub:
+def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, scratch, home):
+    model = small_models.encodec_24khz(scratch / "model")
+    (model / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
+    (model / "README.md").write_text("# EnCodec\n")
+    config = scratch / "encodec.yaml"
+    job = ("extract", plain.manifest(), "-c", config, "-o")
+    with hub_server.serve(model) as hub, commands(modules=BEHIND_TRANSFORMERS, beside=cli) as shell:
         config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
-        here = environment(hub, home)
-        first = cli("extract", manifest, "-c", config, "-o", scratch / "hub", env=here)
+        first = shell(*job, scratch / "hub", env=environment(hub, home))
+        asked = [*hub.requests]
+        again = shell(*job, scratch / "again", env=environment(hub, home, HF_HUB_OFFLINE="1"))
     assert first.code == 0, first.err
     size = sum(path.stat().st_size for path in model.iterdir() if path.suffix in (".json", ".safetensors"))
     what = rf"{hub.name} at {hub.commit[:12]} from \S+ to {home}\S+: 3 files, {size / 1e6:.1f} MB"
@@ -118,8 +114,7 @@ def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, sc
     assert len(hub.asked_for("GET /large/")) == 1
     assert not hub.asked_for("README")
 
-    again = cli("extract", manifest, "-c", config, "-o", scratch / "again", env=here | {"HF_HUB_OFFLINE": "1"})
-    assert (again.code, again.err) == (0, "")
+    assert (again.code, again.err, hub.requests) == (0, "", asked)
     assert items(scratch / "again") == items(scratch / "hub")
     config.write_text(CONFIG.format(weights=model, revision="null"))
     (version,) = versions_in(scratch / "hub")
@@ -127,12 +122,15 @@ def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, sc
     assert versions_in(scratch / "again") == {version}
 
 
-@pytest.mark.parametrize("offline", ["0", "1"])
-def test_what_is_there_is_used_without_asking(fetch, hub, offline):
+@pytest.mark.parametrize("lacks", ["nothing", "preprocessor_config.json"])
+def test_what_is_there_is_used_without_asking(fetch, hub, lacks):
+    """A model that says nothing of waveforms is whole without."""
+    hub.files.pop(lacks, None)
     require_fetched(fetch())
     assert not hub.asked_for("README|gitattributes|pytorch_model")
     asked = len(hub.requests)
-    require_fetched(fetch(env={"HF_HUB_OFFLINE": offline}))
+    for offline in ("0", "1"):
+        require_fetched(fetch(env={"HF_HUB_OFFLINE": offline}))
     assert len(hub.requests) == asked
 
 
@@ -165,15 +163,6 @@ def test_weights_that_another_program_has_loaded_lack_what_is_done_to_waveforms(
     assert hub.asked_for("GET .*preprocessor_config.json")
     assert not hub.asked_for("GET /large/")
     require_fetched(fetch(env={"HF_HUB_OFFLINE": "1"}))
-
-
-def test_a_model_that_says_nothing_of_waveforms_is_whole_without(fetch, hub):
-    del hub.files["preprocessor_config.json"]
-    require_fetched(fetch())
-    asked = len(hub.requests)
-    for offline in ("0", "1"):
-        require_fetched(fetch(env={"HF_HUB_OFFLINE": offline}))
-    assert len(hub.requests) == asked
 
 
 def test_a_whole_copy_of_the_repository_is_whole(fetch, snapshot, repository):
