@@ -121,15 +121,13 @@ class Bucket:
         opened, folder = self.open(key, num_bytes), tempfile.gettempdir()
         with _of_this_machine(folder):
             file = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
-        with file:
+        with _of_this_machine(folder, may_be_gone=True), file:  # which writes once more when it is closed
             for block in opened.fetched():
                 if passed is not None:
                     passed(block)
-                with _of_this_machine(folder):
-                    file.write(block)
-            with _of_this_machine(folder):
-                file.flush()
-                return map_file(file.fileno(), num_bytes)
+                file.write(block)
+            file.flush()
+            return map_file(file.fileno(), num_bytes)
 
     def exists(self, key: str) -> bool:
         with suppress(FileNotFoundError):  # there may be a folder of this name
@@ -390,9 +388,11 @@ class _ObjectFile:
 
 
 @contextmanager
-def _of_this_machine(path: object) -> Iterator[None]:
-    """Within, a place on this machine is written to, and no object is read."""
+def _of_this_machine(path: object, *, may_be_gone: bool = False) -> Iterator[None]:
+    """Within, a place on this machine is written to; and if it `may_be_gone`, an object is read, too."""
     try:
         yield
     except OSError as error:
+        if may_be_gone and isinstance(error, FileNotFoundError):
+            raise
         raise StoreError(f"{path}: cannot be written: {error.strerror}: set TMPDIR to another folder") from error

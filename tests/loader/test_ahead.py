@@ -70,6 +70,7 @@ def test_the_next_window_is_fetched_while_training_works_on_this_one(s3, uploade
     loader = loader_of(featcache.open(uploaded, copy_to=tmp_path))
     next(iteration := iter(loader))
     wait_until(lambda: len(copies_in(tmp_path)) >= 4)
+    assert len(copies_in(tmp_path)) >= 4
     iteration.close()
 
 

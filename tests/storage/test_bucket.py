@@ -5,6 +5,7 @@ import random
 import signal
 import uuid
 from collections import Counter
+from functools import partial
 from threading import Thread
 
 import pytest
@@ -119,6 +120,15 @@ def test_a_copy_that_finds_no_room_says_so(remembered, tmp_path, monkeypatch):
     (tmp_path / "gone").write_text("a file")
     with pytest.raises(StoreError, match="gone: cannot be written: Not a directory: set TMPDIR"):
         remembered.map("a", 9_000_000)
+
+
+def test_a_full_disk_below_a_copy_is_named(remembered, monkeypatch):
+    """Closing the file flushes once more what could not be written."""
+    remembered.put("a", bytes(100))
+    monkeypatch.setattr(bucket, "_MAPPED_BYTES", 0)
+    monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
+    with pytest.raises(StoreError, match="cannot be written: No space left on device: set TMPDIR"):
+        remembered.map("a", 100)
 
 
 def test_a_temporary_folder_that_is_gone_is_no_object_that_is_gone(remembered, tmp_path, monkeypatch):
