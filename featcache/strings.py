@@ -8,6 +8,7 @@ array of offsets: half the memory, shared by all processes, and memory-mapped fr
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any, overload
@@ -37,14 +38,10 @@ class Strings(Sequence[str]):
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
         """Pack an iterable of strings; it is consumed once, and never held as a list."""
-        rest = iter(strings)
-        blobs, lengths = [], [np.zeros(0, np.int64)]
+        rest, packed = iter(strings), GrowingStrings()
         while block := list(islice(rest, _BLOCK)):
-            text = "".join(block)
-            blobs.append(text.encode())
-            parts = block if text.isascii() else map(str.encode, block)
-            lengths.append(np.fromiter(map(len, parts), np.int64, len(block)))
-        return cls(np.frombuffer(b"".join(blobs), np.uint8), _offsets_of(np.concatenate(lengths)))
+            packed.extend(block)
+        return packed.strings()
 
     @classmethod
     def concatenate(cls, parts: Sequence[Strings]) -> Strings:
@@ -154,6 +151,27 @@ class Strings(Sequence[str]):
 
     def _bytes(self) -> NDArray[np.uint8]:
         return self.blob[int(self.offsets[0]) : int(self.offsets[-1])]
+
+
+class GrowingStrings:
+    """Strings that more are added to, in buffers that grow in place: no memory is left in pieces."""
+
+    def __init__(self, strings: Sequence[str] = ()) -> None:
+        self._blob = bytearray()
+        self._offsets = array("q", [0])
+        self.extend(strings)
+
+    def extend(self, strings: Sequence[str]) -> None:
+        """Add some at the end."""
+        text = "".join(strings)
+        parts = strings if text.isascii() else map(str.encode, strings)
+        lengths = np.fromiter(map(len, parts), np.int64, len(strings))
+        self._offsets.frombytes((len(self._blob) + np.cumsum(lengths)).tobytes())
+        self._blob += text.encode()
+
+    def strings(self) -> Strings:
+        """All of them; none can be added any more."""
+        return Strings(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.int64))
 
 
 def hash_of(string: str) -> int:

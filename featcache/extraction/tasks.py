@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,18 +81,21 @@ def want(
     generation = mine.rows[2]
     highest, is_same = np.zeros(len(mine), np.uint64), np.ones(len(mine), bool)
     of_index = index.find_hashes(id_hash)
-    known = [(of_index, index.row_hash, index.generation)] if len(index) else []
-    known += [
-        (other.find(id_hash), other.rows[1], other.rows[2])
-        for other in before
-        if len(other) and (other.name == mine.name or mine.contains(other))
-    ]
+    known = chain(
+        [(of_index, index.row_hash, index.generation)] if len(index) else [],
+        (
+            (other.find(id_hash), other.rows[1], other.rows[2])
+            for other in before
+            if len(other) and (other.name == mine.name or mine.contains(other))
+        ),
+    )
     for at, row_hashes, generations in known:
-        theirs = np.where(at < 0, np.uint64(0), generations[at])
+        theirs = generations[at]
+        theirs[at < 0] = 0
         same = row_hashes[at] == row_hash
         is_same = np.where(theirs > highest, same, is_same & (same | (theirs < highest) | (at < 0)))
-        highest = np.maximum(highest, theirs)
-    generation[:] = np.where(is_same, np.maximum(highest, np.uint64(1)), highest + np.uint64(1))
+        np.maximum(highest, theirs, out=highest)
+    np.maximum(highest + ~is_same, 1, out=generation)
     rows = np.asarray(again, np.int64)
     if len(rows) and len(index):
         at = of_index[rows]

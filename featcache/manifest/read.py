@@ -38,7 +38,7 @@ from featcache.manifest.utterances import (
     refuse_secrets,
     seconds_of,
 )
-from featcache.strings import Strings
+from featcache.strings import GrowingStrings, Strings
 
 
 def read_manifest(
@@ -83,7 +83,7 @@ def read_manifest(
         allowed = {"allow_commands": allow_commands, "allow_queries": allow_queries}
         with Source(source, root=root, values=values, audio=audio, carry=carry, **allowed) as opened:
             kind = format_of(opened, format)
-            parts, places = gather(FORMATS[kind].read(opened), opened)
+            columns, places = gather(FORMATS[kind].read(opened), opened)
             recognised = f"read as {kind}" if format is None and kind not in PLAIN.values() else ""
             if said := ", ".join(filter(None, [recognised, "" if opened.has_ids else "paths stand for ids"])):
                 opened.notes.insert(0, said)
@@ -100,19 +100,19 @@ def read_manifest(
         raise ManifestError(f"{name}{where}: cannot be read: {what}") from error
     if kind == "folder" and not places and not opened.faults.count and _is_cache(opened):
         raise ManifestError(f"{name}: is a cache, not a manifest: give the manifest that it was extracted from")
-    return checked_manifest(opened, parts, places, _default_root(opened) if root is None else root, kind)
+    return checked_manifest(opened, columns, places, _default_root(opened) if root is None else root, kind)
 
 
 def checked_manifest(
-    reading: Reading, parts: dict[str, list[Any]], places: array[int], root: str | Path, kind: str
+    reading: Reading, columns: dict[str, Any], places: array[int], root: str | Path, kind: str
 ) -> Manifest:
     """The manifest of what `gather` has returned; a ManifestError if there were faults, or two rows have one id."""
     if not places and not reading.faults.count:
         reading.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
-    ids = Strings.concatenate(parts.pop("id"))
+    ids = columns.pop("id")
     _find_duplicates(ids, places, reading.faults)
     reading.faults.raise_if_any()
-    paths = Strings.concatenate(parts.pop("path"))
+    paths = columns.pop("path")
     if reading.allow_commands and re.search(rb"\|", paths.blob.data):
         trust.allow_commands(path for path in paths if is_command(path))
     folder: AudioLocation = as_root(str(root))
@@ -123,10 +123,10 @@ def checked_manifest(
         root=folder if isinstance(folder, Url) else folder.absolute(),
         ids=ids,
         paths=paths,
-        start=np.concatenate(parts.pop("start")),
-        duration=np.concatenate(parts.pop("duration")),
-        channel=np.concatenate(parts.pop("channel")),
-        columns={column: Strings.concatenate(parts.pop(column)) for column in list(parts)},
+        start=columns.pop("start"),
+        duration=columns.pop("duration"),
+        channel=columns.pop("channel"),
+        columns=columns,
         format=kind,
         notes=tuple(f"{reading.name}: {note}" for note in reading.notes),
         placeholders=frozenset(reading.placeholders),
@@ -157,9 +157,9 @@ def _default_root(source: Source) -> str | Path:
     return source.folder / (source.root or "")
 
 
-def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, list[Any]], array[int]]:
-    """The flat parts of each column, one for each batch; and the place of each row."""
-    parts: dict[str, list[Any]] = {name: [] for name in SPELLINGS}
+def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, Any], array[int]]:
+    """Each column, text as `Strings` and numbers as an array `[rows]`; and the place of each row."""
+    columns: dict[str, Any] = {column.name: column.growing() for column in COLUMNS}
     row_places = array("q")
     for places, cells in found:
         cells = _with_durations(places, cells, source.faults)
@@ -168,16 +168,21 @@ def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, list[Any]
             own["id"] = _default_ids(places, own, source.faults)
             source.has_ids = False
         for column in COLUMNS:
-            parts[column.name].append(column.pack(own[column.name]))
+            columns[column.name].extend(own[column.name])
         for name in cells:
             if source.carry and name not in SPELLINGS:
-                so_far = parts.setdefault(name, [_empty_strings(len(row_places))])
+                if name not in columns:
+                    columns[name] = GrowingStrings([""] * len(row_places))
                 are_text = set(map(type, cells[name])) == {str}
-                so_far.append(Strings.of(cells[name] if are_text else map(carried, cells[name])))
-        for name in parts.keys() - cells.keys() - SPELLINGS.keys():
-            parts[name].append(_empty_strings(len(places)))
+                columns[name].extend(cells[name] if are_text else [*map(carried, cells[name])])
+        for name in columns.keys() - cells.keys() - SPELLINGS.keys():
+            columns[name].extend([""] * len(places))
         row_places.extend(places)
-    return parts, row_places
+    whole = {
+        name: values.strings() if isinstance(values, GrowingStrings) else np.frombuffer(values, values.typecode)
+        for name, values in columns.items()
+    }
+    return whole, row_places
 
 
 def _with_durations(places: Sequence[int], cells: dict[str, Sequence[Any]], faults: Faults) -> dict[str, Sequence[Any]]:
@@ -256,10 +261,6 @@ def _default_ids(places: Sequence[int], own: Mapping[str, Sequence[Any]], faults
             faults.add(place, f"there is no id, and the path, which stands for it, {error}")
             ids.append("")
     return ids
-
-
-def _empty_strings(count: int) -> Strings:
-    return Strings(np.zeros(0, np.uint8), np.zeros(count + 1, np.int64))
 
 
 def _find_duplicates(ids: Strings, places: Sequence[int], faults: Faults) -> None:

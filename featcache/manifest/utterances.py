@@ -6,6 +6,7 @@ import json
 import math
 import re
 import reprlib
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from featcache.errors import may_have_secret, secret_in
 from featcache.manifest.audio_locations import AudioLocation, AudioSource, Url, is_audio_url, is_command, locate, url_of
 from featcache.manifest.segments import SegmentColumns, Utterance
-from featcache.strings import Strings
+from featcache.strings import GrowingStrings, Strings
 
 
 def nearest_sample(seconds: float, rate: float) -> int:
@@ -238,8 +239,8 @@ class Column(NamedTuple):
     """Gives the value of a cell that is not empty. Raises a ValueError that says what is wrong with it."""
     not_given: Any
     """The value of an empty cell."""
-    pack: Callable[[Sequence[Any]], Any]
-    """Makes one flat array of values."""
+    growing: Callable[[], Any]
+    """Makes what values are gathered in, flat: it has `extend`."""
     plain: Callable[[Sequence[Any]], Sequence[Any] | None] = lambda _: None
     """Gives the values of some cells at once; None if `parse` has to look at each."""
 
@@ -249,7 +250,7 @@ COLUMNS = (
     Column(
         "id",
         ("id", "utt_id", "uttid", "utt", "utterance_id", "utterance", "audio_id", "segment_id", "key"),
-        *(_id, "", Strings.of, _plain_texts),
+        *(_id, "", GrowingStrings, _plain_texts),
     ),
     Column(
         "path",
@@ -257,19 +258,19 @@ COLUMNS = (
             *("path", "wav", "wav_path", "audio", "audio_path", "audio_file", "audio_filepath"),
             *("file", "file_path", "filepath", "file_name", "filename"),
         ),
-        *(_path, "", Strings.of, _plain_texts),
+        *(_path, "", GrowingStrings, _plain_texts),
     ),
     Column(
         "start",
         ("start", "start_time", "begin", "begin_time", "offset"),
-        *(seconds_of, math.nan, partial(np.array, dtype=np.float64), partial(_plain_seconds, 0.0)),
+        *(seconds_of, math.nan, partial(array, "d"), partial(_plain_seconds, 0.0)),
     ),
     Column(
         "duration",
         ("duration", "dur"),
-        *(_duration, math.nan, partial(np.array, dtype=np.float64), partial(_plain_seconds, math.ulp(0.0))),
+        *(_duration, math.nan, partial(array, "d"), partial(_plain_seconds, math.ulp(0.0))),
     ),
-    Column("channel", ("channel",), _channel, -1, partial(np.array, dtype=np.int32)),
+    Column("channel", ("channel",), _channel, -1, partial(array, "i")),
 )
 
 ENDS = {"end", "end_time"}
