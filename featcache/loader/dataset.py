@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 from collections import UserList
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from featcache.errors import MOST_COUNTED, ArgumentError, listing, require_int
+from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, require_int
 from featcache.loader.cache import Buffers, Cache
 from featcache.loader.display import Batch, beginning, card
 from featcache.loader.spans import Crop, Windows, positions_in
@@ -255,8 +256,18 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self._epoch.fill_(require_int("epoch", epoch, 0, MOST_COUNTED))
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the batch is empty."""
+        """Make a batch of items: the `collate_fn` for a DataLoader. Without items, the batch is empty.
+
+        In a worker process of torch's DataLoader, it gives a `FeatcacheWarning` if the items are as they were read:
+        passing them on takes longer than reading them."""
         if isinstance(items, Items) and "data" not in vars(items):  # nobody has looked, and changed something
+            worker = get_worker_info()
+            if worker is not None and worker.id == 0:
+                message = (
+                    "a worker process takes longer to pass a batch on than to read it from memory or a disk: "
+                    "featcache.DataLoader, which reads ahead in threads, is about ten times as fast"
+                )
+                warnings.warn(message, FeatcacheWarning, stacklevel=2)
             return items.dataset.batch(items.rows)
         if not items:
             return self.batch([])

@@ -208,6 +208,7 @@ def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, original, t
     assert sum(len(batch["ids"]) for batch in iteration) > 0
 
 
+@pytest.mark.filterwarnings("ignore:a worker process takes longer:featcache.FeatcacheWarning")
 def test_workers_of_torch_fetch_each_byte_once_an_epoch(s3, uploaded, original, tmp_path):
     """They read each a part of every shard, and let go of it together."""
     cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(original)[-5:]))

@@ -121,6 +121,7 @@ def test_a_column_is_indexed_as_an_array_is(columns, at):
             assert np.array_equal(chosen, expected)
 
 
+@pytest.mark.filterwarnings("ignore:a worker process takes longer:featcache.FeatcacheWarning")
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers(folder, context):
     dataset = featcache.FeatureDataset(featcache.open(folder))

@@ -129,10 +129,16 @@ class TestFeatureDataset:
             return dataset.collate(items)
 
         dataset = featcache.FeatureDataset(cache)
-        for batch in DataLoader(dataset, batch_size=7, collate_fn=longest_first):
+        for batch in DataLoader(dataset, batch_size=7, collate_fn=longest_first, num_workers=1):
             lengths = batch["lengths"].tolist()
             assert lengths == sorted(lengths, reverse=True)
             assert torch.equal(batch["features"], cache.batch(batch["ids"])[0])
+
+    def test_a_worker_that_only_passes_batches_on_says_what_is_faster(self, cache):
+        dataset = featcache.FeatureDataset(cache)
+        loader = DataLoader(dataset, batch_size=7, collate_fn=dataset.collate, num_workers=1)
+        with pytest.raises(featcache.FeatcacheWarning, match=r"featcache\.DataLoader"):  # warnings are errors in tests
+            list(loader)
 
 
 def dataset_keys(cache, manifest, **options):

@@ -94,6 +94,7 @@ class TestSameAsAFolder:
         assert torch.equal(everything, featcache.open(original).batch(range(96))[0])
 
 
+@pytest.mark.filterwarnings("ignore:a worker process takes longer:featcache.FeatcacheWarning")
 @pytest.mark.parametrize(
     ("context", "copies"),
     [("fork", False), ("fork", True), pytest.param("spawn", False, marks=pytest.mark.slow), ("spawn", True)],

@@ -335,6 +335,7 @@ class TestResume:
             BucketBatchSampler([3, 4, 5], batch_size=2).load_state_dict(state)
 
 
+@pytest.mark.filterwarnings("ignore:a worker process takes longer:featcache.FeatcacheWarning")
 def test_an_epoch_of_torchs_workers_is_resumed_with_other_ranks(tmp_path):
     make_version(tmp_path, make_features(90, (4,)))
     dataset = featcache.FeatureDataset(featcache.open(tmp_path))

@@ -15,9 +15,11 @@ def test_persistent_workers_under_every_start_method_also_with_copies_in_memory(
         cli,
         """
         import sys
+        import warnings
         import featcache
         from torch.utils.data import DataLoader
 
+        warnings.filterwarnings("ignore", "a worker process takes longer")  # in workers, too
         if __name__ == "__main__":
             from make_cache import assert_same
 
