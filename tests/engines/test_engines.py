@@ -1,6 +1,5 @@
 """A run that cannot write says so in a line, and lets go of everything: no lock, open file or thread of it stays."""
 
-import os
 import re
 import shutil
 import threading
@@ -12,6 +11,7 @@ import soundfile
 from cache_contents import WORK, being_written, chunk_files, items
 from corpora import speech
 from extractions import run_to_its_end
+from processes import open_files
 
 from featcache.config import load_config
 from featcache.engines.local import run_locally
@@ -52,19 +52,10 @@ def failing(call: int, real, error: Exception):
     return method
 
 
-def open_in_work(cache: Path) -> list[str]:
-    """Files that this process has open in the `work/` of a version, also those that are removed by now."""
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # what lists them is open too
-            found.append(os.readlink(descriptor))
-    return [path for path in found if path.startswith(str(cache)) and WORK in Path(path).parts]
-
-
 def assert_nothing_is_held(cache: Path) -> None:
     """No open file, nothing half written, and no thread."""
     assert being_written(cache) == []
-    assert open_in_work(cache) == []
+    assert [path for path in open_files(cache) if WORK in Path(path).parts] == []  # nor what is removed by now
     assert [thread.name for thread in threading.enumerate() if OURS.fullmatch(thread.name)] == []
 
 
