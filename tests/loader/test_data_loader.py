@@ -313,11 +313,22 @@ class TestEnds:
         ({"prefetch": 0}, "prefetch is 0: it must be a whole number, 1 or more"),
         ({"batch_sampler": 3}, "batch_sampler is 3: give lists of positions; batch_size= is the limit"),
         ({"dtype": {"features": torch.float32}}, "dtype is given by name, but the dataset has one version"),
+        ({"prefetch": 2**63}, f"prefetch is {2**63}: it must be a whole number, 1 or more, at most 1048576"),
+        ({"batch_size": 4}, "batch_sampler makes the batches already: leave it out, or batch_"),
+        ({"transform": "f"}, "transform is 'f': give a function of a batch"),
+        ({"batch_sampler": None, "batch_size": 4, "num_workers": 2}, "featcache.DataLoader has no num_workers: it ta"),
+        ({"batch_sampler": None}, "nothing says what the batches are: give batch_size= or max_frames="),
+        ({"batch_sampler": None, "shuffle": True}, "nothing says what the batches are"),
+        (
+            {"batch_sampler": None, "max_frames": 2**63},
+            f"max_frames is {2**63}: it must be a whole number, 1 or more, at most {2**62}",
+        ),
     ],
 )
-def test_arguments_that_do_not_do_are_refused(dataset, options, what):
-    with pytest.raises(ArgumentError, match=what):
+def test_arguments_that_do_not_do_are_one_line(dataset, options, what):
+    with pytest.raises(ArgumentError, match=what) as caught:
         DataLoader(dataset, **{"batch_sampler": BATCHES, **options})
+    assert "\n" not in str(caught.value)
 
 
 def test_takes_nothing_but_a_feature_dataset(dataset):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from damage import flip
 from hypothesis import given
-from make_cache import make_features, make_version
+from make_cache import make_version
 
 import featcache
 from featcache import Crop
@@ -165,17 +165,6 @@ class TestSeveralVersions:
         with pytest.raises(ArgumentError, match="padding_value is given by name, but the dataset has one version"):
             featcache.FeatureDataset(fbank, padding_value={"features": 1})
         assert set(featcache.FeatureDataset({"fbank": fbank})[0]["features"]) == {"fbank"}
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "uint16"])
-def test_an_empty_batch_is_empty(tmp_path, dtype):
-    make_version(tmp_path / "features", make_features(3, (8,), dtype))
-    dataset = featcache.FeatureDataset(featcache.open(tmp_path / "features"))
-    for batch in (dataset.batch([]), dataset.collate([]), dataset.collate(dataset.__getitems__([]))):
-        assert batch["ids"] == []
-        assert batch["features"].shape == (0, 0, 8)
-        assert batch["features"].numpy().dtype == dtype
-        assert batch["lengths"].shape == (0,)
 
 
 @pytest.mark.parametrize(
