@@ -136,6 +136,9 @@ def test_names_are_content(version):
     assert len(names) == len(others) + 3
     assert {*version.shard_names()} == names
     assert [*version.store.walk("work")] == []
+    sided = create(version.path / "sided", SIDED)
+    sides = [side_of([count], first) for count, first in ((2, 0), (2, 1), (3, 0))]
+    assert len({write(sided, [item("a")], side=side).name for side in sides}) == 3
 
 
 CHANGES = {
@@ -149,14 +152,6 @@ CHANGES = {
     "by_ffmpeg": True,
     "generation": 2,
 }
-
-
-def test_side_arrays_are_content(scratch):
-    version = create(scratch, SIDED)
-    names = {
-        write(version, [item("a")], side=side_of([count], first)).name for count, first in ((2, 0), (2, 1), (3, 0))
-    }
-    assert len(names) == 3
 
 
 def test_a_shard_keeps_its_bytes(version):

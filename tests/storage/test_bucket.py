@@ -114,14 +114,6 @@ def test_a_large_file_is_sent_in_parts(remembered, monkeypatch):
     assert remembered.read("a", len(data)) == data
 
 
-def test_a_copy_that_finds_no_room_says_so(remembered, tmp_path, monkeypatch):
-    remembered.put("a", bytes(9_000_000))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    (tmp_path / "gone").write_text("a file")
-    with pytest.raises(StoreError, match="gone: cannot be written: Not a directory: set TMPDIR"):
-        remembered.map("a", 9_000_000)
-
-
 def test_a_full_disk_below_a_copy_is_named(remembered, monkeypatch):
     """Closing the file flushes once more what could not be written."""
     remembered.put("a", bytes(100))
@@ -131,13 +123,16 @@ def test_a_full_disk_below_a_copy_is_named(remembered, monkeypatch):
         remembered.map("a", 100)
 
 
-def test_a_temporary_folder_that_is_gone_is_no_object_that_is_gone(remembered, tmp_path, monkeypatch):
-    """Whoever looks for marks would take it for that."""
+def test_a_temporary_folder_that_is_none_is_named(remembered, tmp_path, monkeypatch):
+    """That it is gone is not that an object is: whoever looks for marks would take it for that."""
     remembered.put("a", bytes(9_000_000))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     for use in (lambda: remembered.desk, lambda: remembered.map("a", 9_000_000)):
         with pytest.raises(StoreError, match=r"gone.*: cannot be written: No such file or directory: set TMPDIR"):
             use()
+    (tmp_path / "gone").write_text("a file")
+    with pytest.raises(StoreError, match="gone: cannot be written: Not a directory: set TMPDIR"):
+        remembered.map("a", 9_000_000)
 
 
 # Listings
