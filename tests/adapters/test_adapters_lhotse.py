@@ -51,12 +51,10 @@ class TestCuts:
                 assert np.array_equal(loaded, made.fbank[cut.id])
 
     def test_without_a_manifest_are_recordings_of_their_own(self, made):
-        cut_set = cuts(made.cache())
-        assert [cut.id for cut in cut_set] == list(made.fbank)
-        first = next(iter(cut_set))
+        first, *others = cuts(made.cache())
+        assert [first.id, *(cut.id for cut in others)] == list(made.fbank)
         assert (first.recording_id, first.start, first.channel) == (first.id, 0, 0)
-        assert first.supervisions[0].text is None
-        assert first.supervisions[0].custom is None
+        assert (first.supervisions[0].text, first.supervisions[0].custom) == (None, None)
 
     def test_have_the_arrays_of_further_versions(self, made):
         cut_set = cuts(made.both())

@@ -151,14 +151,6 @@ class TestDataset:
 
 
 class TestCollate:
-    def test_gives_the_batches_that_speechbrain_gives(self, made, recipe):
-        expected = list(make_dataloader(recipe, batch_size=7, shuffle=True))
-        gathered = list(
-            make_dataloader(without_features(recipe), batch_size=7, shuffle=True, collate_fn=Collate(made.cache()))
-        )
-        for batch, other in zip(gathered, expected, strict=True):
-            assert_alike(batch, other)
-
     @given(data=st.data(), size=st.integers(1, 12))
     def test_equals_padded_batch_of_any_utterances(self, made, data, size):
         dataset = made.both() if data.draw(st.booleans(), "both") else made.dataset()
