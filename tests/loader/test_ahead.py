@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from damage import refusing
-from forking import fork, join, wait_until
+from forking import forked, wait_until
 from local_copies import copies_in, held, sizes
 from make_cache import assert_same, make_features, make_version
 from object_stores import upload
@@ -202,9 +202,9 @@ def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, original, t
         assert np.array_equal(cache[3], expected[3])
         assert_same(loader_of(cache, seed=7), list(loader_of(expected, seed=7)))
         iteration.close()  # of its parent, which goes on
-        os._exit(0)
 
-    assert join(fork(child)) == 0
+    with forked(child):
+        pass
     assert sum(len(batch["ids"]) for batch in iteration) > 0
 
 
