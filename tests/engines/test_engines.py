@@ -1,5 +1,6 @@
 """A run that cannot write says so in a line, and lets go of everything: no lock, open file or thread of it stays."""
 
+import itertools
 import re
 import shutil
 import threading
@@ -26,8 +27,6 @@ from featcache.storage.directory import Directory
 OURS = re.compile(r"featcache-(\d+|commit.*|sync.*)")
 """Names of threads that extract; one that copies shards for another test is none of them."""
 
-NO_SPACE = StoreError("a file: cannot be written: No space left on device")
-
 
 @pytest.fixture(params=[1, 3])
 def plan(request, plain, scratch):
@@ -38,18 +37,6 @@ def plan(request, plain, scratch):
         return plan_extraction(read_manifest(plain.manifest()), configs, scratch, Options("cpu", request.param, 0.02))
 
     return plan
-
-
-def failing(call: int, real, error: Exception):
-    """A method that raises an error at one call, counted from 1, and then does what it should."""
-    calls = iter(range(1, 1_000_000))
-
-    def method(*args, **options):
-        if next(calls) == call:
-            raise error
-        return real(*args, **options)
-
-    return method
 
 
 def assert_nothing_is_held(cache: Path) -> None:
@@ -76,8 +63,15 @@ def assert_all_is_done(plan: ExtractionPlan) -> None:
     ],
 )
 def test_a_run_that_cannot_write_lets_go_of_its_shards(plan, scratch, monkeypatch, owner, method, call):
+    calls, real = itertools.count(1), getattr(owner, method)
+
+    def failing(*args, **options):
+        if next(calls) == call:
+            raise StoreError("a file: cannot be written: No space left on device")
+        return real(*args, **options)
+
     with monkeypatch.context() as patched:
-        patched.setattr(owner, method, failing(call, getattr(owner, method), NO_SPACE))
+        patched.setattr(owner, method, failing)
         with pytest.raises(StoreError, match="cannot be written: No space left"):
             run_extraction(plan(), run_locally)
         assert_nothing_is_held(scratch)

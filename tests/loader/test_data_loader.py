@@ -1,6 +1,7 @@
 """featcache.DataLoader: the batches of its dataset, ahead of time, in memory that is used again, of any dtype."""
 
 import gc
+import math
 import pickle
 import threading
 
@@ -206,14 +207,19 @@ def test_what_is_no_position_is_refused(dataset):
         dataset.set_epoch(-1)
 
 
-@pytest.mark.parametrize("value", [-100, 70_000, 0.5, float("nan")])
-def test_codes_are_padded_with_what_their_dtype_holds(folder, value):
-    cache = featcache.open(folder, "codes")
-    what = f"padding_value is {value}: these features are uint16, so it must be a whole number from 0 to 65535"
-    with pytest.raises(ArgumentError, match=what):
-        FeatureDataset(cache, padding_value=value)
-    with pytest.raises(ArgumentError, match=what):
-        cache.batch([1, 2], padding_value=value)
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        *[("codes", value, "uint16, so it must be a whole number from 0") for value in (-100, 70_000, 0.5, math.nan)],
+        ("fbank", 1e6, "float16, whose largest value is 65504"),
+        ("fbank", "x", "give a number"),
+    ],
+)
+def test_batches_are_padded_with_what_their_dtype_holds(folder, name, value, what):
+    cache = featcache.open(folder, name)
+    for pad in (FeatureDataset, lambda cache, **options: cache.batch([1, 2], **options)):
+        with pytest.raises(ArgumentError, match=f"padding_value is '?{value}'?: .*{what}"):
+            pad(cache, padding_value=value)
 
 
 def test_goes_to_other_processes(dataset):
