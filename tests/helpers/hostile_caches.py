@@ -98,9 +98,9 @@ def seal_files(group: Path, change: Change = lambda it: None, sizes: Mapping[str
     return digest.hexdigest()[:16]
 
 
-def rename_shard(shard: Path, *changes: Any) -> Path:
+def rename_shard(shard: Path, change: Change = lambda it: None, sizes: Mapping[str, list[int]] | None = None) -> Path:
     """Do so with a shard, which gets that name; see `seal_files`."""
-    return shard.rename(shard.with_name(seal_files(shard, *changes)))
+    return shard.rename(shard.with_name(seal_files(shard, change, sizes)))
 
 
 def put(path: Path, kind: str) -> None:

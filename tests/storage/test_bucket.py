@@ -98,7 +98,8 @@ def test_what_fails_always_is_one_line(s3, monkeypatch, bucket, fault, what):
     monkeypatch.setattr(clients, "_RETRIES", 1)
     monkeypatch.setattr(clients, "_PAUSES", ())
     store = Bucket(parse_location("root", f"s3://{bucket}/x"))
-    for use in (lambda: store.put("a", b""), lambda: store.names("shards"), lambda: store.publish(FILES, "shards/ab")):
+    uses = [lambda: store.put("a", b""), lambda: store.names("shards"), lambda: store.publish(FILES, "shards/ab")]
+    for use in (*uses, lambda: store.read("a", 1)):
         with pytest.raises(StoreError, match=what) as caught:
             use()
         assert "\n" not in str(caught.value)

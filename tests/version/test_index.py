@@ -216,6 +216,8 @@ def test_a_damaged_index_is_built_anew(small, file):
 def test_an_index_that_leads_out_of_its_lists_is_not_believed(small, column, values):
     """Though all its checksums are right, as a faulty writer's or a stranger's would be."""
     names = small.shard_names()
+    seal_files(index_folder(small))
+    assert load_index(small, names) is not None
     columns_of(index_folder(small))[column][: len(values)] = values
     seal_files(index_folder(small))
     assert load_index(small, names) is None
