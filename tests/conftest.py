@@ -259,6 +259,16 @@ def server(server_of_session, monkeypatch):
 
 
 @pytest.fixture
+def no_hub(tmp_path, monkeypatch):
+    """An empty hub cache, and a hub that cannot be reached."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+@pytest.fixture
 def written(tmp_path):
     """Writes a file of some content, of that name, and gives its path."""
 

@@ -51,12 +51,10 @@ class TestCuts:
                 assert np.array_equal(loaded, made.fbank[cut.id])
 
     def test_without_a_manifest_are_recordings_of_their_own(self, made):
-        cut_set = cuts(made.cache())
-        assert [cut.id for cut in cut_set] == list(made.fbank)
-        first = next(iter(cut_set))
+        first, *others = cuts(made.cache())
+        assert [first.id, *(cut.id for cut in others)] == list(made.fbank)
         assert (first.recording_id, first.start, first.channel) == (first.id, 0, 0)
-        assert first.supervisions[0].text is None
-        assert first.supervisions[0].custom is None
+        assert (first.supervisions[0].text, first.supervisions[0].custom) == (None, None)
 
     def test_have_the_arrays_of_further_versions(self, made):
         cut_set = cuts(made.both())
@@ -88,10 +86,10 @@ class TestCuts:
 
     def test_nothing_grows_with_the_utterances(self, tmp_path, traced):
         frames = np.zeros((1, 2), np.float16)
-        make_version(tmp_path, {f"utterance-{number}": frames for number in range(5_000)})
+        make_version(tmp_path, {f"utterance-{number}": frames for number in range(2_000)})
         cut_set = cuts(featcache.open(tmp_path))
-        assert sum(cut.num_frames for cut in cut_set) == 5_000
-        assert traced(lambda: sum(cut.num_frames for cut in cut_set)).peak < 8e5  # a list of them has 3.3 MB
+        assert sum(cut.num_frames for cut in cut_set) == 2_000
+        assert traced(lambda: sum(cut.num_frames for cut in cut_set)).peak < 6e5  # a list of them has 1.3 MB
 
     @pytest.mark.parametrize("frame_rate", [50.0, 12.5, 16000 / 200, 16000 / 441, 16000 / 3])
     def test_have_as_many_frames_as_there_are_at_any_rate(self, tmp_path, frame_rate):

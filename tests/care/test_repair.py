@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cache_contents import check, items, only_version
-from crc32c import crc32c
 from damage import CHUNKS, flip, mend, victim
+from hostile_caches import columns_of, rename_shard
 from make_cache import add_shard
-from msgspec import structs, to_builtins
 
 import featcache.care.repair
-from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Table, digest_of
-from featcache.format.writing import seal_group
+from featcache.format.group import CHECKSUM_BYTES
 from featcache.manifest import read_manifest
 
 
@@ -122,28 +120,16 @@ def add_hollow_shard(cache: Path) -> Path:
     """
     version, count, times = only_version(cache), 40_000, 100_000
     shard = version.shard(add_shard(version, {f"item-{i}": np.zeros((1, 80), np.float16) for i in range(count)}))
-    info, names = shard.info, [name for name, _ in shard.info.columns]
-    matrix = np.array(shard.table.matrix)
-    matrix[names.index("frame_offset")] *= np.uint64(times)
-    matrix[names.index("num_samples"), :-1] = times * 160
-    metadata = (shard.folder / "features/zarr.json").read_bytes().replace(b"%d" % count, b"%d" % (count * times))
-    written = {CHUNKS["items"]: matrix.tobytes(), "features/zarr.json": metadata}
-    sizes = {
-        **info.files,
-        CHUNKS["features"]: (count * times * 160 + CHECKSUM_BYTES, 0),
-        CHUNKS["items"]: (matrix.nbytes + CHECKSUM_BYTES, crc32c(matrix)),
-        "features/zarr.json": (len(metadata), crc32c(metadata)),
-    }
-    digest = digest_of(sizes, Table(matrix, shard.table.text, info.columns))
-    changed = structs.replace(info, frames=count * times, files=sizes, digest=digest)
-    written[CHUNKS["items"]] += crc32c(matrix).to_bytes(CHECKSUM_BYTES, "little")
-    written["zarr.json"] = seal_group(to_builtins(changed), "")
-    folder = shard.folder.rename(shard.folder.with_name(digest[:NAME_DIGITS]))
-    for name, data in written.items():
-        (folder / name).write_bytes(data)
+    columns = columns_of(shard.folder)
+    columns["frame_offset"] *= np.uint64(times)
+    columns["num_samples"][:-1] = times * 160
+    metadata = shard.folder / "features/zarr.json"
+    metadata.write_bytes(metadata.read_bytes().replace(b"%d" % count, b"%d" % (count * times)))
+    num_bytes, frames = count * times * 160 + CHECKSUM_BYTES, {"frames": count * times}
+    folder = rename_shard(shard.folder, lambda it: it.update(frames), {CHUNKS["features"]: [num_bytes, 0]})
     chunk = folder / CHUNKS["features"]
     chunk.write_bytes(b"")
-    os.truncate(chunk, sizes[CHUNKS["features"]][0])
+    os.truncate(chunk, num_bytes)
     return chunk
 
 

@@ -411,19 +411,6 @@ def test_a_strangers_record_is_only_text(params):
 # Extractors of one's own
 
 
-def test_an_extractor_may_come_from_an_entry_point(monkeypatch):
-    """An installed package that registers one under `featcache.extractors` needs no more."""
-
-    class Point:
-        name = "theirs"
-        value = "odd_extractors:Slow"
-
-    points = {"featcache.extractors": [Point]}
-    monkeypatch.setattr("featcache.extractors.base.entry_points", lambda group: points.get(group, []))
-    assert parse_config("name: a\nextractor: theirs\n").extractor_class.__name__ == "Slow"
-    assert "theirs" in fault("name: a\nextractor: ours\n")
-
-
 def test_parameters_do_not_change():
 
     class Mine(Params):

@@ -10,7 +10,6 @@ from small_shards import INFO
 
 from featcache.cli import main as cli
 from featcache.config import config_from, load_config, packaged_configs, parse_config
-from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.version.version import Version
 
@@ -45,17 +44,6 @@ FINGERPRINTS = {
     "xcodec": "19d9723b72198f12d17e0ef8f0f89ba79c760e52f9e055bdede2aa95bbea2ab7",
 }
 """Of every packaged config, with `of its weights` for the digest of the weights of those that load any."""
-
-every_config = pytest.mark.parametrize("name", sorted(OF_HUB))
-
-
-@pytest.fixture
-def no_hub(tmp_path, monkeypatch):
-    """An empty hub cache, and a hub that cannot be reached."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def fingerprint(document, monkeypatch) -> str:
@@ -98,16 +86,6 @@ def test_there_is_one_for_each_extractor_of_models():
     assert {DOCUMENTS[name]["extractor"] for name in OF_HUB} == set(_BUILT_IN) - WITHOUT_HUB
 
 
-@every_config
-def test_it_is_read_without_its_weights(name, no_hub):
-    config = load_config(name)
-    assert re.fullmatch(r"[\w.-]+/[\w.-]+", config.params.weights)
-    assert re.fullmatch(r"[0-9a-f]{40}", config.params.revision)
-    assert config.params.precision == "fp32"
-    is_codec = "codebooks" in find(config.extractor).Params.model_fields
-    assert config.dtype == ("uint16" if is_codec else "float16")
-
-
 def line_of(name, folder) -> str:
     """What `featcache extract` says of the config, and nothing more, before it ends with 2 and without a cache."""
     manifest, cache = folder / "manifest.csv", folder / "features"
@@ -120,10 +98,15 @@ def line_of(name, folder) -> str:
     return line
 
 
-@every_config
-def test_extraction_without_its_weights_says_what_to_download(name, no_hub, tmp_path):
-    params = DOCUMENTS[name]["params"]
-    assert f"hf download {params['weights']} --revision {params['revision']}" in line_of(name, tmp_path)
+@pytest.mark.parametrize("name", sorted(OF_HUB))
+def test_without_its_weights_it_is_read_and_extraction_says_what_to_download(name, no_hub, tmp_path):
+    config = load_config(name)
+    params = config.params
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", params.weights)
+    assert re.fullmatch(r"[0-9a-f]{40}", params.revision)
+    assert params.precision == "fp32"
+    assert config.dtype == ("uint16" if "codebooks" in type(params).model_fields else "float16")
+    assert f"hf download {params.weights} --revision {params.revision}" in line_of(name, tmp_path)
 
 
 def test_extraction_without_torchaudios_weights_says_what_to_download(tmp_path, monkeypatch):

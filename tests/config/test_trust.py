@@ -19,6 +19,8 @@ from processes import commands
 import featcache
 from featcache import trust
 from featcache.cli import main
+from featcache.config import parse_config
+from featcache.errors import ConfigError
 from featcache.format.documents import encode_line
 from featcache.format.writing import seal_group
 from featcache.version.records import read_run, run_names
@@ -169,6 +171,9 @@ def test_an_installed_packages_extractor_is_taken_by_both_its_names(shell):
         rename_extractor(only_version(shell.cache), name)
         assert shell("recompute").exit_code == 0
         assert shell.imported == ["planted"]
+    assert parse_config("name: a\nextractor: theirs\n").extractor_class.__name__ == "X"
+    with pytest.raises(ConfigError, match="theirs"):
+        parse_config("name: a\nextractor: ours\n")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cache_contents import being_written, check, items, shard_folders
 from extractions import write_config
+from forking import wait_until
 from test_suspects import arrays, assert_it_cost_itself_alone, children_of, crashing
 
 import featcache
@@ -39,11 +40,7 @@ def assert_whole(cache: Path, manifest: Path) -> None:
 
 def wait_for_end(pids: list[int]) -> None:
     """Until none of the processes is there any more."""
-    for _ in range(15_000):
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return
-        time.sleep(0.002)
-    raise AssertionError("processes are left")
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
 def test_two_processes_make_what_one_makes(corpus, scratch):

@@ -1,6 +1,6 @@
 """A run that cannot write says so in a line, and lets go of everything: no lock, open file or thread of it stays."""
 
-import os
+import itertools
 import re
 import shutil
 import threading
@@ -12,6 +12,7 @@ import soundfile
 from cache_contents import WORK, being_written, chunk_files, items
 from corpora import speech
 from extractions import run_to_its_end
+from processes import open_files
 
 from featcache.config import load_config
 from featcache.engines.local import run_locally
@@ -26,8 +27,6 @@ from featcache.storage.directory import Directory
 OURS = re.compile(r"featcache-(\d+|commit.*|sync.*)")
 """Names of threads that extract; one that copies shards for another test is none of them."""
 
-NO_SPACE = StoreError("a file: cannot be written: No space left on device")
-
 
 @pytest.fixture(params=[1, 3])
 def plan(request, plain, scratch):
@@ -40,31 +39,10 @@ def plan(request, plain, scratch):
     return plan
 
 
-def failing(call: int, real, error: Exception):
-    """A method that raises an error at one call, counted from 1, and then does what it should."""
-    calls = iter(range(1, 1_000_000))
-
-    def method(*args, **options):
-        if next(calls) == call:
-            raise error
-        return real(*args, **options)
-
-    return method
-
-
-def open_in_work(cache: Path) -> list[str]:
-    """Files that this process has open in the `work/` of a version, also those that are removed by now."""
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # what lists them is open too
-            found.append(os.readlink(descriptor))
-    return [path for path in found if path.startswith(str(cache)) and WORK in Path(path).parts]
-
-
 def assert_nothing_is_held(cache: Path) -> None:
     """No open file, nothing half written, and no thread."""
     assert being_written(cache) == []
-    assert open_in_work(cache) == []
+    assert [path for path in open_files(cache) if WORK in Path(path).parts] == []  # nor what is removed by now
     assert [thread.name for thread in threading.enumerate() if OURS.fullmatch(thread.name)] == []
 
 
@@ -85,8 +63,15 @@ def assert_all_is_done(plan: ExtractionPlan) -> None:
     ],
 )
 def test_a_run_that_cannot_write_lets_go_of_its_shards(plan, scratch, monkeypatch, owner, method, call):
+    calls, real = itertools.count(1), getattr(owner, method)
+
+    def failing(*args, **options):
+        if next(calls) == call:
+            raise StoreError("a file: cannot be written: No space left on device")
+        return real(*args, **options)
+
     with monkeypatch.context() as patched:
-        patched.setattr(owner, method, failing(call, getattr(owner, method), NO_SPACE))
+        patched.setattr(owner, method, failing)
         with pytest.raises(StoreError, match="cannot be written: No space left"):
             run_extraction(plan(), run_locally)
         assert_nothing_is_held(scratch)

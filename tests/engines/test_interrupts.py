@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import odd_extractors
@@ -16,8 +15,9 @@ import soundfile
 from cache_contents import check, items, ledger, only_version, shard_folders
 from corpora import Corpus, speech
 from extractions import write_config
+from forking import wait_until
 from pausing import interrupt, stand_at
-from processes import POLL_SECONDS, TESTS, commands
+from processes import TESTS, commands
 
 import featcache
 from featcache.device import BATCH_SECONDS
@@ -119,9 +119,7 @@ def test_a_terminal_that_is_closed_loses_nothing(plain, gated_config, gate, whol
         args = ["extract", plain.manifest(), "-c", gated_config, "-o", scratch / "cache", "--threads", 1]
         os.execv(sys.executable, [sys.executable, "-c", code, *map(str, args)])
     entered = Path(f"{gate}.{pid}")
-    while not (entered.exists() and entered.stat().st_size == 5):
-        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
-        time.sleep(POLL_SECONDS)
+    wait_until(lambda: entered.stat().st_size == 5)
     os.close(terminal)
     gate.unlink()
     os.waitpid(pid, 0)  # its exit code says that the summary could not be printed

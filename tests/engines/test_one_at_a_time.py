@@ -75,20 +75,13 @@ def test_with_wait_the_second_does_what_the_first_has_not(cli, plain, job, at_ga
     assert check(scratch / "c").repeated == 0
 
 
-def test_who_waits_can_be_interrupted(cli, job, at_gate, gate):
-    waiting = cli.start(*job, "--wait")
-    waiting.wait_until(lambda: WAITS in waiting.err())
-    waiting.send(signal.SIGINT)
-    ended = waiting.wait()
-    assert ended.code == 130
-    assert "interrupted: 0 extracted utterances kept" in ended.out
-    gate.unlink()
-    assert at_gate.wait().code == 0
-
-
-def test_a_kill_lets_the_next_one_begin(cli, job, at_gate, gate, scratch):
-    waiting = cli.start(*job, "--wait")
-    waiting.wait_until(lambda: WAITS in waiting.err())
+def test_who_waits_can_be_interrupted_and_a_kill_lets_the_next_one_begin(cli, job, at_gate, gate, scratch):
+    impatient, waiting = (cli.start(*job, "--wait") for _ in range(2))
+    for one in (impatient, waiting):
+        one.wait_until(lambda: WAITS in one.err())  # noqa: B023
+    impatient.send(signal.SIGINT)
+    ended = impatient.wait()
+    assert (ended.code, "interrupted: 0 extracted utterances kept" in ended.out) == (130, True)
     at_gate.send(signal.SIGKILL)
     assert at_gate.wait().code == -signal.SIGKILL
     gate.unlink()

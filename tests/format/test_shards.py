@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from damage import SPOIL, flip, swap_in_another
+from damage import CHUNKS, SPOIL, flip, swap_in_another
+from hostile_caches import columns_of, rename_shard, reseal, write_chunk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -17,9 +18,7 @@ from small_shards import INFO, SIDE, SIDED, SPEC, create, item, problems, publis
 
 from featcache.care.verify import examine_shard
 from featcache.errors import DamagedError, ExtractorError, StoreError
-from featcache.format.group import Table, read_attributes
-from featcache.format.shard import Shard
-from featcache.format.writing import Array, ShardBuilder, group_files, seal_group
+from featcache.format.writing import ShardBuilder, seal_group
 from featcache.spec import DTYPES, SideSpec
 from featcache.storage.base import MARK
 from featcache.version.index import open_index
@@ -46,12 +45,6 @@ ITEMS = st.lists(
     max_size=6,
     unique_by=lambda item: item.id,
 )
-
-
-def document(folder: Path) -> dict:
-    """What the document of a shard or version says, without its seal."""
-    attributes = read_attributes((folder / MARK).read_bytes(), dict, "", "")
-    return {key: value for key, value in attributes.items() if key != "checksum"}
 
 
 @settings(max_examples=15)
@@ -143,6 +136,9 @@ def test_names_are_content(version):
     assert len(names) == len(others) + 3
     assert {*version.shard_names()} == names
     assert [*version.store.walk("work")] == []
+    sided = create(version.path / "sided", SIDED)
+    sides = [side_of([count], first) for count, first in ((2, 0), (2, 1), (3, 0))]
+    assert len({write(sided, [item("a")], side=side).name for side in sides}) == 3
 
 
 CHANGES = {
@@ -156,14 +152,6 @@ CHANGES = {
     "by_ffmpeg": True,
     "generation": 2,
 }
-
-
-def test_side_arrays_are_content(scratch):
-    version = create(scratch, SIDED)
-    names = {
-        write(version, [item("a")], side=side_of([count], first)).name for count, first in ((2, 0), (2, 1), (3, 0))
-    }
-    assert len(names) == 3
 
 
 def test_a_shard_keeps_its_bytes(version):
@@ -184,35 +172,32 @@ def side_of(counts, first: int = 0) -> dict:
     return {"scales": (scales, counts), "marks": (marks, more)}
 
 
-@pytest.mark.parametrize("values", [np.zeros((3, 2)), np.zeros((3, 3), np.float32), np.zeros((2, 2), np.float32)])
-def test_a_shard_takes_only_what_the_version_holds(values):
-    """Another dtype, another shape, another number of frames: the extractor's fault, told as such."""
-    builder = ShardBuilder(SPEC)
-    with pytest.raises(ExtractorError, match=r"this version's are float32 \[3, 2\]"):
-        builder.append([item("a")], values, [3])
-    assert (len(builder), builder.num_bytes) == (0, 0)
+RIGHT = np.zeros((3, 2), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("side", "words"),
+    ("values", "side", "words"),
     [
-        ({}, "side arrays are none; this version's are marks, scales"),
-        ({"scales": side_of([1])["scales"]}, "side arrays are scales; this version's are marks, scales"),
-        (side_of([1, 1]), r"side array scales has \[1, 1\] entries for 1 items"),
-        (side_of([1]) | {"scales": (np.zeros(0, np.float32), [-1])}, "-1"),
-        (side_of([1]) | {"scales": (np.zeros(2, np.float32), [1])}, r"float32 \[2\]; this version's is float32 \[1\]"),
-        (side_of([1]) | {"scales": (np.zeros(1), [1])}, r"scales is float64 \[1\]; this version's is float32 \[1\]"),
-        (side_of([1]) | {"marks": (np.zeros((1, 3), np.uint16), [1])}, r"marks is uint16 \[1, 3\].*\[1, 2\]"),
+        (np.zeros((3, 2)), side_of([1]), r"features are float64 \[3, 2\]; this version's are float32 \[3, 2\]"),
+        (np.zeros((3, 3), np.float32), side_of([1]), r"features are float32 \[3, 3\]; this version's are"),
+        (np.zeros((2, 2), np.float32), side_of([1]), r"features are float32 \[2, 2\]; this version's are"),
+        (RIGHT, {}, "side arrays are none; this version's are marks, scales"),
+        (RIGHT, {"scales": side_of([1])["scales"]}, "side arrays are scales; this version's are marks, scales"),
+        (RIGHT, side_of([1, 1]), r"side array scales has \[1, 1\] entries for 1 items"),
+        (RIGHT, side_of([1]) | {"scales": (np.zeros(0, np.float32), [-1])}, "-1"),
+        (RIGHT, side_of([1]) | {"scales": (np.zeros(2, np.float32), [1])}, r"float32 \[2\]; .*'s is float32 \[1\]"),
+        (RIGHT, side_of([1]) | {"scales": (np.zeros(1), [1])}, r"scales is float64 \[1\]; .*'s is float32 \[1\]"),
+        (RIGHT, side_of([1]) | {"marks": (np.zeros((1, 3), np.uint16), [1])}, r"is uint16 \[1, 3\].*\[1, 2\]"),
     ],
 )
-def test_a_shard_takes_only_the_side_arrays_of_its_version(side, words):
-    """Told as the extractor's fault; and nothing of the call has been added."""
+def test_a_shard_takes_only_what_its_version_holds(values, side, words):
+    """Else it is told as the extractor's fault; and nothing of the call has been added."""
     builder = ShardBuilder(SIDED.spec)
     with pytest.raises(ExtractorError, match=words):
-        builder.append([item("a")], np.zeros((3, 2), np.float32), [3], side)
+        builder.append([item("a")], values, [3], side)
     assert (len(builder), builder.num_bytes) == (0, 0)
     with pytest.raises(ExtractorError, match="this version's are none"):
-        ShardBuilder(SPEC).append([item("a")], np.zeros((3, 2), np.float32), [3], side_of([1]))
+        ShardBuilder(SPEC).append([item("a")], RIGHT, [3], side_of([1]))
 
 
 @settings(max_examples=15)
@@ -312,24 +297,6 @@ def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(sided):
     assert problems(version, folder.name) == []
 
 
-def forged(version: Version, shard: Shard, arrays=None, columns=None, table=None, **changes) -> str:
-    """Publish a shard as a faulty writer would: its checksums, seal and name are right, and what it says is not."""
-    table = table or shard.table
-    matrix = table.matrix.copy()
-    names = [name for name, _ in table.columns]
-    for name, values in (columns or {}).items():
-        matrix[names.index(name)].view(dict(table.columns)[name])[: len(values)] = values
-    own = {"features": shard.features} | {
-        f"side_{side.name}": shard.side(side.name).entries for side in shard.spec.side
-    }
-    own |= arrays or {}
-    stored = {name: Array(np.ascontiguousarray(array), [f"{name}_{axis}" for axis in range(array.ndim)])
-              for name, array in own.items()}  # fmt: skip
-    digest, files = group_files(document(shard.folder) | changes, Table(matrix, table.text, table.columns), stored, "")
-    version.store.publish(files, f"shards/{digest[:16]}")
-    return digest[:16]
-
-
 @pytest.mark.parametrize(
     "columns",
     [
@@ -351,7 +318,9 @@ def forged(version: Version, shard: Shard, arrays=None, columns=None, table=None
 def test_a_table_that_contradicts_itself_is_found(sided, columns):
     """Though all checksums are right; and no index is made of it."""
     version, folder = sided
-    name = forged(version, version.shard(folder.name), columns=columns)
+    for name, values in columns.items():
+        columns_of(folder)[name][: len(values)] = values
+    name = rename_shard(folder).name
     assert problems(version, name) == ["structure"]
     with pytest.raises(DamagedError, match=name):
         open_index(version)
@@ -393,17 +362,15 @@ def test_a_shard_under_anothers_name_is_refused(sided):
 def test_what_is_not_known_yet_is_ignored(sided):
     """Columns, arrays and keys that a later featcache adds; also in the version's own document."""
     version, folder = sided
-    shard = version.shard(folder.name)
-    table = shard.table
-    more = Table(np.vstack([table.matrix[:2], table.matrix[:1] + 9, table.matrix[2:]]), table.text,
-                 [*table.columns[:2], ("news_offset", "uint64"), *table.columns[2:]])  # fmt: skip
-    newer = forged(version, shard, {"side_news": np.ones((4, 2), np.int32)}, table=more, news={"a": [1]})
     for name in version.shard_names():
-        if name != newer:
+        if name != folder.name:
             shutil.rmtree(version.path / "shards" / name)
-    later = document(version.path)
-    later["spec"]["news"] = later["news"] = 1
-    (version.path / MARK).write_bytes(seal_group(later, ""))
+    table = version.shard(folder.name).table
+    columns = [*table.columns[:2], ("news_offset", "uint64"), *table.columns[2:]]
+    write_chunk(folder / CHUNKS["items"], np.insert(table.matrix, 2, table.matrix[0] + 9, axis=0))
+    shutil.copytree(folder / "side_marks", folder / "side_news")
+    newer = rename_shard(folder, lambda it: it.update(columns=columns, news={"a": [1]})).name
+    reseal(version.path, lambda it: it["spec"].update(news=1) or it.update(news=1))
     again = Version.open(version.path)
     assert again.info == version.info
     assert problems(again, newer) == []

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -14,12 +14,11 @@ import numpy as np
 from cache_contents import only_version
 from crc32c import crc32c
 from damage import CHUNKS
-from msgspec import to_builtins
 
 from featcache.format.documents import UNSEALED, seal
-from featcache.format.group import Table, checksum_of
-from featcache.format.writing import group_files
-from featcache.version.index import index_name, load_index
+from featcache.format.group import checksum_of
+from featcache.version.index import index_name
+from featcache.version.version import Version
 from featcache.version.wanted import Wanted, name_of, read_all_wanted
 
 Edit = Callable[[Path], None]
@@ -47,8 +46,7 @@ def shard_folder(cache: Path) -> Path:
     return min(path for path in (version_folder(cache) / "shards").iterdir() if path.is_dir())
 
 
-def index_folder(cache: Path) -> Path:
-    version = only_version(cache)
+def index_folder(version: Version) -> Path:
     return version.path / "index" / index_name(version, version.shard_names())
 
 
@@ -69,17 +67,40 @@ def reseal(folder: Path, change: Change) -> None:
     (folder / "zarr.json").write_bytes(seal(json.dumps(document).encode()))
 
 
-def rename_shard(shard: Path, change: Change = lambda it: None) -> None:
-    """Give a shard whose files were changed the document, the seal and the name that would have been written."""
-    paths = [path for path in sorted(shard.rglob("*/*")) if path.is_file()]
-    files = {str(path.relative_to(shard)): path.read_bytes() for path in paths}
-    sizes = {path: [len(data), checksum_of(path, data)] for path, data in sorted(files.items())}
-    digest = hashlib.sha256(json.dumps(sizes, separators=(",", ":")).encode())
-    for name in ("items", "text"):
-        digest.update(files[CHUNKS[name]][:-4])
-    reseal(shard, lambda it: it.update(files=sizes, digest=digest.hexdigest()))
-    reseal(shard, change)
-    shard.rename(shard.with_name(digest.hexdigest()[:16]))
+def columns_of(group: Path) -> dict[str, np.ndarray]:
+    """The columns of the table of a shard or an index, mapped to be written to; each has one value more than there are
+    items. What is written is sealed by `seal_files`, or `rename_shard`.
+    """
+    columns = json.loads((group / "zarr.json").read_bytes())["attributes"]["featcache"]["columns"]
+    size = (group / CHUNKS["items"]).stat().st_size // 8
+    matrix = np.memmap(group / CHUNKS["items"], np.uint64, "r+", shape=(len(columns), size // len(columns)))
+    return {name: matrix[number].view(dtype) for number, (name, dtype) in enumerate(columns)}
+
+
+def seal_files(group: Path, change: Change = lambda it: None, sizes: Mapping[str, list[int]] | None = None) -> str:
+    """Give a group whose files were changed the document and the seal that would have been written.
+
+    Args:
+        change: What the document says otherwise.
+        sizes: Sizes and checksums of files that are not those of what is there.
+
+    Returns:
+        The name that it would have got.
+    """
+    items = (group / CHUNKS["items"]).read_bytes()[:-4]
+    write_chunk(group / CHUNKS["items"], np.frombuffer(items, np.uint8))
+    files = {str(path.relative_to(group)): path.read_bytes() for path in group.rglob("*/*") if path.is_file()}
+    written = {path: [len(data), checksum_of(path, data)] for path, data in sorted(files.items())} | (sizes or {})
+    digest = hashlib.sha256(json.dumps(written, separators=(",", ":")).encode())
+    digest.update(items + files[CHUNKS["text"]][:-4])
+    reseal(group, lambda it: it.update(files=written, digest=digest.hexdigest()))
+    reseal(group, change)
+    return digest.hexdigest()[:16]
+
+
+def rename_shard(shard: Path, change: Change = lambda it: None, sizes: Mapping[str, list[int]] | None = None) -> Path:
+    """Do so with a shard, which gets that name; see `seal_files`."""
+    return shard.rename(shard.with_name(seal_files(shard, change, sizes)))
 
 
 def put(path: Path, kind: str) -> None:
@@ -131,17 +152,13 @@ def in_document(what: str, write: Callable[[Path, dict[str, Any]], object], key:
 
 
 def in_column(name: str, what: str, make: Callable[[np.ndarray], Any]) -> None:
-    """Write a column of a shard's table otherwise; it has one value more than there are items."""
+    """Write a column of a shard's table otherwise."""
 
     def apply(cache: Path) -> None:
-        shard = shard_folder(cache)
-        columns = json.loads((shard / "zarr.json").read_bytes())["attributes"]["featcache"]["columns"]
-        numbers = np.frombuffer((shard / CHUNKS["items"]).read_bytes()[:-4], np.uint64).reshape(len(columns), -1).copy()
-        row = numbers[[column for column, _ in columns].index(name)].view(dict(columns)[name])
+        column = columns_of(shard_folder(cache))[name]
         with np.errstate(all="ignore"):
-            row[:] = make(row.copy())
-        write_chunk(shard / CHUNKS["items"], numbers)
-        rename_shard(shard)
+            column[:] = make(column.copy())
+        rename_shard(shard_folder(cache))
 
     edit(f"{name}: {what}", apply)
 
@@ -181,20 +198,13 @@ def in_index(name: str, what: str, make: Callable[[np.ndarray], Any]) -> None:
     """Write a column of the index otherwise, or its `shards` or `makers`."""
 
     def apply(cache: Path) -> None:
-        version = only_version(cache)
-        index = load_index(version, version.shard_names())
-        assert index is not None
-        document = {"shards": to_builtins(index.summaries), "makers": to_builtins(index.makers)}
-        matrix = index.table.matrix.copy()
-        if name in document:
-            document[name] = make(document[name])
+        index = index_folder(only_version(cache))
+        if name in ("shards", "makers"):
+            reseal(index, lambda it: it.update({name: make(it[name])}))
         else:
-            row = matrix[[column for column, _ in index.table.columns].index(name)]
-            row[:-1] = make(row[:-1].copy())
-        document["fingerprint"] = version.info.fingerprint
-        _, files = group_files(document, Table(matrix, index.table.text, index.table.columns), {}, "")
-        for path, data in files.items():
-            (index_folder(cache) / path).write_bytes(data)
+            column = columns_of(index)[name][:-1]
+            column[:] = make(column.copy())
+            seal_files(index)
 
     edit(f"index: {name} {what}", apply)
 
@@ -284,9 +294,9 @@ instead_of("shard", shard_folder, *FOLDERS, "folder")
 instead_of("run", file_in("runs"), *FILES)
 instead_of("failures", file_in("failures"), *FILES)
 instead_of("wanted", file_in("wanted"), *FILES)
-instead_of("index", index_folder, *FOLDERS, "folder")
-instead_of("index's zarr.json", lambda cache: index_folder(cache) / "zarr.json", *FILES)
-instead_of("index's items", lambda cache: index_folder(cache) / CHUNKS["items"], *ODD, "sparse")
+instead_of("index", lambda cache: index_folder(only_version(cache)), *FOLDERS, "folder")
+instead_of("index's zarr.json", lambda cache: index_folder(only_version(cache)) / "zarr.json", *FILES)
+instead_of("index's items", lambda cache: index_folder(only_version(cache)) / CHUNKS["items"], *ODD, "sparse")
 instead_of("probe", lambda cache: version_folder(cache) / "probes/0.json", *ODD)
 instead_of("tag", lambda cache: version_folder(cache) / "tags/paper", *ODD, "sparse")
 instead_of("lock", lambda cache: version_folder(cache) / "lock", "pipe", "folder", "device", "loop", "outside")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 
-import featcache
 from featcache import FeatureDataset
 from featcache.errors import ArgumentError, ManifestError
 from featcache.loader.utterances import _numbers
@@ -80,92 +79,62 @@ def test_nothing_that_python_does_not_take_for_a_number_is_one(texts):
             assert value == float(text) if text else math.isnan(value)
 
 
-class TestInADataset:
-    @pytest.fixture
-    def manifest(self, tmp_path):
-        path = tmp_path / "train.csv"
-        path.write_text("id,digit,speaker,snr,text\nutt-0,7,007,10.5,one\nutt-1,3,019,,two\nutt-2,0,100,-3,3\n")
-        return path
-
-    def test_items_hold_numbers_and_batches_tensors(self, cache, manifest):
-        dataset = featcache.FeatureDataset(cache, manifest)
-        item = dataset[0]
-        item.pop("features")
-        assert item == {"id": "utt-0", "digit": 7, "speaker": "007", "snr": 10.5, "text": "one"}
-        for batch in (dataset.batch([2, 0]), dataset.collate([dataset[2], dataset[0]])):
-            assert batch["digit"].dtype == torch.int64
-            assert batch["digit"].tolist() == [0, 7]
-            assert batch["snr"].dtype == torch.float64
-            assert batch["snr"].tolist() == [-3.0, 10.5]
-            assert batch["speaker"] == ["100", "007"]
-            assert batch["text"] == ["3", "one"]
-
-    def test_are_what_a_mapping_says(self, cache, manifest):
-        dataset = featcache.FeatureDataset(cache, manifest, columns={"digit": str, "snr": float})
-        assert dataset.batch([0, 1])["digit"] == ["7", "3"]
-        assert dataset.batch([0])["snr"].tolist() == [10.5]
-        assert featcache.FeatureDataset(cache, manifest, columns={"digit": float}).batch([0])["digit"].tolist() == [7.0]
-
-    @pytest.mark.parametrize(
-        ("columns", "what"),
-        [
-            ({"text": int}, r"train.csv: the column 'text' should be int, but not all its values are"),
-            ({"snr": int}, r"the column 'snr' should be int"),
-            ({"speaker": float}, r"the column 'speaker' should be float"),
-            ({"digit": list}, r"the column 'digit' cannot be list: choose str"),
-            ({"digits": int}, r"has no column 'digits'; it has 'digit', 'speaker'"),
-        ],
+@pytest.fixture
+def manifest(tmp_path):
+    """Four utterances, of which the cache has three."""
+    rows = (
+        "utt-3,train,007,7,10.5,one,false",
+        "utt-0,test,019,3,,two,true",
+        "utt-2,train,019,0,-3,3,True",
+        "elsewhere,dev,019,0,2.0,four,",
     )
-    def test_what_they_are_not_is_refused(self, cache, manifest, columns, what):
-        with pytest.raises(ManifestError, match=what):
-            featcache.FeatureDataset(cache, manifest, columns=columns)
+    path = tmp_path / "train.csv"
+    path.write_text("\n".join(["id,split,speaker,digit,snr,text,noisy", *rows]))
+    return path
 
 
-class TestWhere:
-    @pytest.fixture
-    def manifest(self, tmp_path):
-        path = tmp_path / "all.csv"
-        rows = ["utt-3,train,anna,1,1.0,false", "utt-0,test,ben,2,,true", "utt-2,train,ben,3,1.5,True"]
-        header = "id,split,speaker,digit,score,noisy"
-        path.write_text("\n".join([header, *rows, "elsewhere,dev,ben,3,2.0,"]))
-        return path
+def test_items_hold_numbers_and_batches_tensors(cache, manifest):
+    dataset = FeatureDataset(cache, manifest, skip_missing=True)
+    item = dataset[0]
+    item.pop("features")
+    texts = {"id": "utt-3", "split": "train", "speaker": "007", "text": "one", "noisy": "false"}
+    assert item == {**texts, "digit": 7, "snr": 10.5}
+    for batch in (dataset.batch([2, 0]), dataset.collate([dataset[2], dataset[0]])):
+        assert batch["digit"].dtype == torch.int64
+        assert batch["digit"].tolist() == [0, 7]
+        assert batch["snr"].dtype == torch.float64
+        assert batch["snr"].tolist() == [-3.0, 10.5]
+        assert batch["speaker"] == ["019", "007"]
+        assert batch["text"] == ["3", "one"]
 
-    @pytest.mark.parametrize(
-        ("where", "ids"),
-        [
-            ({"split": "train"}, ["utt-3", "utt-2"]),
-            ({"split": ["train", "test"]}, ["utt-3", "utt-0", "utt-2"]),
-            ({"split": ("train", "test"), "speaker": "ben"}, ["utt-0", "utt-2"]),
-            ({"digit": 2}, ["utt-0"]),
-            ({"digit": 2.0}, ["utt-0"]),
-            ({"score": 1}, ["utt-3"]),
-            ({"noisy": True}, ["utt-0", "utt-2"]),
-            ({"id": ["utt-2", "utt-3"]}, ["utt-3", "utt-2"]),
-        ],
-    )
-    def test_chooses_rows_in_their_order(self, cache, manifest, where, ids):
-        for columns in (None, [], ["digit"]):
-            dataset = featcache.FeatureDataset(cache, manifest, where=where, columns=columns)
-            assert list(dataset.ids) == ids
-            assert dataset.lengths.tolist() == [len(cache[name]) for name in ids]
-        assert dataset.batch([0])["digit"].dtype == torch.int64
 
-    @pytest.mark.parametrize(
-        ("where", "what"),
-        [
-            ({"split": "valid"}, r"all.csv: no row has split valid; there are 'dev', 'test', 'train'"),
-            ({"part": "train"}, r"has no column 'part' for where=; it has 'id', 'split', 'speaker', 'digit', 'score'"),
-            ({"split": "train", "digit": 2}, r"all.csv: no row has all of split train, digit 2"),
-            ({"split": []}, r"all.csv: split has an empty list in where=, which matches no row"),
-        ],
-    )
-    def test_what_is_not_there_is_refused(self, cache, manifest, where, what):
-        with pytest.raises(ManifestError, match=what):
-            featcache.FeatureDataset(cache, manifest, where=where)
+def test_columns_are_what_a_mapping_says(cache, manifest):
+    dataset = FeatureDataset(cache, manifest, columns={"digit": str, "snr": float}, skip_missing=True)
+    assert dataset.batch([0, 1])["digit"] == ["7", "3"]
+    assert dataset.batch([0])["snr"].tolist() == [10.5]
+    dataset = FeatureDataset(cache, manifest, columns={"digit": float}, skip_missing=True)
+    assert dataset.batch([0])["digit"].tolist() == [7.0]
 
-    def test_needs_a_manifest(self, cache):
-        with pytest.raises(ArgumentError, match="where= selects rows of a manifest: give a manifest too"):
-            featcache.FeatureDataset(cache, where={"split": "train"})
+
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        ({"split": "train"}, ["utt-3", "utt-2"]),
+        ({"split": ["train", "test"]}, ["utt-3", "utt-0", "utt-2"]),
+        ({"split": ("train", "test"), "speaker": "019"}, ["utt-0", "utt-2"]),
+        ({"digit": 3}, ["utt-0"]),
+        ({"digit": 3.0}, ["utt-0"]),
+        ({"snr": -3}, ["utt-2"]),
+        ({"noisy": True}, ["utt-0", "utt-2"]),
+        ({"id": ["utt-2", "utt-3"]}, ["utt-3", "utt-2"]),
+    ],
+)
+def test_where_chooses_rows_in_their_order(cache, manifest, where, ids):
+    for columns in (None, [], ["digit"]):
+        dataset = FeatureDataset(cache, manifest, where=where, columns=columns)
+        assert list(dataset.ids) == ids
+        assert dataset.lengths.tolist() == [len(cache[name]) for name in ids]
+    assert dataset.batch([0])["digit"].dtype == torch.int64
 
 
 ROWS = [{"id": f"utt-{n}", "speaker": f"spk{n % 3}", "digit": str(n % 10), "n": n} for n in range(20)]
@@ -203,20 +172,38 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
 @pytest.mark.parametrize(
     ("options", "error", "what"),
     [
-        ({"classes": "spaeker"}, ManifestError, "no column of text is 'spaeker', for classes=; there are 'speaker'"),
-        ({"classes": "speaker", "columns": ["n"]}, ManifestError, "no column of text is 'speaker', for classes=; "),
+        ({"manifest": 5}, ArgumentError, "manifest is a int: give a file or a folder, a data frame"),
+        *[
+            ({"cache": given}, ArgumentError, "cache is not an opened cache: give the result of featcache")
+            for given in ("features", ["features"], {"fbank": "features"}, None)
+        ],
+        ({"columns": 5}, ArgumentError, "columns is 5: give a list of names"),
+        ({"columns": "speaker"}, ArgumentError, "columns is one name, 'speaker': give a list of names"),
+        ({"columns": {"text": int}}, ManifestError, "train.csv: the column 'text' should be int, but not all its"),
+        ({"columns": {"snr": int}}, ManifestError, "the column 'snr' should be int"),
+        ({"columns": {"speaker": float}}, ManifestError, "the column 'speaker' should be float"),
+        ({"columns": {"digit": list}}, ManifestError, "the column 'digit' cannot be list: choose str"),
+        ({"columns": {"digits": int}}, ManifestError, "has no column 'digits'; it has 'split', 'speaker', 'digit'"),
+        ({"where": "train"}, ArgumentError, "where is 'train': give values of columns, such as .* or a function of a"),
+        ({"where": {"split": "valid"}}, ManifestError, "no row has split valid; there are 'dev', 'test', 'train'"),
+        ({"where": {"part": "train"}}, ManifestError, "no column 'part' for where=; it has 'id', 'split', 'speaker'"),
+        ({"where": {"split": "train", "digit": 3}}, ManifestError, "no row has all of split train, digit 3"),
+        ({"where": {"split": []}}, ManifestError, "split has an empty list in where=, which matches no row"),
+        ({"where": lambda row: False}, ManifestError, "train.csv: where= is true for none of 4 rows"),
+        ({"manifest": None, "where": {"split": "x"}}, ArgumentError, "where= selects rows of a manifest: give a man"),
+        ({"classes": "spaeker"}, ManifestError, "no column of text is 'spaeker', for classes=; there are 'split'"),
+        ({"classes": "speaker", "columns": ["digit"]}, ManifestError, "no column of text is 'speaker', for classes=; "),
         ({"manifest": None, "classes": "speaker"}, ManifestError, "no column of text is 'speaker', .* there are none"),
         ({"manifest": [{"id": "utt-1", "s": "a"}, {"id": "utt-2"}], "classes": "s"}, ManifestError, "'s' is empty in"),
         ({"classes": {"speaker": "spk0"}}, ArgumentError, "'speaker' has 'spk0': give a list of labels as text"),
         ({"classes": {"speaker": [0, 1]}}, ArgumentError, r"'speaker' has \[0, 1\]: give a list of labels as text"),
         ({"classes": {"speaker": ["a", "a"]}}, ArgumentError, "'speaker' has the same label twice: 'a', 'a'"),
         ({"classes": 5}, ArgumentError, "classes is 5: give the name of a column, or labels by column"),
-        ({"where": lambda row: False}, ManifestError, "<list>: where= is true for none of 20 rows"),
     ],
 )
-def test_what_does_not_fit_is_one_line(cache, options, error, what):
+def test_what_does_not_fit_is_one_line(cache, manifest, options, error, what):
     with pytest.raises(error, match=what) as caught:
-        FeatureDataset(cache, **{"manifest": ROWS, **options})
+        FeatureDataset(**{"cache": cache, "manifest": manifest, "skip_missing": True, **options})
     assert "\n" not in str(caught.value)
 
 

@@ -1,6 +1,7 @@
 """featcache.DataLoader: the batches of its dataset, ahead of time, in memory that is used again, of any dtype."""
 
 import gc
+import math
 import pickle
 import threading
 
@@ -206,14 +207,19 @@ def test_what_is_no_position_is_refused(dataset):
         dataset.set_epoch(-1)
 
 
-@pytest.mark.parametrize("value", [-100, 70_000, 0.5, float("nan")])
-def test_codes_are_padded_with_what_their_dtype_holds(folder, value):
-    cache = featcache.open(folder, "codes")
-    what = f"padding_value is {value}: these features are uint16, so it must be a whole number from 0 to 65535"
-    with pytest.raises(ArgumentError, match=what):
-        FeatureDataset(cache, padding_value=value)
-    with pytest.raises(ArgumentError, match=what):
-        cache.batch([1, 2], padding_value=value)
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        *[("codes", value, "uint16, .* a whole number from 0 to 65535") for value in (-100, 70_000, 0.5, math.nan)],
+        ("fbank", 1e6, "float16, whose largest value is 65504"),
+        ("fbank", "x", "give a number"),
+    ],
+)
+def test_batches_are_padded_with_what_their_dtype_holds(folder, name, value, what):
+    cache = featcache.open(folder, name)
+    for pad in (FeatureDataset, lambda cache, **options: cache.batch([1, 2], **options)):
+        with pytest.raises(ArgumentError, match=f"padding_value is '?{value}'?: .*{what}"):
+            pad(cache, padding_value=value)
 
 
 def test_goes_to_other_processes(dataset):
@@ -313,11 +319,22 @@ class TestEnds:
         ({"prefetch": 0}, "prefetch is 0: it must be a whole number, 1 or more"),
         ({"batch_sampler": 3}, "batch_sampler is 3: give lists of positions; batch_size= is the limit"),
         ({"dtype": {"features": torch.float32}}, "dtype is given by name, but the dataset has one version"),
+        ({"prefetch": 2**63}, f"prefetch is {2**63}: it must be a whole number, 1 or more, at most 1048576"),
+        ({"batch_size": 4}, "batch_sampler makes the batches already: leave it out, or batch_"),
+        ({"transform": "f"}, "transform is 'f': give a function of a batch"),
+        ({"batch_sampler": None, "batch_size": 4, "num_workers": 2}, "featcache.DataLoader has no num_workers: it ta"),
+        ({"batch_sampler": None}, "nothing says what the batches are: give batch_size= or max_frames="),
+        ({"batch_sampler": None, "shuffle": True}, "nothing says what the batches are"),
+        (
+            {"batch_sampler": None, "max_frames": 2**63},
+            f"max_frames is {2**63}: it must be a whole number, 1 or more, at most {2**62}",
+        ),
     ],
 )
-def test_arguments_that_do_not_do_are_refused(dataset, options, what):
-    with pytest.raises(ArgumentError, match=what):
+def test_arguments_that_do_not_do_are_one_line(dataset, options, what):
+    with pytest.raises(ArgumentError, match=what) as caught:
         DataLoader(dataset, **{"batch_sampler": BATCHES, **options})
+    assert "\n" not in str(caught.value)
 
 
 def test_takes_nothing_but_a_feature_dataset(dataset):

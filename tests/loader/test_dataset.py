@@ -45,23 +45,6 @@ class TestFeatureDataset:
             assert item["id"] == name
             assert np.array_equal(item["features"].numpy(), array)
 
-    @pytest.mark.parametrize(
-        ("options", "what"),
-        [
-            ({"manifest": 5}, "manifest is a int: give a file or a folder, a data frame"),
-            ({"where": "train"}, "where is 'train': give values of columns, such as .* or a function of a row"),
-            ({"columns": 5}, "columns is 5: give a list of names"),
-            ({"columns": "speaker"}, "columns is one name, 'speaker': give a list of names"),
-            *[
-                ({"cache": given}, "cache is not an opened cache: give the result of featcache")
-                for given in ("features", ["features"], {"fbank": "features"}, None)
-            ],
-        ],
-    )
-    def test_arguments_that_do_not_do_are_refused(self, cache, manifest, options, what):
-        with pytest.raises(ArgumentError, match=what):
-            featcache.FeatureDataset(**{"cache": cache, "manifest": manifest, **options})
-
     def test_joins_a_manifests_columns_in_its_order(self, cache, features, manifest):
         dataset = featcache.FeatureDataset(cache, manifest)
         what = f"{cache.version.path.name}: 6 utterances with path, start, speaker, text"

@@ -347,7 +347,9 @@ def test_a_full_disk(read, slow_folder, disk, monkeypatch, call):
     assert len(cache) == 6 * SHARDS
 
 
-def test_a_disk_with_less_room_than_the_limit(read, disk, monkeypatch):
+def test_too_little_room_for_a_shard(read, disk, monkeypatch):
+    """Within the limit, or on the disk."""
+    read("no room for a shard of .* bytes .* unless copy_limit is raised", copy_limit=10)
     real = os.statvfs
 
     def statvfs(path):
@@ -356,11 +358,6 @@ def test_a_disk_with_less_room_than_the_limit(read, disk, monkeypatch):
 
     monkeypatch.setattr(places.os, "statvfs", statvfs)
     read("No space left on device", copy_limit="1TB")
-    assert not copies_in(disk)
-
-
-def test_a_limit_below_one_shard(read, disk):
-    read("no room for a shard of .* bytes .* unless copy_limit is raised", copy_limit=10)
     assert not copies_in(disk)
 
 

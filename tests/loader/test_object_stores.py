@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from damage import flip
+from damage import flip, shorten
 from forking import forked
 from local_copies import held, sizes
 from make_cache import make_features, make_version
@@ -24,6 +24,13 @@ from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
 
 pytest.importorskip("obstore")
+
+
+def upload_spoilt(url, original, tmp_path, spoil):
+    """Upload a copy of the cache, of which a chunk of features is spoilt."""
+    copy = shutil.copytree(original, tmp_path / "c")
+    spoil(next(copy.glob("*/shards/*/features/c/0/0")))
+    upload(copy, url)
 
 
 def same(cache, local):
@@ -167,10 +174,7 @@ class TestCopies:
             same(cache, local)
 
     def test_a_damaged_shard_is_no_copy(self, s3, original, tmp_path):
-        shutil.copytree(original, tmp_path / "c")
-        chunk = next((tmp_path / "c").glob("*/shards/*/features/c/0/0"))
-        flip(chunk, 100)
-        upload(tmp_path / "c", "s3://speech/damaged")
+        upload_spoilt("s3://speech/damaged", original, tmp_path, lambda chunk: flip(chunk, 100))
         for options in ({"copy_to": tmp_path / "copies"}, {"check": True}):
             cache = featcache.open("s3://speech/damaged", **options)
             with pytest.raises(DamagedError, match="damaged"):
@@ -184,9 +188,6 @@ class TestFaults:
             featcache.open("s3://speech/nowhere")
 
     def test_objects_of_another_size_are_damage(self, s3, original, tmp_path):
-        shutil.copytree(original, tmp_path / "c")
-        chunk = next((tmp_path / "c").glob("*/shards/*/features/c/0/0"))
-        chunk.write_bytes(chunk.read_bytes()[:-10])
-        upload(tmp_path / "c", "s3://speech/short")
+        upload_spoilt("s3://speech/short", original, tmp_path, shorten)
         with pytest.raises(DamagedError, match=r"and .* were written"):
             featcache.open("s3://speech/short").batch(range(96))

@@ -9,7 +9,6 @@ from hypothesis import given
 
 import featcache
 from featcache import BucketBatchSampler, Crop, DataLoader, FeatureDataset
-from featcache.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
@@ -74,27 +73,6 @@ def test_every_utterance_once_in_each_epoch_over_all_ranks_also_if_resumed(datas
             loader.load_state_dict(state)
         seen += [id_ for batch in loader for id_ in batch["ids"]]
     assert sorted(seen) == sorted(dataset.ids)
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({}, "nothing says what the batches are: give batch_size= or max_frames="),
-        ({"shuffle": True}, "nothing says what the batches are"),
-        ({"max_frames": 2**63}, f"max_frames is {2**63}: it must be a whole number, 1 or more, at most {2**62}"),
-        (
-            {"batch_size": 4, "prefetch": 2**63},
-            f"prefetch is {2**63}: it must be a whole number, 1 or more, at most 1048576",
-        ),
-        ({"batch_size": 4, "num_workers": 2}, "featcache.DataLoader has no num_workers: it takes max_frames, batch_si"),
-        ({"batch_sampler": [[1]], "batch_size": 4}, "batch_sampler makes the batches already: leave it out, or batch_"),
-        ({"batch_size": 4, "transform": "f"}, "transform is 'f': give a function of a batch"),
-    ],
-)
-def test_arguments_that_do_not_go_together_are_one_line(dataset, options, what):
-    with pytest.raises(ArgumentError, match=what) as caught:
-        DataLoader(dataset, **options)
-    assert "\n" not in str(caught.value)
 
 
 class TestTransform:

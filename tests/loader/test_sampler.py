@@ -424,34 +424,16 @@ def corpora(draw):
     return np.array(draw(st.lists(st.integers(1, 60), min_size=len(shards), max_size=len(shards)))), np.array(shards)
 
 
-def shards_of_rounds(rounds, shards):
-    """The shards that each round over the ranks needs."""
-    return [set(shards[np.concatenate(batches).astype(int)].tolist()) for batches in rounds]
-
-
-@given(corpora(), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.integers(0, 2**40))
-def test_every_utterance_once_and_no_more_shards_at_a_time_than_asked(corpus, most, world_size, shuffle, seed):
+@given(corpora(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_every_utterance_once_and_no_more_shards_at_a_time_than_asked_also_if_resumed(
+    corpus, most, before, after, data
+):
     lengths, shards = corpus
-    rules = {"max_frames": 200, "seed": seed, "shuffle": shuffle, "shards": shards, "shards_in_memory": most}
-    ranks = all_ranks(lengths, world_size, **rules)
-    assert positions(ranks) == [*range(len(lengths))]
-    assert all(lengths[batch].max() * len(batch) <= 200 for batches in ranks for batch in batches if batch)
-    needed, held = shards_of_rounds(zip(*ranks, strict=True), shards), set()
-    done = set()
-    for number, now in enumerate(needed):
-        later = set().union(*needed[number:])
-        done |= held - later
-        held = (held | now) - done
-        assert not now & done  # a shard that was let go of is never needed again
-        assert len(held) <= most
-
-
-@given(corpora(), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.data())
-def test_what_is_left_of_an_epoch_is_taken_window_by_window_too(corpus, most, before, after, data):
-    lengths, shards = corpus
-    rules = {"batch_size": 4, "shards": shards, "shards_in_memory": most}
+    limit = data.draw(st.sampled_from([{"max_frames": 200}, {"batch_size": 4}]), "limit")
+    shuffle, seed = data.draw(st.booleans(), "shuffle"), data.draw(st.integers(0, 2**40), "seed")
+    rules = {**limit, "shuffle": shuffle, "seed": seed, "shards": shards, "shards_in_memory": most}
     first = [BucketBatchSampler(lengths, rank=rank, world_size=before, **rules) for rank in range(before)]
-    rounds = data.draw(st.integers(0, len(first[0])))
+    rounds = data.draw(st.integers(0, len(first[0])), "rounds")
     passes = [iter(sampler) for sampler in first]
     seen = [[next(each) for each in passes] for _ in range(rounds)]
     state = first[0].state_dict()
@@ -462,7 +444,10 @@ def test_what_is_left_of_an_epoch_is_taken_window_by_window_too(corpus, most, be
     assert positions([*seen, *rest]) == [*range(len(lengths))]
     if before == after:
         assert rest == [list(each) for each in passes]
-    needed = shards_of_rounds([*seen, *zip(*rest, strict=True)], shards)
+    every = [*seen, *zip(*rest, strict=True)]
+    if "max_frames" in limit:
+        assert all(lengths[batch].max() * len(batch) <= 200 for batches in every for batch in batches if batch)
+    needed = [set(shards[np.concatenate(batches).astype(int)].tolist()) for batches in every]
     for number in range(len(needed)):
         begun = set().union(*needed[: number + 1])
         assert len(begun & set().union(*needed[number:])) <= most

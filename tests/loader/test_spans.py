@@ -6,7 +6,7 @@ import pytest
 import torch
 from damage import flip
 from hypothesis import given
-from make_cache import make_features, make_version
+from make_cache import make_version
 
 import featcache
 from featcache import Crop
@@ -75,7 +75,8 @@ class TestSeconds:
             part = cache.item("utt-3", start=start, duration=duration)
             assert len(part) == min(max(round(duration * rate), duration > 0), there - first)
             if len(part):
-                assert abs(float(part[0, 0]) / rate - start) <= 0.5 / rate + 1e-9
+                most = 0.5 if start * rate <= there - 0.5 else 1.0  # there is no frame behind the last one
+                assert abs(float(part[0, 0]) / rate - start) <= most / rate + 1e-9
 
     @pytest.mark.parametrize(
         ("span", "what"),
@@ -115,13 +116,6 @@ class TestCodebooks:
     def test_that_are_not_there_are_an_error(self, codes, codebooks):
         with pytest.raises(ArgumentError, match=rf"codebooks is {codebooks!r}: there are 8, so it must be 1 to 8"):
             codes.batch([0], codebooks=codebooks)
-
-    @pytest.mark.parametrize(
-        ("value", "what"), [(1e6, "are float16, whose largest value is 65504"), ("x", "give a number")]
-    )
-    def test_are_padded_with_what_the_dtype_holds(self, fbank, value, what):
-        with pytest.raises(ArgumentError, match=what):
-            fbank.batch([0, 1], padding_value=value)
 
     def test_are_for_codes_only(self, fbank):
         with pytest.raises(ArgumentError, match="codebooks is 2, but these features are log mel energy, not codes"):
@@ -165,17 +159,6 @@ class TestSeveralVersions:
         with pytest.raises(ArgumentError, match="padding_value is given by name, but the dataset has one version"):
             featcache.FeatureDataset(fbank, padding_value={"features": 1})
         assert set(featcache.FeatureDataset({"fbank": fbank})[0]["features"]) == {"fbank"}
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "uint16"])
-def test_an_empty_batch_is_empty(tmp_path, dtype):
-    make_version(tmp_path / "features", make_features(3, (8,), dtype))
-    dataset = featcache.FeatureDataset(featcache.open(tmp_path / "features"))
-    for batch in (dataset.batch([]), dataset.collate([]), dataset.collate(dataset.__getitems__([]))):
-        assert batch["ids"] == []
-        assert batch["features"].shape == (0, 0, 8)
-        assert batch["features"].numpy().dtype == dtype
-        assert batch["lengths"].shape == (0,)
 
 
 @pytest.mark.parametrize(

@@ -89,22 +89,20 @@ def test_a_request_that_fails_once_is_made_again(s3, store, monkeypatch, fault):
         s3.fault = lambda method, path: None
 
 
-def test_what_fails_always_is_one_line(s3, monkeypatch):
-    s3.fault = lambda method, path: "503"
+@pytest.mark.parametrize(
+    ("bucket", "fault", "what"),
+    [("speech", "503", "cannot be read or written: the server answers 503"), ("nothing", None, "no such bucket")],
+)
+def test_what_fails_always_is_one_line(s3, monkeypatch, bucket, fault, what):
+    s3.fault = lambda method, path: fault
     monkeypatch.setattr(clients, "_RETRIES", 1)
     monkeypatch.setattr(clients, "_PAUSES", ())
-    store = Bucket(parse_location("root", "s3://speech/x"))
-    for use in (lambda: store.read("a", 1), lambda: store.put("a", b""), lambda: store.names("")):
-        with pytest.raises(StoreError, match="cannot be read or written: the server answers 503") as caught:
+    store = Bucket(parse_location("root", f"s3://{bucket}/x"))
+    uses = [lambda: store.put("a", b""), lambda: store.names("shards"), lambda: store.publish(FILES, "shards/ab")]
+    for use in (*uses, lambda: store.read("a", 1)):
+        with pytest.raises(StoreError, match=what) as caught:
             use()
         assert "\n" not in str(caught.value)
-
-
-def test_a_bucket_that_is_not_there_is_named(s3):
-    store = Bucket(parse_location("root", "s3://nothing/x"))
-    for use in (lambda: store.put("a", b""), lambda: store.names("shards"), lambda: store.publish(FILES, "shards/ab")):
-        with pytest.raises(StoreError, match="there is no such bucket"):
-            use()
 
 
 def test_a_large_file_is_sent_in_parts(remembered, monkeypatch):
@@ -112,14 +110,6 @@ def test_a_large_file_is_sent_in_parts(remembered, monkeypatch):
     data = random.Random(1).randbytes(5_000_000)
     remembered.put("a", memoryview(data))
     assert remembered.read("a", len(data)) == data
-
-
-def test_a_copy_that_finds_no_room_says_so(remembered, tmp_path, monkeypatch):
-    remembered.put("a", bytes(9_000_000))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    (tmp_path / "gone").write_text("a file")
-    with pytest.raises(StoreError, match="gone: cannot be written: Not a directory: set TMPDIR"):
-        remembered.map("a", 9_000_000)
 
 
 def test_a_full_disk_below_a_copy_is_named(remembered, monkeypatch):
@@ -131,13 +121,16 @@ def test_a_full_disk_below_a_copy_is_named(remembered, monkeypatch):
         remembered.map("a", 100)
 
 
-def test_a_temporary_folder_that_is_gone_is_no_object_that_is_gone(remembered, tmp_path, monkeypatch):
-    """Whoever looks for marks would take it for that."""
+def test_a_temporary_folder_that_is_none_is_named(remembered, tmp_path, monkeypatch):
+    """That it is gone is not that an object is: whoever looks for marks would take it for that."""
     remembered.put("a", bytes(9_000_000))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     for use in (lambda: remembered.desk, lambda: remembered.map("a", 9_000_000)):
         with pytest.raises(StoreError, match=r"gone.*: cannot be written: No such file or directory: set TMPDIR"):
             use()
+    (tmp_path / "gone").write_text("a file")
+    with pytest.raises(StoreError, match="gone: cannot be written: Not a directory: set TMPDIR"):
+        remembered.map("a", 9_000_000)
 
 
 # Listings

@@ -73,6 +73,11 @@ def test_what_is_swept_is_of_the_dead(store, monkeypatch):
     assert not swept(store, THEIRS, DAY - 60)
     for name in ("notes", "desk", OURS + "0", THEIRS.upper().replace("0", "A"), f"{THEIRS}.old"):
         assert not swept(store, name, 30 * DAY)
+    other = store.location / "work" / f"{THEIRS[:-1]}0"
+    other.mkdir()
+    (other / "0").write_text("more")
+    os.utime(other, (time.time() - 3 * DAY,) * 2)
+    assert store.sweep() == []  # the youngest file in it decides how old it is
     monkeypatch.setattr(time, "time", lambda: time.monotonic() + 10**10)  # it is the file system's clock that counts
     store.put("a", b"")
     assert store.sweep() == []
@@ -91,13 +96,6 @@ def test_where_locks_are_granted_or_missing_only_age_tells(store, monkeypatch, a
     with store.lock("one"), store.lock("another"):
         pass
     assert store.names("shards") == ["ab"]
-
-
-def test_the_youngest_file_decides_how_old_it_is(store):
-    (store.location / "work" / THEIRS).mkdir(parents=True)
-    (store.location / "work" / THEIRS / "0").write_text("more")
-    os.utime(store.location / "work" / THEIRS, (time.time() - 3 * DAY,) * 2)
-    assert store.sweep() == []
 
 
 def test_what_a_living_process_writes_is_not_swept_and_what_a_killed_one_wrote_is(store):

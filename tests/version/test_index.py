@@ -2,12 +2,12 @@
 
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from damage import each_flip, flip
+from hostile_caches import columns_of, index_folder, reseal, seal_files
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -16,11 +16,8 @@ from small_shards import INFO, create, item, write
 
 from featcache.care.verify import verify
 from featcache.errors import DamagedError, MissingDependencyError, StoreError
-from featcache.format.group import Table, read_attributes
-from featcache.format.writing import group_files
-from featcache.storage.base import MARK
 from featcache.strings import Strings
-from featcache.version.index import Index, build_index, index_name, keep_index, load_index, open_index
+from featcache.version.index import Index, build_index, keep_index, load_index, open_index
 from featcache.version.version import ShardGoneError, Version
 
 
@@ -31,10 +28,6 @@ def same(index: Index, other: Index) -> bool:
         and np.array_equal(index.table.matrix, other.table.matrix)
         and np.array_equal(index.table.text, other.table.text)
     )
-
-
-def folder_of(version: Version) -> Path:
-    return version.path / "index" / index_name(version, version.shard_names())
 
 
 # Histories
@@ -131,17 +124,17 @@ def test_the_index_on_disk_is_the_one_that_is_built(version):
     """Kept once, found again, and another one when there is another shard; the latest few stay."""
     write(version, [item("a")])
     built, was_built = keep_index(version)
-    age = folder_of(version).stat().st_mtime_ns
+    age = index_folder(version).stat().st_mtime_ns
     again, is_built_again = keep_index(version)
     assert (was_built, is_built_again) == (True, False)
     assert same(built, again)
-    assert folder_of(version).stat().st_mtime_ns == age
+    assert index_folder(version).stat().st_mtime_ns == age
     for number in range(5):
         write(version, [item(f"x{number}")], row=1 + number)
         open_index(version, keep=False)
-        assert not folder_of(version).exists()
+        assert not index_folder(version).exists()
         open_index(version)
-        assert folder_of(version).exists()
+        assert index_folder(version).exists()
     assert len(list((version.path / "index").iterdir())) == 3  # for who has them mapped
 
 
@@ -183,10 +176,10 @@ def test_no_flipped_bit_of_an_index_is_believed(small):
     """A third of the bytes of each of its files; but for what only Zarr libraries read, the metadata of arrays."""
     names, believed = small.shard_names(), []
     sound = load_index(small, names)
-    for path in sorted(path for path in folder_of(small).rglob("*") if path.is_file()):
+    for path in sorted(path for path in index_folder(small).rglob("*") if path.is_file()):
         for _ in each_flip(path, 3):
             if load_index(small, names) is not None:
-                believed.append(path.relative_to(folder_of(small)).as_posix())
+                believed.append(path.relative_to(index_folder(small)).as_posix())
     assert {*believed} <= {"items/zarr.json", "text/zarr.json"}
     assert same(load_index(small, names), sound)
 
@@ -195,13 +188,13 @@ def test_no_flipped_bit_of_an_index_is_believed(small):
 def test_a_damaged_index_is_built_anew(small, file):
     """Opening gives what the shards say, verify finds no damage, and the next one is sound."""
     expected = build_index(small, small.shard_names())
-    path = folder_of(small) / file
+    path = index_folder(small) / file
     for spoil in (lambda: flip(path, 2), path.unlink, lambda: path.write_bytes(b"")):
         spoil()
         report = verify(small)
         assert report.problems == []
         assert report.notes[-1] == (
-            f"{folder_of(small)}: damaged: this index is built anew when the version is opened next"
+            f"{index_folder(small)}: damaged: this index is built anew when the version is opened next"
         )
         assert same(open_index(small), expected)
         assert load_index(small, small.shard_names()) is not None
@@ -223,37 +216,26 @@ def test_a_damaged_index_is_built_anew(small, file):
 def test_an_index_that_leads_out_of_its_lists_is_not_believed(small, column, values):
     """Though all its checksums are right, as a faulty writer's or a stranger's would be."""
     names = small.shard_names()
-    table = load_index(small, names).table
-    matrix = table.matrix.copy()
-    matrix[[name for name, _ in table.columns].index(column), : len(values)] = values
-    forge(small, Table(matrix, table.text, table.columns))
+    seal_files(index_folder(small))
+    assert load_index(small, names) is not None
+    columns_of(index_folder(small))[column][: len(values)] = values
+    seal_files(index_folder(small))
     assert load_index(small, names) is None
     assert [*open_index(small).ids] == ["b", "c", "a"]
 
 
-def forge(version: Version, table: Table | None = None, **changes) -> None:
-    """Put an index with another table, or another document, in the place of the one that is kept."""
-    table = table or load_index(version, version.shard_names()).table
-    document = read_attributes((folder_of(version) / MARK).read_bytes(), dict, "", "")
-    del document["checksum"]
-    _, files = group_files(document | changes, table, {}, "")
-    shutil.rmtree(folder_of(version))
-    version.store.publish(files, f"index/{folder_of(version).name}")
-
-
 def test_an_index_of_other_shards_or_of_another_version_is_not_believed(small):
     names = small.shard_names()
-    forge(small, makers=[])
-    assert load_index(small, names) is None
-    open_index(small)
-    forge(small, fingerprint="f" * 64)
-    assert load_index(small, names) is None
+    for forged in ({"makers": []}, {"fingerprint": "f" * 64}):
+        reseal(index_folder(small), lambda it: it.update(forged))  # noqa: B023
+        assert load_index(small, names) is None
+        open_index(small)
     expected = open_index(small)
     other = create(small.path / "other", structs.replace(INFO, fingerprint=INFO.fingerprint))
     write(other, [item("x")])
     open_index(other)
-    shutil.rmtree(folder_of(small))
-    shutil.copytree(folder_of(other), folder_of(small))
+    shutil.rmtree(index_folder(small))
+    shutil.copytree(index_folder(other), index_folder(small))
     assert load_index(small, names) is None
     assert same(open_index(small), expected)
 

@@ -63,15 +63,13 @@ def test_what_is_no_cache_is_said_to_be_none(scratch):
             version_folders(path)
 
 
-def test_a_version_that_is_misspelt_says_which_there_are(scratch):
+def test_a_path_may_name_a_version_by_its_config(scratch):
+    """Where the cache holds one of that name, else it says which there are; its metadata may be damaged. A folder of
+    that name comes first.
+    """
     made = create(scratch)
     with pytest.raises(StoreError, match=f"mien: there is no such cache folder; {scratch} holds {made.path.name}$"):
         version_folders(scratch / "mien")
-
-
-def test_a_path_may_name_a_version_by_its_config(scratch):
-    """Where the cache holds one of that name; its metadata may be damaged. A folder of that name comes first."""
-    made = create(scratch)
     create(scratch, structs.replace(INFO, name="other"))
     assert version_folders(scratch / "mine") == [made.path]
     assert [version.path for version in select_versions(scratch / "mine")] == [made.path]

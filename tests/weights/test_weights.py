@@ -27,17 +27,6 @@ from featcache.errors import MissingDependencyError
 from featcache.weights import models
 from featcache.weights.hub import wanted_files
 
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """An empty hub cache, and a hub that cannot be reached."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    return tmp_path / "hub"
-
-
 # Where they are
 
 
@@ -70,7 +59,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("revision", [None, "main", "c1dbe2a", COMMIT.upper()])
-def test_a_hubs_id_needs_a_commit(revision, hub):
+def test_a_hubs_id_needs_a_commit(revision, no_hub):
     """A branch may be another model tomorrow."""
     message = fault(weights.locate, "facebook/encodec_24khz", revision)
     assert message.startswith("params.revision:")
@@ -79,8 +68,8 @@ def test_a_hubs_id_needs_a_commit(revision, hub):
 
 
 @pytest.mark.parametrize("inside", ["", "speechtokenizer_hubert_avg"])
-def test_a_hubs_cache_is_used_without_network(saved, hub, inside):
-    snapshot = hub / "models--org--name" / "snapshots" / COMMIT
+def test_a_hubs_cache_is_used_without_network(saved, no_hub, inside):
+    snapshot = no_hub / "models--org--name" / "snapshots" / COMMIT
     shutil.copytree(saved / "hubert", snapshot / inside)
     found = weights.locate("org/name", COMMIT)
     assert found.folder == snapshot / inside
@@ -88,9 +77,9 @@ def test_a_hubs_cache_is_used_without_network(saved, hub, inside):
     assert "hf download" in fault(weights.locate, "org/name", COMMIT[::-1])
 
 
-def test_a_cache_that_is_not_whole_is_as_good_as_none(saved, hub):
+def test_a_cache_that_is_not_whole_is_as_good_as_none(saved, no_hub):
     """Reading only a model's config leaves such a cache, and so does a download that was interrupted."""
-    snapshot = hub / "models--org--name" / "snapshots" / COMMIT
+    snapshot = no_hub / "models--org--name" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     assert "hf download org/name" in fault(weights.locate, "org/name", COMMIT)
@@ -109,7 +98,7 @@ def test_one_form_of_the_weights_is_downloaded():
     assert wanted_files(["a/config.json", "a/one.pt", "README.md"]) == ["a/config.json", "a/one.pt"]
 
 
-def test_what_is_not_installed_is_named(saved, hub, monkeypatch):
+def test_what_is_not_installed_is_named(saved, no_hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     located(saved / "hubert")
     with pytest.raises(MissingDependencyError, match=r"featcache\[models\]"):
@@ -153,7 +142,9 @@ def test_copies_have_one_digest(saved, tmp_path):
 
 
 def test_whatever_decides_values_changes_the_digest(hubert):
-    """One bit of one tensor, its name, its shape, its dtype; a key of config.json or of preprocessor_config.json."""
+    """One bit of one tensor, its name, its shape, its dtype; a key of config.json or of preprocessor_config.json;
+    code that comes with a model.
+    """
 
     def one_bit(tensors):
         tensors["encoder.layer_norm.bias"].view(torch.int32)[3] ^= 1
@@ -177,17 +168,12 @@ def test_whatever_decides_values_changes_the_digest(hubert):
     found.append(digest(hubert))
     (hubert / "preprocessor_config.json").unlink()
     found.append(digest(hubert))
-    assert len(set(found)) == 8
-
-
-def test_code_that_comes_with_a_model_is_in_its_digest(hubert):
-    """Code decides values once config.json names it."""
-    edit_json(hubert / "config.json", auto_map={"AutoModel": "theirs.Model"})
-    before = digest(hubert)
-    (hubert / "theirs.py").write_text("x = 1\n")
-    with_code = digest(hubert)
-    (hubert / "theirs.py").write_text("x = 2\n")
-    assert len({before, with_code, digest(hubert)}) == 3
+    edit_json(hubert / "config.json", auto_map={"AutoModel": "theirs.Model"})  # which names code
+    found.append(digest(hubert))
+    for code in ("x = 1\n", "x = 2\n"):
+        (hubert / "theirs.py").write_text(code)
+        found.append(digest(hubert))
+    assert len(set(found)) == 11
 
 
 def test_a_digest_is_computed_once(hubert, monkeypatch):
