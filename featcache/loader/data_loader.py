@@ -92,6 +92,11 @@ class DataLoader:
             raise ArgumentError(
                 f"batch_sampler is {given!r}: give lists of positions; batch_size= is the limit on rows"
             )
+        if unknown := [name for name in batching if name not in Batching.__annotations__]:
+            raise ArgumentError(
+                f"featcache.DataLoader has no {listing(unknown)}: it takes {listing(Batching.__annotations__)}; "
+                "threads make the batches, without workers, and transform= is what changes them"
+            )
         if batch_sampler is not None and batching:
             raise ArgumentError(f"batch_sampler makes the batches already: leave it out, or {listing(batching)}")
         self.dataset = _whole(dataset)
@@ -256,11 +261,6 @@ def _whole(dataset: FeatureDataset | Subset[dict[str, Any]]) -> FeatureDataset:
 
 def _own_sampler(dataset: FeatureDataset, batching: Batching) -> BucketBatchSampler:
     """The sampler of a loader to which none is given."""
-    if unknown := [name for name in batching if name not in Batching.__annotations__]:
-        raise ArgumentError(
-            f"featcache.DataLoader has no {listing(unknown)}: it takes {listing(Batching.__annotations__)}; threads "
-            "make the batches, without workers, and transform= is what changes them"
-        )
     if not {"max_frames", "batch_size"} & batching.keys():
         raise ArgumentError("nothing says what the batches are: give batch_size= or max_frames=, or a batch_sampler")
     shards = dataset.shards if batching.get("shards_in_memory") is not None else None

@@ -322,7 +322,7 @@ class TestEnds:
         ({"prefetch": 2**63}, f"prefetch is {2**63}: it must be a whole number, 1 or more, at most 1048576"),
         ({"batch_size": 4}, "batch_sampler makes the batches already: leave it out, or batch_"),
         ({"transform": "f"}, "transform is 'f': give a function of a batch"),
-        ({"batch_sampler": None, "batch_size": 4, "num_workers": 2}, "featcache.DataLoader has no num_workers: it ta"),
+        ({"batch_size": 4, "num_workers": 2}, "featcache.DataLoader has no num_workers: it takes max_frames, batch_"),
         ({"batch_sampler": None}, "nothing says what the batches are: give batch_size= or max_frames="),
         ({"batch_sampler": None, "shuffle": True}, "nothing says what the batches are"),
         (
