@@ -28,9 +28,9 @@ from featcache.version.wanted import Wanted
 MAX_ITEMS = 100_000
 """The most utterances in a shard. A megabyte holds many short clips."""
 
-SHARD_HOURS = 4.0
-"""The most audio in a shard, about, however small its features are: a kill costs each process the shard it was making.
-"""
+SHARD_HOURS = 1.0
+"""The most audio in a shard, about, however small its features are: a kill costs each process the shard it was making,
+devices share the work shard by shard, and while the last one is written there is nothing else left to do."""
 
 FEWEST_SHARDS = 256
 """Where rows have more than so many times `SHARD_HOURS`, a shard may hold this part of their audio instead."""
