@@ -163,12 +163,17 @@ def test_configs_are_listed_and_printed(cli):
     ],
 )
 def test_wrong_usage_exits_with_2(cli, scratch, command):
-    """Before anything is written. (Configs, manifests: test_cli_newcomer.py; numbers: test_cli_arguments.py.)"""
+    """Before anything is written. (Paths and numbers: test_cli_arguments.py.)"""
     (scratch / "cache").mkdir()
     said = cli.refused(*command.split(), cwd=scratch)
     assert said
     assert "Traceback" not in said
     assert [path.name for path in scratch.rglob("*")] == ["cache"]
+
+
+def test_a_cache_that_is_not_there_exits_with_1(cli, filled):
+    said = cli.refused("verify", "filed0", cwd=filled.parent, code=1)
+    assert said == f"featcache: filed0: there is no such cache folder: did you mean {filled.name}?\n"
 
 
 # info and show

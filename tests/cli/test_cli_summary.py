@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import soundfile
 from cache_contents import items, only_version
-from corpora import Corpus, speech
+from corpora import COLUMNS, Corpus, speech
 from extractions import failures_of
 from manifests import manifest_of
 
-from featcache.errors import ManifestError
+from featcache.errors import ManifestError, Reason
 from featcache.extraction.audio_files import missing_file_notes, where_missing
 from featcache.extraction.plan import disk_space_notes
 from featcache.manifest import read_manifest
@@ -51,6 +51,34 @@ def test_failures_of_earlier_runs_are_explained_each_time(cli, spoilt, scratch):
     tried = cli(*command, "--retry-failed")
     assert "not tried again" not in tried.out
     assert "failures: empty 1, file_missing 3, not_audio 1\n" in tried.out
+
+
+FAILED = {
+    "elsewhere": (["wav/a.wav"], Reason.FILE_MISSING, "there is no such file: {folder}/wav/a.wav"),
+    "text": (["text.wav"], Reason.NOT_AUDIO, "cannot be read as audio: format not recognised"),
+    "empty": (["zero.wav"], Reason.EMPTY, "the file holds 0 bytes"),
+    "short": (["a.wav", 0, 0.01], Reason.TOO_SHORT, "160 samples at 16000 Hz are too few for one frame"),
+    "channel": (["a.wav", "", "", 1], Reason.NO_SUCH_CHANNEL, "there is no channel 1: the file has 1, counted from 0"),
+    "late": (
+        ["a.wav", 5, 1],
+        Reason.SEGMENT_OUTSIDE,
+        "the segment goes from 5.000 s to 6.000 s, but the file holds 0.500 s",
+    ),
+}
+"""By id: the rest of its row, and what is said of it."""
+
+
+def test_what_fails_is_counted_and_the_first_is_shown_and_all_are_in_the_ledger(cli, spoilt, scratch):
+    (spoilt.folder / "zero.wav").touch()
+    rows = [dict(zip(COLUMNS, [id_, *row], strict=False)) for id_, (row, *_) in FAILED.items()]
+    done = cli("extract", spoilt.manifest(rows), "-o", scratch / "c")
+    assert done.code == 3
+    counts = ", ".join(sorted(f"{reason} 1" for _, reason, _ in FAILED.values()))
+    first = f"elsewhere: wav/a.wav: there is no such file: {spoilt.folder}/wav/a.wav"
+    assert f"\nfailures: {counts}\nthe first is {first}\nwhy " in done.out
+    listed = cli("info", scratch / "c", "--failures").out
+    for id_, ((path, *_), reason, message) in FAILED.items():
+        assert "\t".join([id_, reason, path, message.format(folder=spoilt.folder)]) in listed
 
 
 def test_json_tells_failures_of_this_run_from_those_before(cli, spoilt, scratch):
