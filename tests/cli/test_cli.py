@@ -237,8 +237,8 @@ def test_show_says_where_an_utterance_is_and_came_from(cli, plain, filled):
     assert "nobody" in cli.refused("show", filled, "nobody", code=1)
 
 
-def test_seconds_and_rates_are_told_apart(cli, corpus, reference):
-    """The samples that `show` counts are at the config's rate, and the file's is another."""
+def test_show_tells_seconds_and_rates_apart_and_what_the_row_says_where_it_says_something(cli, corpus, reference):
+    """The samples that it counts are at the config's rate, and the file's is another."""
     (document,) = cli("show", reference, "rate-8000", "--json").json()["versions"]
     assert (document["audio_seconds"], document["num_samples"], document["source_rate"]) == (0.8, 12800, 8000)
     assert "sample_rate" not in document
@@ -247,9 +247,6 @@ def test_seconds_and_rates_are_told_apart(cli, corpus, reference):
     assert "duration     0.800 s\nsource rate  8000 Hz\n" in told
     assert f"source file  {size:,} bytes, modified 2" in told
     assert "num_samples" not in told
-
-
-def test_what_the_row_says_is_shown_where_it_says_something(cli, reference):
     assert "start        0.913 s\nduration     0.850 s\n" in cli("show", reference, "segment-1").out
     assert "channel      0\n" in cli("show", reference, "stereo-left").out
     whole = cli("show", reference, "plain-01").out

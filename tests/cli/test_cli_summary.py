@@ -95,20 +95,20 @@ def test_json_tells_failures_of_this_run_from_those_before(cli, spoilt, scratch)
     assert planned["fingerprint"] == version["fingerprint"]
 
 
-def test_one_is_told_in_the_singular(cli, plain, scratch):
+def test_one_is_told_in_the_singular_and_what_to_do_in_a_command_that_a_shell_takes(cli, plain, scratch):
     command = ("extract", plain.manifest(plain.rows[:1], "one.csv"), "-o", scratch / "c")
     assert "1 of 1 utterance to extract" in cli(*command, "--dry-run").out
     assert "1 utterance: 1 extracted" in cli(*command).out
     assert "nothing to do: the utterance is already there" in cli(*command).out
-    gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
-    cli("extract", gone, "-o", scratch / "c")
-    assert "1 failed before and was not tried again" in cli("extract", gone, "-o", scratch / "c").out
-
-
-def test_hints_are_commands_that_a_shell_takes(cli, plain, scratch):
-    gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
-    told = cli("extract", gone, "-o", scratch / "my features")
-    assert told.out.endswith(f"featcache info '{only_version(scratch / 'my features').path}' --failures\n")
+    command = (
+        "extract",
+        plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv"),
+        "-o",
+        scratch / "my features",
+    )
+    hinted = cli(*command).out
+    assert hinted.endswith(f"featcache info '{only_version(scratch / 'my features').path}' --failures\n")
+    assert "1 failed before and was not tried again" in cli(*command).out
 
 
 # Missing files
