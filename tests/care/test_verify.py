@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from cache_contents import check, only_version
+from cache_contents import check, only_version, provenance
 from corpora import Corpus
 from damage import CHUNKS, flip, victim
 from extractions import extracted
@@ -59,19 +59,16 @@ def test_files_that_are_gone_changed_or_no_files_are_named(cli, moved):
     os.utime(corpus.folder / "02.wav", ns=(1, 1))
     (corpus.folder / "03.wav").unlink()
     (corpus.folder / "03.wav").mkdir()
-    size = (corpus.folder / "01.wav").stat().st_size
-    code, found = told(cli, cache, "--sources", "--root", corpus.folder)
+    folder, size = corpus.folder, provenance(cache)["utt-01"].size
+    code, found = told(cli, cache, "--sources", "--root", folder)
     assert code == 1
-    folder = corpus.folder
-    old = only_version(cache)
-    sizes = {item.id: item.size for name in old.shard_names() for item in old.shard(name).items()}
     assert dict(found) == {
         "utt-00": f"utt-00: {folder}/00.wav: there is no such file",
-        "utt-01": f"utt-01: {folder}/01.wav: has changed since: {sizes['utt-01']:,} → {size} bytes",
+        "utt-01": f"utt-01: {folder}/01.wav: has changed since: {size:,} → 5 bytes",
         "utt-02": f"utt-02: {folder}/02.wav: has changed since: its mtime is another",
         "utt-03": f"utt-03: {folder}/03.wav: is not a file any more",
     }
-    text = cli("verify", cache, "--sources", "--root", corpus.folder)
+    text = cli("verify", cache, "--sources", "--root", folder)
     assert text.code == 1
     assert "no damage found" in text.out
     assert text.err.startswith("4 audio files are not what was extracted: ")
@@ -251,6 +248,7 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     assert told.code == 1
     assert f": 3 shards, 1 of them damaged; the others hold {utterances - inside} utterances, " in told.out
     assert f"  the damaged shard holds {inside} utterances: repair keeps the sound ones\n" in told.out
+    assert told.err == f"1 shard is damaged: featcache repair {only_version(cache).path} --manifest MANIFEST\n"
     ended = cli("verify", cache, "--json")
     (version,) = ended.json()["versions"]
     (problem,) = version["problems"]
@@ -275,37 +273,27 @@ def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
     assert verified(cli, cache)[1]["damaged_utterances"] is None
 
 
-def test_a_fault_is_said_once(cli, plain, cache):
-    shard = victim(cache)
-    flip(shard.folder / CHUNKS["features"], 10)
-    rows = [*plain.rows, {"id": "new", "path": "new.wav"}]
-    told = cli("verify", cache, "--manifest", plain.manifest(rows, "longer.csv"))
+def test_a_fault_is_said_once_and_the_hint_names_the_manifest(cli, plain, cache):
+    flip(victim(cache).folder / CHUNKS["features"], 10)
+    manifest = plain.manifest([*plain.rows, {"id": "new", "path": "new.wav"}], "longer.csv")
+    told = cli("verify", cache, "--manifest", manifest)
+    assert f"1 shard is damaged: featcache repair {only_version(cache).path} --manifest {manifest}\n" in told.err
     faults = [line for line in told.out.splitlines()[2:] if line.startswith("  ")]
     assert any(line.startswith("  new: is in no shard") for line in faults)
     assert not any(line.startswith(("  checksum: ", "  missing: ")) for line in faults)
 
 
-@pytest.mark.parametrize("config", ["fbank80", "mfcc13"])
-def test_missing_rows_are_summed_up_with_what_extracts_them(cli, plain, scratch, config):
+@pytest.mark.parametrize(("config", "given"), [("fbank80", ""), ("mfcc13", " -c CONFIG")])
+def test_missing_rows_are_summed_up_with_what_extracts_them(cli, plain, scratch, config, given):
     """Not only the first of them listed; changed rows too, which the same command extracts."""
     cache = scratch / "my features"
     first = [row for number, row in enumerate(plain.rows) if number % 2]
     assert cli("extract", plain.manifest(first, "half.csv"), "-o", cache, "-c", config).code == 0
-    rows = [dict(row) for row in plain.rows] + [{"id": f"more-{i}", "path": "00.wav"} for i in range(40)]
-    rows[1]["start"] = 0.1
-    rows[1]["duration"] = 0.2
+    rows = [*plain.rows, *({"id": f"more-{i}", "path": "00.wav"} for i in range(40))]
+    rows[1] = {**rows[1], "start": 0.1, "duration": 0.2}
     manifest = plain.manifest(rows, "whole.csv")
     told = cli("verify", cache, "--manifest", manifest, "--root", plain.folder)
     assert told.code == 1
-    given = {"fbank80": "", "mfcc13": " -c CONFIG"}[config]
     command = f"featcache extract {manifest} --root {plain.folder}{given} -o '{cache}'"
     assert told.err == f"46 missing, 1 changed: {command}\n"
     assert "… and 27 more: --json has them all" in told.out
-
-
-def test_hints_name_the_manifest_that_was_given(cli, plain, cache):
-    flip(victim(cache).folder / CHUNKS["features"], 10)
-    path = only_version(cache).path
-    assert cli("verify", cache).err == f"1 shard is damaged: featcache repair {path} --manifest MANIFEST\n"
-    told = cli("verify", cache, "--manifest", plain.manifest()).err
-    assert f"1 shard is damaged: featcache repair {path} --manifest {plain.manifest()}\n" in told
