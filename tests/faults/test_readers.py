@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cache_contents import check
 from promises import TRIAL_SECONDS, assert_finishes
-from reading import REMEDY, Reading, as_they_are
+from reading import REMEDY, Reading
 from shim import STEP, Faults, Strike
 from torch.utils.data import DataLoader
 
@@ -45,7 +45,7 @@ def epochs(cache, scenario, method: str | None):
     """Endless epochs of a DataLoader, by `method`: fork, spawn, or None for this process."""
     ids = [id_ for id_ in cache.ids if id_ not in scenario.damaged]
     options = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True} if method else {}
-    loader = DataLoader(Reading(cache, ids), batch_size=2, collate_fn=as_they_are, **options)
+    loader = DataLoader(Reading(cache, ids), batch_size=2, collate_fn=list, **options)
     while True:
         yield [item for batch in loader for item in batch]
 
@@ -87,28 +87,28 @@ def test_reading_while_shards_come_and_go(faulty, request, trials, name, method,
     assert found["right"]
 
 
-def test_opening_while_shards_come_and_go(faulty, extraction_of_more, repair, trials):
-    """Whoever opens the cache meanwhile sees all that was there, old or new, and nothing else."""
-    for scenario in (extraction_of_more, repair):
-        cache = scenario.prepare(trials / "cache")
-        running = faulty.start(*scenario.arguments(cache))
-        while running.poll() is None:
-            version = opened(cache)
-            ids = [id_ for id_ in version.ids if id_ not in scenario.damaged]
-            assert {*scenario.before} - scenario.damaged <= {*ids}
-            count(scenario, [Reading(version, ids)[number] for number in range(len(ids))], scenario.name)
-        assert running.wait().code == scenario.code
+def open_all(scenario, cache) -> None:
+    """Whoever opens the cache sees all that was there, old or new, and nothing else."""
+    version = opened(cache)
+    ids = [id_ for id_ in version.ids if id_ not in scenario.damaged]
+    assert {*scenario.before} - scenario.damaged <= {*ids}
+    count(scenario, [Reading(version, ids)[number] for number in range(len(ids))], scenario.name)
 
 
-def test_verify_while_shards_come_and_go(faulty, extraction_of_more, repair, trials):
-    """It finds no damage but what there is; a shard that is being taken away is not missing."""
-    for scenario in (extraction_of_more, repair):
-        cache = scenario.prepare(trials / "cache")
-        running = faulty.start(*scenario.arguments(cache))
-        while running.poll() is None:
-            damaged = [problem for problem in check(cache).problems if problem.shard]
-            assert {problem.id for problem in damaged} <= scenario.damaged, damaged
-        assert running.wait().code == scenario.code
+def verify_all(scenario, cache) -> None:
+    """Verify finds no damage but what there is; a shard that is being taken away is not missing."""
+    damaged = [problem for problem in check(cache).problems if problem.shard]
+    assert {problem.id for problem in damaged} <= scenario.damaged, damaged
+
+
+@pytest.mark.parametrize("look", [open_all, verify_all])
+@pytest.mark.parametrize("scenario", ["extraction_of_more", "repair"], indirect=True)
+def test_looking_while_shards_come_and_go(faulty, scenario, trials, look):
+    cache = scenario.prepare(trials / "cache")
+    running = faulty.start(*scenario.arguments(cache))
+    while running.poll() is None:
+        look(scenario, cache)
+    assert running.wait().code == scenario.code
 
 
 # Local copies
