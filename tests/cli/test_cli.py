@@ -11,16 +11,12 @@ from cache_contents import items, only_version
 from click.testing import CliRunner
 from corpora import COLUMNS
 from make_cache import make_version
+from processes import python
 
 from featcache import __version__
 from featcache.cli import main
 from featcache.extraction.options import SHARD_MEGABYTES
 from featcache.spec import SideSpec
-
-
-def python(*args: object) -> subprocess.CompletedProcess:
-    """A fresh interpreter: nothing is imported before."""
-    return subprocess.run([sys.executable, *map(str, args)], capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +35,10 @@ def test_it_runs_as_a_module(plain, scratch):
     """In an interpreter of its own, in which a warning is an error."""
     run = ("-W", "error", "-m", "featcache", "extract")
     made = python(*run, plain.manifest(), "-o", scratch / "c", "--threads", 2)
-    assert (made.returncode, made.stderr) == (0, ""), made.stderr
-    assert "12 utterances: 12 extracted" in made.stdout
-    assert "× real time" in made.stdout
-    assert "bottleneck" not in made.stdout  # shares of a tenth of a second say nothing of the machine
+    assert (made.code, made.err) == (0, ""), made.err
+    assert "12 utterances: 12 extracted" in made.out
+    assert "× real time" in made.out
+    assert "bottleneck" not in made.out  # shares of a tenth of a second say nothing of the machine
 
 
 def test_help_comes_at_once():
@@ -61,8 +57,8 @@ for args, absent in ("--help", most), ("extract --help", most), ("--version", mo
     print(args, sorted(absent & {*sys.modules}), file=sys.stderr)
 """
     shown = python("-c", code)
-    assert [line.endswith(" []") for line in shown.stderr.splitlines()] == [True] * 4, shown.stderr
-    assert all(text.strip() for text in shown.stdout.split("---")[:4])
+    assert [line.endswith(" []") for line in shown.err.splitlines()] == [True] * 4, shown.err
+    assert all(text.strip() for text in shown.out.split("---")[:4])
 
 
 def test_reading_needs_neither_torch_nor_the_packages_of_extraction(filled, scratch):
@@ -94,17 +90,17 @@ for line in sys.argv[2:]:
     made = f"index {filled}", f"copy {filled} {scratch}/copied"
     refused = "extract manifest.csv", "configs", f"verify {filled} --recompute 1"
     told = python("-W", "ignore", "-c", code, filled, *there, *made, *refused)
-    needing = {line.split()[0]: line for line in told.stdout.splitlines() if "MissingDependencyError" in line}
-    assert told.stdout.startswith("True 2"), told.stderr
+    needing = {line.split()[0]: line for line in told.out.splitlines() if "MissingDependencyError" in line}
+    assert told.out.startswith("True 2"), told.err
     of_torch = {"BucketBatchSampler", "Cmvn", "DataLoader", "FeatureDataset", "augment", "cmvn", "dequantize", "masks"}
     of_extraction = {"Observer", "Options", "extract", "extractor"}
     assert {*needing} == {"batch", "adapters.to_hf", *of_extraction, *of_torch}
     for name, line in needing.items():
         assert line.endswith("'featcache[extract]'" if name in of_extraction else "'featcache[torch]'")
-    codes = [line.split(" -> ") for line in told.stdout.splitlines() if " -> " in line]
+    codes = [line.split(" -> ") for line in told.out.splitlines() if " -> " in line]
     names = ["info", "verify", "show", "stats", "index", "copy", "extract", "configs", "verify"]
     assert codes == [[name, code] for name, code in zip(names, "030000222", strict=True)]
-    assert told.stderr.count("pip install 'featcache[extract]'") == 3
+    assert told.err.count("pip install 'featcache[extract]'") == 3
 
 
 # What is said

@@ -20,7 +20,9 @@ def limited(cli, scenario, trials, **limits) -> bool:
     """One trial; returns whether the command could do it all."""
     cache = scenario.prepare(trials / "cache")
     ended = cli.start(*scenario.arguments(cache), limits=limits).wait(TRIAL_SECONDS)
-    if are_unreadable(cache):  # audio files: those utterances are in the ledger, and are tried again
+    version = version_in(cache)
+    reasons = {failure.reason for failure in read_failures(version)} if version else set()
+    if Reason.FILE_UNREADABLE in reasons:  # audio files: those utterances are in the ledger, and are tried again
         assert_finishes(cli, replace(scenario, shards=frozenset()), cache, limits)
         return False
     if ended.code == scenario.code:
@@ -35,12 +37,6 @@ def limited(cli, scenario, trials, **limits) -> bool:
     # Whoever cannot open /proc to say who it is leaves what is removed only when it is a day old.
     assert_finishes(cli, scenario, cache, limits, leftovers="NOFILE" in limits)
     return ended.code == scenario.code
-
-
-def are_unreadable(cache: Path) -> bool:
-    """Whether audio files could not be opened, as the ledger says."""
-    version = version_in(cache)
-    return version is not None and any(failure.reason == Reason.FILE_UNREADABLE for failure in read_failures(version))
 
 
 def address_space(cli) -> int:

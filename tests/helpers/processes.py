@@ -229,10 +229,16 @@ def run_python(code: str, *arguments: object, **options) -> str:
 
     Where nothing is about what is imported, or about memory, `run_script` is a hundred times as fast.
     """
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, **options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = python("-W", "error", "-c", textwrap.dedent(code), *arguments, **options)
+    assert done.code == 0, done.err
+    return done.out
+
+
+def python(*arguments: object, **options) -> Finished:
+    """Run a new interpreter to its end."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": MOST_SECONDS}
+    done = subprocess.run([sys.executable, *map(str, arguments)], **{**pipes, **options})
+    return Finished(done.returncode, done.stdout, done.stderr)
 
 
 def open_files(path):
