@@ -151,10 +151,7 @@ def test_the_ledger_says_where_a_file_was_looked_for(cli, plain, tmp_path, scrat
     assert cli("extract", manifest, "-o", scratch / "c").code == 3
     messages = {failure["path"]: failure["message"] for failure in failures_of(cli, scratch / "c")}
     assert messages == {path: f"there is no such file{where}" for path, where in said.items()}
-
-
-def test_below_a_url_a_tilde_is_part_of_a_name():
-    """Servers have folders called like that: the message says what was asked for."""
+    # below a URL, it is part of a name: servers have folders called like that
     assert where_missing("~anna/a.wav", as_root("https://host/x")) == ": https://host/x/~anna/a.wav"
 
 

@@ -45,19 +45,14 @@ def address_space(cli) -> int:
     return int(kilobytes) * 1024
 
 
-def test_few_files_may_be_open(faulty, from_nothing, trials):
-    assert not limited(faulty, from_nothing, trials, NOFILE=8)
-    assert limited(faulty, from_nothing, trials, NOFILE=60)
-
-
-def test_files_may_not_grow(faulty, from_nothing, repair, trials):
+def test_too_little_of_anything(faulty, from_nothing, repair, trials):
+    """Few files may be open; files may not grow; there is little memory."""
+    space = address_space(faulty)
+    for few, enough in (({"NOFILE": 8}, {"NOFILE": 60}), ({"AS": space + (1 << 20)}, {"AS": space + (2 << 30)})):
+        assert not limited(faulty, from_nothing, trials, **few)
+        assert limited(faulty, from_nothing, trials, **enough)
     for scenario in (from_nothing, repair):
         assert not limited(faulty, scenario, trials, FSIZE=500)
-
-
-def test_little_memory(faulty, from_nothing, trials):
-    assert not limited(faulty, from_nothing, trials, AS=address_space(faulty) + (1 << 20))
-    assert limited(faulty, from_nothing, trials, AS=address_space(faulty) + (2 << 30))
 
 
 @pytest.mark.slow
