@@ -281,9 +281,6 @@ def test_one_frame_is_its_own_mean():
     assert normalize_utterances(torch.randn(0, 4, 5)).shape == (0, 4, 5)
 
 
-# Mistakes
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

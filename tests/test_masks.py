@@ -256,9 +256,6 @@ def test_compiled_models_may_make_masks():
     assert not masks._shared._masks
 
 
-# Mistakes
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -162,9 +162,6 @@ def test_audio_is_looked_at_in_sound_shards_only(cli, moved):
     assert "checksum" in kinds
 
 
-# What extract says
-
-
 def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     again = cli("extract", plain.manifest(), "-o", cache)
     assert "12 already there: their audio was not looked at (--check-sources does)\n" in again.out

@@ -28,9 +28,6 @@ def filled(cli, plain, tmp_path_factory) -> Path:
     return cache
 
 
-# From nothing
-
-
 def test_it_runs_as_a_module(plain, scratch):
     """In an interpreter of its own, in which a warning is an error."""
     run = ("-W", "error", "-m", "featcache", "extract")

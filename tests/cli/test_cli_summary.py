@@ -166,9 +166,6 @@ def test_a_path_that_cannot_be_looked_at_is_not_called_missing(tmp_path):
     assert missing_file_notes(manifest, np.zeros(2, bool)) == []
 
 
-# The disk
-
-
 def test_a_disk_without_room_is_told_before_the_run(tmp_path, monkeypatch):
     """By the nearest folder that there is: the cache may not be there yet."""
     asked = []
@@ -215,9 +212,6 @@ def test_a_config_under_another_name_extracts_nothing_again(cli, plain, scratch,
     assert cli("extract", plain.manifest(), "-c", configs[1], "-o", scratch / "elsewhere", "--dry-run").code == 0
 
 
-# Copies
-
-
 def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, plain, tmp_path, scratch):
     """What is counted is the user's files; the audio is that of the copies, and is called so."""
     corpus = Corpus(tmp_path)
@@ -243,9 +237,6 @@ def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, pla
     assert [version["upsampled"] for version in versions] == [4, 4]
     seconds = 5 * 0.5 * (1 + 3 * sum(1 / speed for speed in (0.9, 1.0, 1.1)))
     assert document["audio_seconds"] == pytest.approx(seconds, rel=0.01)
-
-
-# Silence
 
 
 def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch):

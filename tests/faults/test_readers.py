@@ -8,6 +8,7 @@ import random
 import warnings
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,17 +114,15 @@ def test_looking_while_shards_come_and_go(faulty, scenario, trials, look):
 
 # Local copies
 
+WRITES = ("open", "write", "allocate", "mkdir", "rename", "sync", "truncate")
 COPY_FAULTS = [
-    Strike(0, action, kinds, error, times)
-    for action, kinds, error, times in (
-        ("error", ("open", "write", "allocate", "mkdir", "rename", "sync", "truncate"), errno.ENOSPC, -1),
-        ("error", ("open", "write", "allocate", "mkdir", "rename", "sync", "truncate", "unlink"), errno.EIO, 1),
-        ("error", ("open", "write", "mkdir", "rename", "unlink"), errno.EROFS, -1),
-        ("error", ("open", "read_open", "list"), errno.EMFILE, 1),
-        ("error", ("lock",), errno.ENOLCK, -1),
-        ("short", ("write",), 0, -1),
-        ("lost", ("sync",), errno.EIO, 1),
-    )
+    Strike(0, "error", WRITES, errno.ENOSPC, -1),
+    Strike(0, "error", (*WRITES, "unlink"), errno.EIO),
+    Strike(0, "error", ("open", "write", "mkdir", "rename", "unlink"), errno.EROFS, -1),
+    Strike(0, "error", ("open", "read_open", "list"), errno.EMFILE),
+    Strike(0, "error", ("lock",), errno.ENOLCK, -1),
+    Strike(0, "short", ("write",), times=-1),
+    Strike(0, "lost", ("sync",), errno.EIO),
 ]
 
 
@@ -133,12 +132,10 @@ def copy(cli, scenario, trials, fault, at) -> None:
     expected.write_text(json.dumps({id_: data.hex() for id_, (_, _, data) in scenario.before.items()}))
     disk = trials / f"disk-{at}-{id(fault)}"
     disk.mkdir()
-    arguments = (scenario.base, disk, expected)
-    strike = Strike(at, fault.action, fault.kinds, fault.error, fault.times)
-    for faults in (Faults(disk, strike), None):
-        running = cli.start(*arguments, faults=faults, entry="reading:read_with_local_copies")
+    for faults in (Faults(disk, replace(fault, at=at)), None):
+        running = cli.start(scenario.base, disk, expected, faults=faults, entry="reading:read_with_local_copies")
         ended = running.wait(TRIAL_SECONDS)
-        assert (ended.code, ended.err) == (0, ""), f"{strike}: {ended}"
+        assert (ended.code, ended.err) == (0, ""), f"{fault} at call {at}: {ended}"
 
 
 @pytest.mark.parametrize("is_every", [False, pytest.param(True, marks=pytest.mark.slow)])

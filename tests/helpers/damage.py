@@ -102,9 +102,6 @@ def swap_in_another(path: Path) -> None:
 SPOIL = [delete, empty, shorten, lengthen, replace_by_folder, swap_in_another]
 
 
-# Calls of the system
-
-
 def refusing(number: int) -> Callable[..., NoReturn]:
     """A call that always fails, with this number of an error."""
 
