@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,9 +23,9 @@ from featcache.manifest import read_manifest
 
 
 @pytest.fixture
-def moved(plain, sound, scratch) -> tuple[Path, Corpus]:
-    """A sound cache, and a copy of its audio with the same times, to spoil."""
-    return Path(shutil.copytree(sound, scratch / "cache")), plain.copy(scratch / "audio")
+def moved(plain, scratch) -> Corpus:
+    """A copy of the cache's audio with the same times, to spoil."""
+    return plain.copy(scratch / "audio")
 
 
 def verified(cli, cache, *options) -> tuple[int, dict[str, Any]]:
@@ -44,22 +43,20 @@ def told(cli, cache, *options) -> tuple[int, list[tuple[str | None, str]]]:
 
 
 @pytest.mark.parametrize("how", ["stat", "content"])
-def test_audio_that_is_what_it_was_is_no_problem(cli, moved, how):
+def test_audio_that_is_what_it_was_is_no_problem(cli, cache, moved, how):
     """Where the run that extracted it has found it, or under --root."""
-    cache, corpus = moved
     assert told(cli, cache, f"--sources={how}") == (0, [])
-    assert told(cli, cache, f"--sources={how}", "--root", corpus.folder) == (0, [])
-    assert told(cli, cache, "--root", corpus.folder) == (0, [])
+    assert told(cli, cache, f"--sources={how}", "--root", moved.folder) == (0, [])
+    assert told(cli, cache, "--root", moved.folder) == (0, [])
 
 
-def test_files_that_are_gone_changed_or_no_files_are_named(cli, moved):
-    cache, corpus = moved
-    (corpus.folder / "00.wav").unlink()
-    (corpus.folder / "01.wav").write_bytes(b"short")
-    os.utime(corpus.folder / "02.wav", ns=(1, 1))
-    (corpus.folder / "03.wav").unlink()
-    (corpus.folder / "03.wav").mkdir()
-    folder, size = corpus.folder, provenance(cache)["utt-01"].size
+def test_files_that_are_gone_changed_or_no_files_are_named(cli, cache, moved):
+    (moved.folder / "00.wav").unlink()
+    (moved.folder / "01.wav").write_bytes(b"short")
+    os.utime(moved.folder / "02.wav", ns=(1, 1))
+    (moved.folder / "03.wav").unlink()
+    (moved.folder / "03.wav").mkdir()
+    folder, size = moved.folder, provenance(cache)["utt-01"].size
     code, found = told(cli, cache, "--sources", "--root", folder)
     assert code == 1
     assert dict(found) == {
@@ -75,15 +72,14 @@ def test_files_that_are_gone_changed_or_no_files_are_named(cli, moved):
     assert "repair" not in text.err
 
 
-def test_what_has_the_same_content_is_the_same_whatever_its_time(cli, moved):
+def test_what_has_the_same_content_is_the_same_whatever_its_time(cli, cache, moved):
     """And other content of the same size and time is not, which only the hash tells."""
-    cache, corpus = moved
-    os.utime(corpus.folder / "02.wav", ns=(1, 1))
-    path = corpus.folder / "05.wav"
+    os.utime(moved.folder / "02.wav", ns=(1, 1))
+    path = moved.folder / "05.wav"
     status = path.stat()
     flip(path, status.st_size - 1)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    root = ("--root", corpus.folder)
+    root = ("--root", moved.folder)
     assert [id_ for id_, _ in told(cli, cache, "--sources=stat", *root)[1]] == ["utt-02"]
     code, found = told(cli, cache, "--sources=content", *root)
     assert (code, found) == (1, [("utt-05", f"utt-05: {path}: has changed since: other bytes, of the same number")])
@@ -137,28 +133,26 @@ def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_an
         assert all("utt-1 and 1 other" in problem["message"] for problem in problems)
 
 
-def test_only_items_that_count_are_compared(cli, moved):
+def test_only_items_that_count_are_compared(cli, cache, moved):
     """A file that has changed and was extracted again is what its utterance was extracted from."""
-    cache, corpus = moved
-    shutil.copy(corpus.folder / "03.wav", corpus.folder / "04.wav")
-    manifest = corpus.manifest(corpus.rows)
-    assert told(cli, cache, "--sources", "--root", corpus.folder)[0] == 1
+    shutil.copy(moved.folder / "03.wav", moved.folder / "04.wav")
+    manifest = moved.manifest(moved.rows)
+    assert told(cli, cache, "--sources", "--root", moved.folder)[0] == 1
     again = cli("extract", manifest, "-o", cache, "--check-sources", "--json")
     assert (again.code, extracted(again)) == (0, 1)
-    assert told(cli, cache, "--sources", "--root", corpus.folder) == (0, [])
+    assert told(cli, cache, "--sources", "--root", moved.folder) == (0, [])
 
 
-def test_audio_is_looked_at_in_sound_shards_only(cli, moved):
-    cache, corpus = moved
+def test_audio_is_looked_at_in_sound_shards_only(cli, cache, moved):
     version = only_version(cache)
     shard = version.shard(version.shard_names()[0])
     inside = len(shard.table.ids)
     flip(shard.folder / CHUNKS["features"], 0)
-    shutil.rmtree(corpus.folder)
-    corpus.folder.mkdir()
-    code, found = verified(cli, cache, "--sources", "--root", corpus.folder)
+    shutil.rmtree(moved.folder)
+    moved.folder.mkdir()
+    code, found = verified(cli, cache, "--sources", "--root", moved.folder)
     kinds = [problem["kind"] for problem in found["problems"]]
-    assert (code, kinds.count("source")) == (1, len(corpus.rows) - inside)
+    assert (code, kinds.count("source")) == (1, len(moved.rows) - inside)
     assert "checksum" in kinds
 
 
