@@ -8,10 +8,11 @@ import shutil
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
+import soundfile
 from damage import flip
 from make_cache import add_shard, make_features, make_version
 from pages import ROOT, blocks_of, text_of
+from processes import run_here
 
 import featcache
 from featcache import config as configs
@@ -33,18 +34,12 @@ CONTEXT = click.Context(cli)
 COMMANDS = {name: cli.get_command(CONTEXT, name) for name in cli.list_commands(CONTEXT)}
 
 
-def run_cli(*arguments):
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """A folder that looks like the clone after README's first command: examples/ and features/."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "examples", folder / "examples")
-    run_cli("extract", folder / "examples" / "manifest.csv", "-o", folder / "features", "--device", "cpu")
+    run_here("extract", folder / "examples" / "manifest.csv", "-o", folder / "features", "--device", "cpu")
     return folder
 
 
@@ -105,8 +100,6 @@ def test_the_readme_names_the_files_of_a_cache(clone):
 
 
 def test_examples_are_small_and_are_what_their_names_say():
-    import soundfile
-
     files = sorted((ROOT / "examples" / "speech").iterdir())
     assert sum(path.stat().st_size for path in files) < 500_000
     for path in files:
@@ -190,7 +183,7 @@ def rows_of(page, title):
 def test_packaged_configs_begin_with_what_they_are(name):
     first = configs.packaged_configs()[name].splitlines()[0]
     assert re.fullmatch(r"# [A-Z0-9].{20,}", first)
-    assert first.removeprefix("# ") in run_cli("configs")
+    assert first.removeprefix("# ") in run_here("configs")
     assert f"| `{name}` |" in text_of("docs/configs.md")
 
 

@@ -19,6 +19,7 @@ from featcache.care.copying import copy_version
 from featcache.care.verify import verify
 from featcache.errors import ArgumentError, StoreError
 from featcache.spec import SideSpec
+from featcache.storage import clients
 from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
 from featcache.version.ledger import Failure
@@ -118,7 +119,9 @@ class TestCopies:
         copied = open_store(to / version.path.name).names("shards")
         assert {*copied} == {*version.shard_names(), "zarr.json"} - {shard.name}
 
-    def test_requests_that_fail_on_the_way(self, folder, s3, tmp_path):
+    def test_requests_that_fail_on_the_way(self, folder, s3, tmp_path, monkeypatch):
+        monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.001)
+        monkeypatch.setattr(clients, "_PAUSES", (0.001,) * 4)
         numbers, faults = iter(range(10**9)), ["before", "503", "cut", "after"]
 
         def some(method, path):

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from cache_contents import check, values_of
-from click.testing import CliRunner
 from damage import CHUNKS, flip, mend, victim
+from processes import run_here
 
 import featcache
-from featcache.cli import main
 from featcache.errors import StoreError
 from featcache.format.shard import Shard
 
@@ -54,13 +53,12 @@ def test_a_cache_is_opened_with_all_items(overtaken, sound):
 
 @pytest.mark.parametrize("command", ["info", "stats", "show", "verify"])
 def test_a_command_reads_what_is_there_now(overtaken, plain, command):
-    checks = ["--recompute", "3", "--manifest", str(plain.manifest())]
+    checks = ["--recompute", "3", "--manifest", plain.manifest()]
     arguments = {"show": ["utt-05"], "verify": checks}.get(command, [])
-    result = CliRunner().invoke(main, [command, str(overtaken), *arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    assert "missing" not in result.output
+    said = run_here(command, overtaken, *arguments, "--json")
+    assert "missing" not in said
     if command == "verify":
-        (version,) = json.loads(result.output)["versions"]
+        (version,) = json.loads(said)["versions"]
         assert (version["problems"], version["utterances"]) == ([], 12)  # nothing of what was taken away
 
 

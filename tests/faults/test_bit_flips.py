@@ -36,12 +36,6 @@ def full(faulty, from_nothing, kept) -> Path:
     return cache
 
 
-@pytest.fixture
-def spoilt(full, trials) -> Path:
-    """A copy of it, to spoil."""
-    return Path(shutil.copytree(full, trials / "cache"))
-
-
 def files_of(cache: Path) -> list[Path]:
     """All files of the cache's one version that hold anything."""
     return [path for path in sorted(only_version(cache).path.rglob("*")) if path.is_file() and path.stat().st_size]
@@ -115,7 +109,7 @@ def flip_all(cache: Path, places, chance: random.Random) -> dict[str, Counter]:
 
 
 @pytest.mark.parametrize("step", [None, pytest.param(STEP, marks=pytest.mark.slow)])
-def test_bits_of_every_file(spoilt, tell, step):
+def test_bits_of_every_file(full, trials, tell, step):
     """The first byte, the last, and one at random; or every so-manyth."""
     seed = 5 if step is None else random.randrange(1 << 32)
     chance = random.Random(seed)
@@ -123,7 +117,7 @@ def test_bits_of_every_file(spoilt, tell, step):
     def places(size: int):
         return {0, size - 1, chance.randrange(size)} if step is None else range(chance.randrange(step), size, step)
 
-    for kind, counts in flip_all(spoilt, places, chance).items():
+    for kind, counts in flip_all(Path(shutil.copytree(full, trials / "cache")), places, chance).items():
         tell(f"bit flips: {kind}: {counts['found']} found, {counts['harmless']} harmless; seed {seed}")
 
 

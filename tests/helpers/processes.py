@@ -234,6 +234,17 @@ def run_python(code: str, *arguments: object) -> str:
     return done.out
 
 
+def run_here(*arguments: object, code: int = 0, **options: Any) -> str:
+    """Run a command in this process; what it prints. The options are those of click's `CliRunner.invoke`."""
+    from click.testing import CliRunner
+
+    from featcache.cli import main
+
+    ended = CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+    assert ended.exit_code == code, ended.output
+    return ended.output
+
+
 def python(*arguments: object, **options) -> Finished:
     """Run a new interpreter to its end."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": MOST_SECONDS}
