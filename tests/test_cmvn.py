@@ -18,7 +18,6 @@ from featcache.errors import ArgumentError, StoreError
 from featcache.loader.cache import Cache
 from featcache.stats import moments
 
-HALVES = [torch.float16, torch.bfloat16]
 GROUPS = ["ben", "anna", "zoë"]
 
 rng = np.random.default_rng(0)
@@ -60,7 +59,7 @@ by_means_and_variances = pytest.mark.parametrize(
 # By statistics of a version
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @by_means_and_variances
 def test_all_frames_by_one_mean(dtype, norms):
     features, lengths = batch(dtype=dtype)
@@ -274,6 +273,9 @@ def test_what_does_not_vary_and_what_is_padding_does_no_harm():
     assert not normalize_utterances(torch.randn(3, 1, 5)).any()
     assert normalize_utterances(torch.randn(3, 0, 5)).shape == (3, 0, 5)
     assert normalize_utterances(torch.randn(0, 4, 5)).shape == (0, 4, 5)
+
+
+# Mistakes
 
 
 @pytest.mark.parametrize(

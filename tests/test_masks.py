@@ -228,16 +228,13 @@ def test_a_process_that_is_forked_while_a_mask_is_made_has_masks(monkeypatch):
 
 
 @pytest.mark.parametrize("device", [*DEVICES, "meta"])
-def test_masks_are_on_the_device_that_is_asked_for(device):
+def test_masks_are_on_the_device_that_is_asked_for_or_the_default_one(device):
     frames, padding = chunk_mask(6, 2, device=device), padding_mask(torch.tensor([6, 2], device=device), 6)
     made = [frames, causal_mask(6, device=device), padding, attention_mask(padding), attention_mask(padding, frames)]
     assert {mask.device.type for mask in made} == {device}
     assert {mask.dtype for mask in made} == {torch.bool}
     assert chunk_mask(6, 2, device=device) is frames
     assert chunk_mask(6, 2, device=device) is not chunk_mask(6, 2, device="cpu") or device == "cpu"
-
-
-def test_without_a_device_it_is_the_default_one():
     with torch.device("meta"):
         assert chunk_mask(6, 2).device.type == "meta"
     assert chunk_mask(6, 2).device.type == "cpu"
@@ -254,6 +251,9 @@ def test_compiled_models_may_make_masks():
     for num_frames in (9, 12, 30):
         assert torch.equal(compiled(torch.ones(num_frames, num_frames)).bool(), slow_chunk_mask(num_frames, 4, 1))
     assert not masks._shared._masks
+
+
+# Mistakes
 
 
 @pytest.mark.parametrize(

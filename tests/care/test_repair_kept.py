@@ -23,7 +23,6 @@ from featcache.version.index import open_index
 from featcache.version.tags import make_tag
 
 FEATURES = CHUNKS["features"]
-METADATA = [f"{name}/zarr.json" for name in CHUNKS]
 
 
 def runs(cache: Path) -> dict[str, str]:
@@ -133,7 +132,7 @@ def nothing_else(plain, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("spoil", [delete, lambda path: flip(path, 30)], ids=["delete", "flip"])
-@pytest.mark.parametrize("file", METADATA)
+@pytest.mark.parametrize("file", [f"{name}/zarr.json" for name in CHUNKS])
 def test_where_every_utterance_is_sound_nothing_is_extracted(plain, sound, cache, nothing_else, file, spoil):
     """The metadata of an array is damaged: neither audio nor an extractor is needed."""
     shard = victim(cache)

@@ -170,10 +170,7 @@ def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
 # Subsets: some of the shards now, the others another time, and all of them in the end
 
 
-NAMES = st.text("0123456789abcdef", min_size=12, max_size=12)
-
-
-@given(NAMES, st.integers(1, 50))
+@given(st.text("0123456789abcdef", min_size=12, max_size=12), st.integers(1, 50))
 def test_every_shard_is_in_one_subset(name, of):
     assert sum(Subset(number, of).has(name) for number in range(of)) == 1
 

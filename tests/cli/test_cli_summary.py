@@ -32,9 +32,6 @@ def spoilt(tmp_path):
     return made
 
 
-# Failures
-
-
 def test_failures_of_earlier_runs_are_explained_each_time(cli, spoilt, scratch):
     """How many, of which reasons, that they were not tried again, and what tries them."""
     command = ("extract", spoilt.manifest(), "-o", scratch / "c")
@@ -111,9 +108,6 @@ def test_one_is_told_in_the_singular_and_what_to_do_in_a_command_that_a_shell_ta
     assert "1 failed before and was not tried again" in cli(*command).out
 
 
-# Missing files
-
-
 def test_where_no_file_is_there_the_root_is_refused_before_anything_is_written(cli, plain, scratch):
     """With the place where one was looked for; instead of a ledger full of utterances that nothing is wrong with."""
     for options in ((), ("--dry-run",), ("-c", "mfcc13", "-c", "fbank80")):
@@ -180,9 +174,6 @@ def test_a_disk_without_room_is_told_before_the_run(tmp_path, monkeypatch):
     assert line == f"{cache}: the features take about 412 GB, and the disk has 51.3 GB free"
     assert disk_space_notes(cache, 51e9) == []
     assert asked == [tmp_path, tmp_path]
-
-
-# A version that was renamed
 
 
 def test_a_renamed_version_is_not_extracted_again(cli, plain, scratch):

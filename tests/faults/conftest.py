@@ -19,9 +19,6 @@ from featcache.version.index import open_index
 from featcache.version.ledger import standing_failures
 from featcache.version.tags import make_tag
 
-SHARD_SIZE = "0.001"
-"""MB: two of the utterances in a shard."""
-
 FIGURES = pytest.StashKey[list[str]]()
 
 
@@ -74,7 +71,7 @@ def config(kept) -> Path:
 
 def extract(manifest: Path, config: Path) -> tuple:
     """The command that extracts a manifest, two utterances a shard."""
-    return ("extract", manifest, "-c", config, "-o", CACHE, "--shard-size", SHARD_SIZE, "--threads", 1)
+    return ("extract", manifest, "-c", config, "-o", CACHE, "--shard-size", "0.001", "--threads", 1)
 
 
 def undisturbed(cli: Cli, scenario: Scenario, folder: Path) -> Scenario:

@@ -10,8 +10,6 @@ from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old
 from featcache.errors import Reason
 from featcache.version.ledger import read_failures
 
-FILES = range(3, 40)
-SIZES = (600, 800, 1000, 1200, 1500, 2000)
 MEGABYTES = (0, 1, 2, 4, 8, 512, 1024)
 """Of address space. In between, a thread may start that has no memory to say so, and CPython waits for it for ever."""
 
@@ -60,8 +58,8 @@ def test_too_little_of_anything(faulty, from_nothing, repair, trials):
 def test_any_limit(faulty, scenario, trials, tell):
     """Of what shows no progress: where no thread can be started, tqdm warns, and warnings are errors here."""
     done = {
-        "NOFILE": [limited(faulty, scenario, trials, NOFILE=count) for count in FILES],
-        "FSIZE": [limited(faulty, scenario, trials, FSIZE=size) for size in SIZES],
+        "NOFILE": [limited(faulty, scenario, trials, NOFILE=count) for count in range(3, 40)],
+        "FSIZE": [limited(faulty, scenario, trials, FSIZE=size) for size in (600, 800, 1000, 1200, 1500, 2000)],
         "AS": [limited(faulty, scenario, trials, AS=address_space(faulty) + (more << 20)) for more in MEGABYTES],
     }
     for name, could in done.items():

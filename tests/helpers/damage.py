@@ -66,9 +66,6 @@ def assert_repaired(cli, cache: Path, sound: Path, plain) -> None:
     assert (report.problems, report.failed) == ([], 0)
 
 
-# Whole files
-
-
 def delete(path: Path) -> None:
     path.unlink()
 
