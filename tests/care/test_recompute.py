@@ -17,9 +17,6 @@ from featcache.version.index import open_index
 pytestmark = pytest.mark.usefixtures("trusted")
 
 
-# What differs
-
-
 @pytest.fixture
 def made(cli, plain, scratch):
     """Extracts clips, by default twelve, by an extractor of that name; gives what recomputes them in this process."""
