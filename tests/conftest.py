@@ -288,7 +288,7 @@ def slow_config(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def gate(tmp_path) -> Path:
-    """The file of a `Gate`, with which a test lets a run go so far and no further; not there yet."""
+    """The file of a gate, with which a test lets a run go so far and no further; not there yet."""
     return tmp_path / "gate"
 
 

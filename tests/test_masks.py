@@ -61,9 +61,11 @@ def test_a_chunk_mask_is_that_of_the_loop(num_frames, chunk_size, num_left_chunk
     assert torch.equal(mask, slow_chunk_mask(num_frames, chunk_size, num_left_chunks))
 
 
-def test_large_numbers_cost_nothing():
+def test_large_numbers_cost_nothing_and_there_may_be_no_rows_or_frames():
     assert chunk_mask(5, 10**12).all()
     assert torch.equal(chunk_mask(5, 2, 10**12), chunk_mask(5, 2))
+    assert padding_mask(torch.tensor([], dtype=torch.int64)).shape == (0, 0)
+    assert attention_mask(padding_mask(torch.tensor([0, 0])), chunk_mask(0, 4)).shape == (2, 1, 0, 0)
 
 
 @given(lengths_of_rows, chunk_sizes, left_chunks, st.integers(0, 3))
@@ -226,16 +228,13 @@ def test_a_process_that_is_forked_while_a_mask_is_made_has_masks(monkeypatch):
 
 
 @pytest.mark.parametrize("device", [*DEVICES, "meta"])
-def test_masks_are_on_the_device_that_is_asked_for(device):
+def test_masks_are_on_the_device_that_is_asked_for_or_the_default_one(device):
     frames, padding = chunk_mask(6, 2, device=device), padding_mask(torch.tensor([6, 2], device=device), 6)
     made = [frames, causal_mask(6, device=device), padding, attention_mask(padding), attention_mask(padding, frames)]
     assert {mask.device.type for mask in made} == {device}
     assert {mask.dtype for mask in made} == {torch.bool}
     assert chunk_mask(6, 2, device=device) is frames
     assert chunk_mask(6, 2, device=device) is not chunk_mask(6, 2, device="cpu") or device == "cpu"
-
-
-def test_without_a_device_it_is_the_default_one():
     with torch.device("meta"):
         assert chunk_mask(6, 2).device.type == "meta"
     assert chunk_mask(6, 2).device.type == "cpu"
@@ -283,8 +282,3 @@ def test_compiled_models_may_make_masks():
 def test_mistakes_are_named(call, message):
     with pytest.raises(ArgumentError, match=message):
         call()
-
-
-def test_no_rows_no_frames():
-    assert padding_mask(torch.tensor([], dtype=torch.int64)).shape == (0, 0)
-    assert attention_mask(padding_mask(torch.tensor([0, 0])), chunk_mask(0, 4)).shape == (2, 1, 0, 0)

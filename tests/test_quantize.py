@@ -253,7 +253,7 @@ class TestCache:
         assert lengths.tolist() == [10]
         assert np.array_equal(batch[0], whole[5:15])
 
-    def test_levels_and_parameters_give_the_same_on_the_device(self, cache):
+    def test_levels_and_parameters_give_the_same_on_the_device_and_padding_is_0_and_nothing_else(self, cache):
         names = list(cache.ids)
         levels, lengths = cache.batch(names, raw=True)
         parameters = cache.quantization(names)
@@ -263,9 +263,6 @@ class TestCache:
         assert torch.equal(found, cache.batch(names, padding_value=-1)[0])
         assert torch.equal(cache.quantization([3, 0]), parameters[[3, 0]])
         assert np.array_equal(cache.item("utt-2", raw=True), levels[2, : lengths[2]])
-
-    def test_levels_of_padding_are_0_and_nothing_else(self, cache):
-        levels, lengths = cache.batch(["utt-0", "utt-1", "utt-2"], raw=True)
         assert all((row[length:] == 0).all() for row, length in zip(levels, lengths.tolist(), strict=True))
         with pytest.raises(ArgumentError, match="levels are padded with 0"):
             cache.batch(["utt-0"], raw=True, padding_value=-100)

@@ -102,13 +102,21 @@ def test_it_opens_and_is_not_damaged(cli, renamed, sound, plain):
     assert cli("info", sound, "--json").json()["versions"][0]["original_name"] is None
 
 
-def test_a_copy_beside_its_original_is_another_version_of_that_name(cli, cache, sound):
-    path = only_version(cache).path
-    shutil.copytree(path, path.with_name("copy"))
+def test_a_copy_beside_its_original_is_another_version_whose_repair_leaves_it_alone(cli, cache, sound, plain):
+    path, shard = only_version(cache).path, victim(cache).name
+    copy = shutil.copytree(path, path.with_name("copy"))
     verified = cli("verify", cache, "--json").json()
     assert verified["ok"]
     assert [len(version["notes"]) for version in verified["versions"]] == [1, 0]
     assert values_of(featcache.open(cache, "copy")) == values_of(featcache.open(sound))
+    flip(copy / "shards" / shard / CHUNKS["features"], 100)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    repaired = cli("repair", copy, "--manifest", plain.manifest())
+    assert repaired.code == 0, repaired.err
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    shutil.rmtree(path)
+    assert items(cache) == items(sound)
+    assert check(cache).problems == []
 
 
 @pytest.mark.parametrize("spoilt", ["an item", "all items of a shard", "its metadata"])
@@ -121,19 +129,6 @@ def test_repair_restores_it_where_it_is(cli, renamed, sound, plain, spoilt):
     assert cli("verify", renamed).code == 1
     assert_repaired(cli, renamed, sound, plain)
     assert [path.name for path in version_folders(renamed)] == ["fbank80-of-may"]
-
-
-def test_repair_of_a_copy_leaves_the_original_alone(cli, cache, sound, plain):
-    path, shard = only_version(cache).path, victim(cache).name
-    copy = shutil.copytree(path, path.with_name("copy"))
-    flip(copy / "shards" / shard / CHUNKS["features"], 100)
-    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    repaired = cli("repair", copy, "--manifest", plain.manifest())
-    assert repaired.code == 0, repaired.err
-    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
-    shutil.rmtree(path)
-    assert items(cache) == items(sound)
-    assert check(cache).problems == []
 
 
 def test_a_link_of_the_right_name_is_not_renamed(renamed, sound):

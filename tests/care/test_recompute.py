@@ -8,15 +8,13 @@ from extractions import write_config
 from odd_extractors import Halves, Slow
 from row_extractors import HOP, Moments, Small
 
+from featcache.care.compare import ClipResult, compare, tied_frames
 from featcache.care.recompute import recompute
 from featcache.device import Device
 from featcache.extractors.rows import Rows
 from featcache.version.index import open_index
 
 pytestmark = pytest.mark.usefixtures("trusted")
-
-
-# What differs
 
 
 @pytest.fixture
@@ -34,27 +32,18 @@ def made(cli, plain, scratch):
     return make
 
 
-@pytest.fixture
-def halves(made, quarters):
-    """What recomputes a version of `Halves`, whose codes are all 1."""
-    return made("Halves", "odd_extractors", quarters)
-
-
-def test_codes_extracted_again_are_the_same(halves):
-    again = halves()
-    assert (again.utterances, again.identical, again.differing) == (4, 4, 0)
-    assert again.codes > 100
-
-
 @pytest.mark.parametrize(("latent", "is_tie"), [(0.25, True), (0.25 * (1 - 1e-6), True), (0.25 * (1 - 1e-3), False)])
-def test_codes_that_rounding_changes_are_no_problem(halves, monkeypatch, latent, is_tie):
+def test_codes_that_rounding_changes_are_no_problem(made, quarters, monkeypatch, latent, is_tie):
     """Latents that are nearer to the border than rounding may lie on either side of it."""
+    recomputed = made("Halves", "odd_extractors", quarters)
+    again = recomputed()
+    assert (again.utterances, again.identical, again.differing) == (4, 4, 0)
     latents = Halves.latents
     monkeypatch.setattr(Halves, "latents", lambda *call: torch.full_like(latents(*call), latent))
     monkeypatch.setattr(Device, "label", "another")
-    again = halves()
+    again = recomputed()
     assert again.identical == 0
-    assert again.differing == again.codes
+    assert again.differing == again.codes > 100
     assert again.tied == (again.codes if is_tie else 0)
     assert len(again.problems) == (0 if is_tie else 4)
     for problem in again.problems:
@@ -74,6 +63,45 @@ def test_what_is_beside_features_is_extracted_again_too(made, speech, monkeypatc
     problems = again().problems
     assert len(problems) == len(speech.rows)
     assert all(problem.message.endswith("its counts differ") for problem in problems)
+
+
+def test_rounding_is_relative_to_a_frame():
+    """A code that differs is a tie where the latents agree, an error where they do not, or are not known."""
+    latents = torch.ones(3, 4)
+    moved = latents * torch.tensor([1 + 1e-5, 1 + 1e-4, 1.0])[:, None]
+    codes = torch.zeros(3, 2, dtype=torch.long)
+    others = torch.tensor([[0, 1], [1, 1], [0, 0]])
+    found = compare(ClipResult(others, moved), ClipResult(codes, latents))
+    assert (found.values, found.differing, found.mismatched) == (6, 3, 2)
+    assert (found.first, found.last) == (2, 2)
+    assert compare(ClipResult(others), ClipResult(codes)).mismatched == 3
+    assert compare(ClipResult(latents * torch.nan), ClipResult(latents)).mismatched == 3
+
+
+def test_noise_finds_ties_of_residual_codes():
+    """Between two codewords that are equally near either is right; a code that is further away is not."""
+    generator = torch.Generator().manual_seed(0)
+    codebooks = [size * torch.randn(count, 8, generator=generator) for size, count in ((9, 16), (1, 2), (0.1, 16))]
+
+    def quantize(latents):
+        codes = []
+        for codebook in codebooks:
+            codes.append(torch.cdist(latents, codebook.expand(len(latents), -1, -1)).argmin(2))
+            latents = latents - codebook[codes[-1]]
+        return torch.stack(codes, dim=2)
+
+    latents = codebooks[0] + codebooks[1].mean(0)
+    codes = quantize(latents[None])[0]
+    tied, wrong_before, wrong_after = codes.clone(), codes.clone(), codes.clone()
+    tied[:, 1] = 1 - codes[:, 1]
+    tied[:, 2] = 0  # behind a tie: means nothing
+    wrong_before[:, 0] = (codes[:, 0] + 1) % 16
+    wrong_before[:, 1] = 1 - codes[:, 1]
+    wrong_after[:, 2] = (codes[:, 2] + 1) % 16
+    assert tied_frames(quantize, latents, codes, tied).all()
+    assert not tied_frames(quantize, latents, codes, wrong_before).any()
+    assert not tied_frames(quantize, latents, codes, wrong_after).any()
+    assert not tied_frames(quantize, latents + 0.01 * codebooks[1][0], codes, tied).all()
 
 
 # A device whose memory is small, which is a CPU that says it is full

@@ -27,7 +27,7 @@ def test_repair_looks_for_all_that_it_needs_before_it_removes_anything(cli, plai
     for options, words in (
         (("--manifest", less), (lost, "Nothing has been removed")),
         (("--manifest", manifest, "--root", scratch), ("Nothing has been removed", "--root")),
-        (("--manifest", manifest, "--device", "cuda:99"), ("cuda:99",)),
+        (("--manifest", manifest, "--device", "cuda:99"), ("'cuda:99': there is no such device; torch sees ",)),
     ):
         refused = cli("repair", cache, *options)
         assert refused.code in (1, 2)

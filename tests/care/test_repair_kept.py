@@ -23,7 +23,6 @@ from featcache.version.index import open_index
 from featcache.version.tags import make_tag
 
 FEATURES = CHUNKS["features"]
-METADATA = [f"{name}/zarr.json" for name in CHUNKS]
 
 
 def runs(cache: Path) -> dict[str, str]:
@@ -44,17 +43,19 @@ def sides(cache: Path) -> dict[str, list[tuple]]:
     return found
 
 
-def assert_mended(done: Repaired, cache: Path, sound: Path, manifest: Path, again: set[str]) -> None:
-    """All is as it was, bit for bit, and just these utterances come of another run."""
+def mended(plain: Corpus, sound: Path, cache: Path, again: set[str], by: Path | None = None) -> Repaired:
+    """Repair, by the manifest or another: all is as it was, bit for bit, and just these utterances are of a new run."""
+    done = mend(cache, by or plain.manifest())
     before = runs(sound)
     assert {id_ for id_, run in runs(cache).items() if run != before[id_]} == again
     assert done.extracted == len(again)
     assert items(cache) == items(sound)
     assert provenance(cache) == provenance(sound)
     assert sides(cache) == sides(sound)
-    report = check(cache, manifest=read_manifest(manifest))
+    report = check(cache, manifest=read_manifest(plain.manifest()))
     assert (report.problems, report.repeated) == ([], 0)
     assert {path.name for path in only_version(cache).path.glob("work/*")} <= {"desk"}
+    return done
 
 
 def end_of(shard: Shard, number: int) -> int:
@@ -82,9 +83,8 @@ def test_whatever_bits_flip_just_their_utterances_are_extracted_again(plain, sou
                 hit.add(shard.table.ids[item])
         damaged = {number for number, _ in bits}
         count = sum(shards[number].info.items for number in damaged)
-        done = mend(cache, plain.manifest())
+        done = mended(plain, sound, cache, hit)
         assert (done.removed, done.kept) == ([shards[number].name for number in sorted(damaged)], count - len(hit))
-        assert_mended(done, cache, sound, plain.manifest(), hit)
 
 
 @settings(max_examples=10)
@@ -97,10 +97,7 @@ def test_what_lies_before_the_end_of_a_file_that_broke_off_is_kept(plain, sound,
         ids, ends = [*shard.table.ids], [end_of(shard, number) for number in range(shard.info.items)]
         cut %= chunk.stat().st_size
         chunk.write_bytes(chunk.read_bytes()[:cut])
-        done = mend(cache, plain.manifest())
-        assert_mended(
-            done, cache, sound, plain.manifest(), {id_ for id_, end in zip(ids, ends, strict=True) if end > cut}
-        )
+        mended(plain, sound, cache, {id_ for id_, end in zip(ids, ends, strict=True) if end > cut})
 
 
 @pytest.mark.parametrize("spoil", [delete, empty, replace_by_folder], ids=lambda spoil: spoil.__name__)
@@ -108,9 +105,7 @@ def test_without_the_features_all_utterances_of_the_shard_are_extracted_again(pl
     shard = victim(cache)
     ids = {*shard.table.ids}
     spoil(shard.folder / FEATURES)
-    done = mend(cache, plain.manifest())
-    assert done.kept == 0
-    assert_mended(done, cache, sound, plain.manifest(), ids)
+    assert mended(plain, sound, cache, ids).kept == 0
 
 
 def test_what_lies_before_lost_bytes_is_kept(plain, sound, cache):
@@ -119,9 +114,7 @@ def test_what_lies_before_lost_bytes_is_kept(plain, sound, cache):
     ids, at = [*shard.table.ids], end_of(shard, 1)
     data = (shard.folder / FEATURES).read_bytes()
     (shard.folder / FEATURES).write_bytes(data[: at + 2] + data[at + 4 :])
-    done = mend(cache, plain.manifest())
-    assert done.kept == 2
-    assert_mended(done, cache, sound, plain.manifest(), set(ids[2:]))
+    assert mended(plain, sound, cache, set(ids[2:])).kept == 2
 
 
 # Nothing to extract
@@ -139,22 +132,21 @@ def nothing_else(plain, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("spoil", [delete, lambda path: flip(path, 30)], ids=["delete", "flip"])
-@pytest.mark.parametrize("file", METADATA)
+@pytest.mark.parametrize("file", [f"{name}/zarr.json" for name in CHUNKS])
 def test_where_every_utterance_is_sound_nothing_is_extracted(plain, sound, cache, nothing_else, file, spoil):
     """The metadata of an array is damaged: neither audio nor an extractor is needed."""
     shard = victim(cache)
     count = shard.info.items
     spoil(shard.folder / file)
-    done = mend(cache, nothing_else)
+    done = mended(plain, sound, cache, set(), nothing_else)
     assert (done.removed, done.kept, done.summary) == ([shard.name], count, None)
-    assert_mended(done, cache, sound, plain.manifest(), set())
 
 
 @pytest.mark.parametrize("spoil", [lengthen, lambda path: flip(path, path.stat().st_size - 1)], ids=["long", "flip"])
 def test_a_checksum_of_all_features_that_is_damaged_costs_nothing(plain, sound, cache, nothing_else, spoil):
     for _ in range(3):
         spoil(victim(cache).folder / FEATURES)
-        assert_mended(mend(cache, nothing_else), cache, sound, plain.manifest(), set())
+        mended(plain, sound, cache, set(), nothing_else)
         assert chunk_files(cache) == chunk_files(sound)
 
 
@@ -244,9 +236,7 @@ def test_side_arrays_quantised_features_and_copies_are_kept(plain, made, kind):
     hit = {shard.table.ids[number] for number in (4, 5)}
     for at in (end_of(shard, 3), end_of(shard, 5) - 1):  # the first byte of one, and the last of the next
         flip(shard.folder / FEATURES, at)
-    done = mend(cache, plain.manifest())
-    assert done.kept == len(items(sound)) - 2
-    assert_mended(done, cache, sound, plain.manifest(), hit)
+    assert mended(plain, sound, cache, hit).kept == len(items(sound)) - 2
 
 
 def test_a_damaged_side_array_is_extracted_again_with_its_shard(plain, made):
@@ -257,7 +247,7 @@ def test_a_damaged_side_array_is_extracted_again_with_its_shard(plain, made):
     flip(shard.folder / "side_counts" / "c" / "0", 9)
     (problem,) = check(cache, data=False).problems
     assert "side_counts/c/0: damaged: its checksum does not match" in problem.message
-    assert_mended(mend(cache, plain.manifest()), cache, sound, plain.manifest(), ids)
+    mended(plain, sound, cache, ids)
     assert only_version(cache).shard_names() == only_version(sound).shard_names()
 
 

@@ -2,12 +2,11 @@
 
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from cache_contents import check, only_version
+from cache_contents import check, only_version, provenance
 from corpora import Corpus
 from damage import CHUNKS, flip, victim
 from extractions import extracted
@@ -24,9 +23,9 @@ from featcache.manifest import read_manifest
 
 
 @pytest.fixture
-def moved(plain, sound, scratch) -> tuple[Path, Corpus]:
-    """A sound cache, and a copy of its audio with the same times, to spoil."""
-    return Path(shutil.copytree(sound, scratch / "cache")), plain.copy(scratch / "audio")
+def moved(plain, scratch) -> Corpus:
+    """A copy of the cache's audio with the same times, to spoil."""
+    return plain.copy(scratch / "audio")
 
 
 def verified(cli, cache, *options) -> tuple[int, dict[str, Any]]:
@@ -44,49 +43,43 @@ def told(cli, cache, *options) -> tuple[int, list[tuple[str | None, str]]]:
 
 
 @pytest.mark.parametrize("how", ["stat", "content"])
-def test_audio_that_is_what_it_was_is_no_problem(cli, moved, how):
+def test_audio_that_is_what_it_was_is_no_problem(cli, cache, moved, how):
     """Where the run that extracted it has found it, or under --root."""
-    cache, corpus = moved
     assert told(cli, cache, f"--sources={how}") == (0, [])
-    assert told(cli, cache, f"--sources={how}", "--root", corpus.folder) == (0, [])
-    assert told(cli, cache, "--root", corpus.folder) == (0, [])
+    assert told(cli, cache, f"--sources={how}", "--root", moved.folder) == (0, [])
+    assert told(cli, cache, "--root", moved.folder) == (0, [])
 
 
-def test_files_that_are_gone_changed_or_no_files_are_named(cli, moved):
-    cache, corpus = moved
-    (corpus.folder / "00.wav").unlink()
-    (corpus.folder / "01.wav").write_bytes(b"short")
-    os.utime(corpus.folder / "02.wav", ns=(1, 1))
-    (corpus.folder / "03.wav").unlink()
-    (corpus.folder / "03.wav").mkdir()
-    size = (corpus.folder / "01.wav").stat().st_size
-    code, found = told(cli, cache, "--sources", "--root", corpus.folder)
+def test_files_that_are_gone_changed_or_no_files_are_named(cli, cache, moved):
+    (moved.folder / "00.wav").unlink()
+    (moved.folder / "01.wav").write_bytes(b"short")
+    os.utime(moved.folder / "02.wav", ns=(1, 1))
+    (moved.folder / "03.wav").unlink()
+    (moved.folder / "03.wav").mkdir()
+    folder, size = moved.folder, provenance(cache)["utt-01"].size
+    code, found = told(cli, cache, "--sources", "--root", folder)
     assert code == 1
-    folder = corpus.folder
-    old = only_version(cache)
-    sizes = {item.id: item.size for name in old.shard_names() for item in old.shard(name).items()}
     assert dict(found) == {
         "utt-00": f"utt-00: {folder}/00.wav: there is no such file",
-        "utt-01": f"utt-01: {folder}/01.wav: has changed since: {sizes['utt-01']:,} → {size} bytes",
+        "utt-01": f"utt-01: {folder}/01.wav: has changed since: {size:,} → 5 bytes",
         "utt-02": f"utt-02: {folder}/02.wav: has changed since: its mtime is another",
         "utt-03": f"utt-03: {folder}/03.wav: is not a file any more",
     }
-    text = cli("verify", cache, "--sources", "--root", corpus.folder)
+    text = cli("verify", cache, "--sources", "--root", folder)
     assert text.code == 1
     assert "no damage found" in text.out
     assert text.err.startswith("4 audio files are not what was extracted: ")
     assert "repair" not in text.err
 
 
-def test_what_has_the_same_content_is_the_same_whatever_its_time(cli, moved):
+def test_what_has_the_same_content_is_the_same_whatever_its_time(cli, cache, moved):
     """And other content of the same size and time is not, which only the hash tells."""
-    cache, corpus = moved
-    os.utime(corpus.folder / "02.wav", ns=(1, 1))
-    path = corpus.folder / "05.wav"
+    os.utime(moved.folder / "02.wav", ns=(1, 1))
+    path = moved.folder / "05.wav"
     status = path.stat()
     flip(path, status.st_size - 1)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    root = ("--root", corpus.folder)
+    root = ("--root", moved.folder)
     assert [id_ for id_, _ in told(cli, cache, "--sources=stat", *root)[1]] == ["utt-02"]
     code, found = told(cli, cache, "--sources=content", *root)
     assert (code, found) == (1, [("utt-05", f"utt-05: {path}: has changed since: other bytes, of the same number")])
@@ -140,32 +133,27 @@ def test_a_file_that_was_changed_while_it_was_extracted_has_one_size_and_time_an
         assert all("utt-1 and 1 other" in problem["message"] for problem in problems)
 
 
-def test_only_items_that_count_are_compared(cli, moved):
+def test_only_items_that_count_are_compared(cli, cache, moved):
     """A file that has changed and was extracted again is what its utterance was extracted from."""
-    cache, corpus = moved
-    shutil.copy(corpus.folder / "03.wav", corpus.folder / "04.wav")
-    manifest = corpus.manifest(corpus.rows)
-    assert told(cli, cache, "--sources", "--root", corpus.folder)[0] == 1
+    shutil.copy(moved.folder / "03.wav", moved.folder / "04.wav")
+    manifest = moved.manifest(moved.rows)
+    assert told(cli, cache, "--sources", "--root", moved.folder)[0] == 1
     again = cli("extract", manifest, "-o", cache, "--check-sources", "--json")
     assert (again.code, extracted(again)) == (0, 1)
-    assert told(cli, cache, "--sources", "--root", corpus.folder) == (0, [])
+    assert told(cli, cache, "--sources", "--root", moved.folder) == (0, [])
 
 
-def test_audio_is_looked_at_in_sound_shards_only(cli, moved):
-    cache, corpus = moved
+def test_audio_is_looked_at_in_sound_shards_only(cli, cache, moved):
     version = only_version(cache)
     shard = version.shard(version.shard_names()[0])
     inside = len(shard.table.ids)
     flip(shard.folder / CHUNKS["features"], 0)
-    shutil.rmtree(corpus.folder)
-    corpus.folder.mkdir()
-    code, found = verified(cli, cache, "--sources", "--root", corpus.folder)
+    shutil.rmtree(moved.folder)
+    moved.folder.mkdir()
+    code, found = verified(cli, cache, "--sources", "--root", moved.folder)
     kinds = [problem["kind"] for problem in found["problems"]]
-    assert (code, kinds.count("source")) == (1, len(corpus.rows) - inside)
+    assert (code, kinds.count("source")) == (1, len(moved.rows) - inside)
     assert "checksum" in kinds
-
-
-# What extract says
 
 
 def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
@@ -182,10 +170,7 @@ def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
 # Subsets: some of the shards now, the others another time, and all of them in the end
 
 
-NAMES = st.text("0123456789abcdef", min_size=12, max_size=12)
-
-
-@given(NAMES, st.integers(1, 50))
+@given(st.text("0123456789abcdef", min_size=12, max_size=12), st.integers(1, 50))
 def test_every_shard_is_in_one_subset(name, of):
     assert sum(Subset(number, of).has(name) for number in range(of)) == 1
 
@@ -251,6 +236,7 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     assert told.code == 1
     assert f": 3 shards, 1 of them damaged; the others hold {utterances - inside} utterances, " in told.out
     assert f"  the damaged shard holds {inside} utterances: repair keeps the sound ones\n" in told.out
+    assert told.err == f"1 shard is damaged: featcache repair {only_version(cache).path} --manifest MANIFEST\n"
     ended = cli("verify", cache, "--json")
     (version,) = ended.json()["versions"]
     (problem,) = version["problems"]
@@ -275,37 +261,27 @@ def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
     assert verified(cli, cache)[1]["damaged_utterances"] is None
 
 
-def test_a_fault_is_said_once(cli, plain, cache):
-    shard = victim(cache)
-    flip(shard.folder / CHUNKS["features"], 10)
-    rows = [*plain.rows, {"id": "new", "path": "new.wav"}]
-    told = cli("verify", cache, "--manifest", plain.manifest(rows, "longer.csv"))
+def test_a_fault_is_said_once_and_the_hint_names_the_manifest(cli, plain, cache):
+    flip(victim(cache).folder / CHUNKS["features"], 10)
+    manifest = plain.manifest([*plain.rows, {"id": "new", "path": "new.wav"}], "longer.csv")
+    told = cli("verify", cache, "--manifest", manifest)
+    assert f"1 shard is damaged: featcache repair {only_version(cache).path} --manifest {manifest}\n" in told.err
     faults = [line for line in told.out.splitlines()[2:] if line.startswith("  ")]
     assert any(line.startswith("  new: is in no shard") for line in faults)
     assert not any(line.startswith(("  checksum: ", "  missing: ")) for line in faults)
 
 
-@pytest.mark.parametrize("config", ["fbank80", "mfcc13"])
-def test_missing_rows_are_summed_up_with_what_extracts_them(cli, plain, scratch, config):
+@pytest.mark.parametrize(("config", "given"), [("fbank80", ""), ("mfcc13", " -c CONFIG")])
+def test_missing_rows_are_summed_up_with_what_extracts_them(cli, plain, scratch, config, given):
     """Not only the first of them listed; changed rows too, which the same command extracts."""
     cache = scratch / "my features"
     first = [row for number, row in enumerate(plain.rows) if number % 2]
     assert cli("extract", plain.manifest(first, "half.csv"), "-o", cache, "-c", config).code == 0
-    rows = [dict(row) for row in plain.rows] + [{"id": f"more-{i}", "path": "00.wav"} for i in range(40)]
-    rows[1]["start"] = 0.1
-    rows[1]["duration"] = 0.2
+    rows = [*plain.rows, *({"id": f"more-{i}", "path": "00.wav"} for i in range(40))]
+    rows[1] = {**rows[1], "start": 0.1, "duration": 0.2}
     manifest = plain.manifest(rows, "whole.csv")
     told = cli("verify", cache, "--manifest", manifest, "--root", plain.folder)
     assert told.code == 1
-    given = {"fbank80": "", "mfcc13": " -c CONFIG"}[config]
     command = f"featcache extract {manifest} --root {plain.folder}{given} -o '{cache}'"
     assert told.err == f"46 missing, 1 changed: {command}\n"
     assert "… and 27 more: --json has them all" in told.out
-
-
-def test_hints_name_the_manifest_that_was_given(cli, plain, cache):
-    flip(victim(cache).folder / CHUNKS["features"], 10)
-    path = only_version(cache).path
-    assert cli("verify", cache).err == f"1 shard is damaged: featcache repair {path} --manifest MANIFEST\n"
-    told = cli("verify", cache, "--manifest", plain.manifest()).err
-    assert f"1 shard is damaged: featcache repair {path} --manifest {plain.manifest()}\n" in told

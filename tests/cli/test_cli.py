@@ -11,16 +11,12 @@ from cache_contents import items, only_version
 from click.testing import CliRunner
 from corpora import COLUMNS
 from make_cache import make_version
+from processes import python
 
 from featcache import __version__
 from featcache.cli import main
 from featcache.extraction.options import SHARD_MEGABYTES
 from featcache.spec import SideSpec
-
-
-def python(*args: object) -> subprocess.CompletedProcess:
-    """A fresh interpreter: nothing is imported before."""
-    return subprocess.run([sys.executable, *map(str, args)], capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +28,14 @@ def filled(cli, plain, tmp_path_factory) -> Path:
     return cache
 
 
-# From nothing
-
-
 def test_it_runs_as_a_module(plain, scratch):
     """In an interpreter of its own, in which a warning is an error."""
     run = ("-W", "error", "-m", "featcache", "extract")
     made = python(*run, plain.manifest(), "-o", scratch / "c", "--threads", 2)
-    assert (made.returncode, made.stderr) == (0, ""), made.stderr
-    assert "12 utterances: 12 extracted" in made.stdout
-    assert "× real time" in made.stdout
-    assert "bottleneck" not in made.stdout  # shares of a tenth of a second say nothing of the machine
+    assert (made.code, made.err) == (0, ""), made.err
+    assert "12 utterances: 12 extracted" in made.out
+    assert "× real time" in made.out
+    assert "bottleneck" not in made.out  # shares of a tenth of a second say nothing of the machine
 
 
 def test_help_comes_at_once():
@@ -61,8 +54,8 @@ for args, absent in ("--help", most), ("extract --help", most), ("--version", mo
     print(args, sorted(absent & {*sys.modules}), file=sys.stderr)
 """
     shown = python("-c", code)
-    assert [line.endswith(" []") for line in shown.stderr.splitlines()] == [True] * 4, shown.stderr
-    assert all(text.strip() for text in shown.stdout.split("---")[:4])
+    assert [line.endswith(" []") for line in shown.err.splitlines()] == [True] * 4, shown.err
+    assert all(text.strip() for text in shown.out.split("---")[:4])
 
 
 def test_reading_needs_neither_torch_nor_the_packages_of_extraction(filled, scratch):
@@ -94,17 +87,17 @@ for line in sys.argv[2:]:
     made = f"index {filled}", f"copy {filled} {scratch}/copied"
     refused = "extract manifest.csv", "configs", f"verify {filled} --recompute 1"
     told = python("-W", "ignore", "-c", code, filled, *there, *made, *refused)
-    needing = {line.split()[0]: line for line in told.stdout.splitlines() if "MissingDependencyError" in line}
-    assert told.stdout.startswith("True 2"), told.stderr
+    needing = {line.split()[0]: line for line in told.out.splitlines() if "MissingDependencyError" in line}
+    assert told.out.startswith("True 2"), told.err
     of_torch = {"BucketBatchSampler", "Cmvn", "DataLoader", "FeatureDataset", "augment", "cmvn", "dequantize", "masks"}
     of_extraction = {"Observer", "Options", "extract", "extractor"}
     assert {*needing} == {"batch", "adapters.to_hf", *of_extraction, *of_torch}
     for name, line in needing.items():
         assert line.endswith("'featcache[extract]'" if name in of_extraction else "'featcache[torch]'")
-    codes = [line.split(" -> ") for line in told.stdout.splitlines() if " -> " in line]
+    codes = [line.split(" -> ") for line in told.out.splitlines() if " -> " in line]
     names = ["info", "verify", "show", "stats", "index", "copy", "extract", "configs", "verify"]
     assert codes == [[name, code] for name, code in zip(names, "030000222", strict=True)]
-    assert told.stderr.count("pip install 'featcache[extract]'") == 3
+    assert told.err.count("pip install 'featcache[extract]'") == 3
 
 
 # What is said
@@ -163,12 +156,17 @@ def test_configs_are_listed_and_printed(cli):
     ],
 )
 def test_wrong_usage_exits_with_2(cli, scratch, command):
-    """Before anything is written. (Configs, manifests: test_cli_newcomer.py; numbers: test_cli_arguments.py.)"""
+    """Before anything is written. (Paths and numbers: test_cli_arguments.py.)"""
     (scratch / "cache").mkdir()
     said = cli.refused(*command.split(), cwd=scratch)
     assert said
     assert "Traceback" not in said
     assert [path.name for path in scratch.rglob("*")] == ["cache"]
+
+
+def test_a_cache_that_is_not_there_exits_with_1(cli, filled):
+    said = cli.refused("verify", "filed0", cwd=filled.parent, code=1)
+    assert said == f"featcache: filed0: there is no such cache folder: did you mean {filled.name}?\n"
 
 
 # info and show
@@ -200,6 +198,8 @@ def test_ls_has_a_line_for_each_version_and_says_what_sets_it_apart(cli, plain, 
         assert line.split()[:2] == [Path(version["path"]).name, "12"]
         assert line.endswith(", ".join(version["distinction"]))
         assert line.count(version["first_run"][:10]) == 2
+    shown = cli("show", scratch, "utt-00").out.split("\n\n")  # with a line between them
+    assert [text.partition(" ")[0] for text in shown] == ["version"] * 3
 
 
 def test_info_and_show_tell_of_side_arrays(cli, scratch):
@@ -232,8 +232,8 @@ def test_show_says_where_an_utterance_is_and_came_from(cli, plain, filled):
     assert "nobody" in cli.refused("show", filled, "nobody", code=1)
 
 
-def test_seconds_and_rates_are_told_apart(cli, corpus, reference):
-    """The samples that `show` counts are at the config's rate, and the file's is another."""
+def test_show_tells_seconds_and_rates_apart_and_what_the_row_says_where_it_says_something(cli, corpus, reference):
+    """The samples that it counts are at the config's rate, and the file's is another."""
     (document,) = cli("show", reference, "rate-8000", "--json").json()["versions"]
     assert (document["audio_seconds"], document["num_samples"], document["source_rate"]) == (0.8, 12800, 8000)
     assert "sample_rate" not in document
@@ -242,18 +242,8 @@ def test_seconds_and_rates_are_told_apart(cli, corpus, reference):
     assert "duration     0.800 s\nsource rate  8000 Hz\n" in told
     assert f"source file  {size:,} bytes, modified 2" in told
     assert "num_samples" not in told
-
-
-def test_what_the_row_says_is_shown_where_it_says_something(cli, reference):
     assert "start        0.913 s\nduration     0.850 s\n" in cli("show", reference, "segment-1").out
     assert "channel      0\n" in cli("show", reference, "stereo-left").out
     whole = cli("show", reference, "plain-01").out
     assert "start" not in whole
     assert "channel" not in whole
-
-
-def test_versions_are_shown_with_a_line_between_them(cli, plain, scratch):
-    cli("extract", plain.manifest(plain.rows[:2], "two.csv"), "-o", scratch, "-c", "fbank80", "-c", "mfcc13")
-    first, second = cli("show", scratch, "utt-00").out.split("\n\n")
-    assert first.startswith("version ")
-    assert second.startswith("version ")

@@ -11,6 +11,9 @@ import featcache
 from featcache.manifest import read_manifest
 from featcache.version.corpus import read_parts
 
+UNCHANGED = dict.fromkeys(("p0", "p1", "p2"))
+"""What was extracted where nothing had changed."""
+
 
 @pytest.fixture
 def audio(plain, scratch):
@@ -23,8 +26,20 @@ def audio(plain, scratch):
     return made
 
 
-def extract(audio, corpus, *options, manifests="p*.csv"):
-    return ("extract", audio.folder / manifests, "-o", corpus, "--threads", 1, *options)
+@pytest.fixture
+def corpus(scratch):
+    """Where the corpus is to be."""
+    return scratch / "corpus"
+
+
+@pytest.fixture
+def extract(cli, audio, corpus):
+    """Runs `extract` with manifests of the audio, which a pattern names, into the corpus or into another place."""
+
+    def run(*options, manifests="p*.csv", to=corpus):
+        return cli("extract", audio.folder / manifests, "-o", to, "--threads", 1, *options)
+
+    return run
 
 
 def extracted(ended):
@@ -33,52 +48,52 @@ def extracted(ended):
     return {part["part"]: None if part["unchanged"] else part["versions"][0]["extracted"] for part in parts}
 
 
-def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, scratch):
-    corpus = scratch / "corpus"
-    first = cli(*extract(audio, corpus))
+def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, corpus, extract, scratch):
+    first = extract()
     assert first.code == 0, first.err
     assert "part p1, 2 of 3" in first.err
     assert first.out.splitlines()[-1] == f"{corpus}: 3 parts: 3 extracted, 0 unchanged since"
     whole = scratch / "whole"
     assert cli("extract", plain.manifest(), "-o", whole, "--threads", 1).code == 0
     assert {id_: one for name in ("p0", "p1", "p2") for id_, one in items(corpus / name).items()} == items(whole)
+    of_parts, of_one = (cli("stats", cache, "--json").json() for cache in (corpus, whole))
+    assert {**of_parts, "path": ""} == {**of_one, "path": ""}  # bit for bit
     assert [(part.name, part.rows) for part in read_parts(corpus)] == [("p0", 4), ("p1", 4), ("p2", 4)]
     assert len(featcache.open(corpus, strict=True)) == 12
 
     # The same bytes, which may be read as other rows.
-    again = cli(*extract(audio, corpus, "--json", "--set", "data_root=/elsewhere", manifests="p1.csv"))
+    again = extract("--json", "--set", "data_root=/elsewhere", manifests="p1.csv")
     assert (again.code, extracted(again)) == (0, {"p1": 0})
-    assert extracted(cli(*extract(audio, corpus, "--json", manifests="p1.csv"))) == {"p1": 0}
+    assert extracted(extract("--json", manifests="p1.csv")) == {"p1": 0}
 
     # Nothing has changed, and nothing is looked at: not even files that are gone.
     shutil.move(audio.folder / "00.wav", audio.folder / "away")
-    assert extracted(cli(*extract(audio, corpus, "--json"))) == dict.fromkeys(("p0", "p1", "p2"))
+    assert extracted(extract("--json")) == UNCHANGED
     shutil.move(audio.folder / "away", audio.folder / "00.wav")
     os.utime(audio.folder / "p2.csv")
-    assert extracted(cli(*extract(audio, corpus, "--json"))) == dict.fromkeys(("p0", "p1", "p2"))
+    assert extracted(extract("--json")) == UNCHANGED
 
     # A manifest has changed, one is gone, and one is new, which is extracted alone.
     audio.manifest([*audio.rows[4:8], {**audio.rows[0], "id": "more"}], "p1.csv")
     audio.manifest(audio.rows[:2], "p3.csv")
     (audio.folder / "p0.csv").unlink()
-    again = cli(*extract(audio, corpus, "--json"))
+    again = extract("--json")
     assert (again.code, extracted(again)) == (0, {"p1": 1, "p2": None, "p3": 2})
     assert "part p1, 1 of 3; its manifest has changed since it was extracted" in again.err
     assert f"{corpus}: the manifests of p0 are gone: what was extracted of them stays in the corpus" in again.err
-    assert extracted(cli(*extract(audio, corpus, "--json", manifests="p3.csv"))) == {"p3": None}
+    assert extracted(extract("--json", manifests="p3.csv")) == {"p3": None}
     assert len(featcache.open(corpus)) == 15
     shutil.rmtree(corpus / "p0")
-    assert "p0: folder and manifest are gone" in cli(*extract(audio, corpus)).err
+    assert "p0: folder and manifest are gone" in extract().err
     assert [part.name for part in read_parts(corpus)] == ["p1", "p2", "p3"]
 
     # A shard is lost: the part is looked at.
     shutil.rmtree(shard_folders(corpus / "p2")[0])
-    assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p1": None, "p2": 4, "p3": None}
+    assert extracted(extract("--json")) == {"p1": None, "p2": 4, "p3": None}
 
 
-def test_a_part_that_is_gone_or_was_renamed_is_said_to_be(cli, audio, scratch):
-    corpus = scratch / "corpus"
-    assert cli(*extract(audio, corpus)).code == 0
+def test_a_part_that_is_gone_or_was_renamed_is_said_to_be(cli, corpus, extract):
+    assert extract().code == 0
     for folder, hint in (("q1", "; q1 is no part of it: if it was p1, rename it back"), ("../away", "")):
         (corpus / "p1").rename(corpus / folder)
         said = f"{corpus}: the folder of its part p1 is not there{hint}"
@@ -90,54 +105,52 @@ def test_a_part_that_is_gone_or_was_renamed_is_said_to_be(cli, audio, scratch):
         assert [said in str(warning.message) for warning in warned] == [True]
         with pytest.raises(featcache.errors.StoreError, match="the folder of its part p1 is not there"):
             featcache.open(corpus, strict=True)
-        ended = cli(*extract(audio, corpus, "--dry-run"))
+        ended = extract("--dry-run")
         assert said in ended.err
         (corpus / folder).rename(corpus / "p1")
-    assert extracted(cli(*extract(audio, corpus, "--json"))) == dict.fromkeys(("p0", "p1", "p2"))
+    assert extracted(extract("--json")) == UNCHANGED
 
 
-def test_failures_and_faults_of_one_part(cli, audio, scratch):
+def test_failures_and_faults_of_one_part(audio, extract):
     """The exit code is that of the worst part; an utterance that failed is tried again once its file has changed."""
-    corpus = scratch / "corpus"
     sound = (audio.folder / "01.wav").read_bytes()
     (audio.folder / "01.wav").write_bytes(b"no audio")
     (audio.folder / "p1.csv").write_text("id,path\n,\n")
-    ended = cli(*extract(audio, corpus, "--json"))
+    ended = extract("--json")
     assert ended.code == 2
     assert ["error" in part for part in ended.json()["parts"]] == [False, True, False]
     (audio.folder / "p1.csv").unlink()
-    failed = cli(*extract(audio, corpus, "--json"))
+    failed = extract("--json")
     assert (failed.code, extracted(failed)) == (3, {"p0": None, "p2": None})
     (audio.folder / "01.wav").write_bytes(sound)
-    assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": 1, "p2": None}
+    assert extracted(extract("--json")) == {"p0": 1, "p2": None}
 
     # A manifest that says itself where its files are.
     (audio.folder / "later").mkdir()
     (audio.folder / "q.tsv").write_text(f"{audio.folder / 'later'}\n04.wav\t100\n../05.wav\t100\n")
-    assert extracted(cli(*extract(audio, corpus, "--json", manifests="q.tsv"))) == {"q": 1}
-    assert extracted(cli(*extract(audio, corpus, "--json", manifests="q.tsv"))) == {"q": None}
+    assert extracted(extract("--json", manifests="q.tsv")) == {"q": 1}
+    assert extracted(extract("--json", manifests="q.tsv")) == {"q": None}
     shutil.copy(audio.folder / "04.wav", audio.folder / "later")
-    assert extracted(cli(*extract(audio, corpus, "--json", manifests="q.tsv"))) == {"q": 1}
+    assert extracted(extract("--json", manifests="q.tsv")) == {"q": 1}
 
 
-def test_a_job_of_several_takes_whole_parts(cli, audio, scratch):
+def test_a_job_of_several_takes_whole_parts(cli, audio, corpus, extract):
     """Of several manifests; of one, a job takes a range of rows, as ever."""
-    corpus = scratch / "corpus"
-    planned = cli(*extract(audio, corpus, "--dry-run")).out
+    planned = extract("--dry-run").out
     assert "p1/fbank80-2a8b3903b266: 4 of 4 utterances to extract" in planned
     assert planned.endswith("3 parts: 3 to extract, 0 unchanged since\n")
     assert not corpus.exists()
-    assert extracted(cli(*extract(audio, corpus, "--json", "--partition", "1/2"))) == {"p1": 4}
+    assert extracted(extract("--json", "--partition", "1/2")) == {"p1": 4}
     with pytest.warns(featcache.FeatcacheWarning, match="2 parts have no fbank80-2a8b3903b266, not extracted yet"):
         assert len(featcache.open(corpus)) == 4
-    assert extracted(cli(*extract(audio, corpus, "--json", "--partition", "0/2"))) == {"p0": 4, "p2": 4}
-    none = cli(*extract(audio, corpus, "--partition", "3/4"))
+    assert extracted(extract("--json", "--partition", "0/2")) == {"p0": 4, "p2": 4}
+    none = extract("--partition", "3/4")
     assert (none.code, none.err) == (0, "--partition 3/4: none of the 3 parts\n")
     assert len(featcache.open(corpus, strict=True)) == 12
 
     audio.manifest(audio.rows[:6], "p9.csv")
     for number in (0, 1):
-        rows = cli(*extract(audio, corpus, "--partition", f"{number}/2", "--shard-size", "0.03", manifests="p9.csv"))
+        rows = extract("--partition", f"{number}/2", "--shard-size", "0.03", manifests="p9.csv")
         assert rows.code == 0, rows.err
     assert len(items(corpus / "p9")) == 6
     assert "fbank80-2a8b3903b266" not in read_parts(corpus)[-1].versions
@@ -145,22 +158,20 @@ def test_a_job_of_several_takes_whole_parts(cli, audio, scratch):
     assert read_parts(corpus)[-1].versions["fbank80-2a8b3903b266"].utterances == 6
 
 
-def test_a_folder_is_the_manifest_of_a_part(cli, audio, scratch):
+def test_a_folder_is_the_manifest_of_a_part(audio, corpus, extract):
     """Which is always looked at: nothing tells at once whether it has changed."""
-    corpus = scratch / "corpus"
     for name, numbers in (("set.a", (0, 1)), ("set.b", (2,))):
         (audio.folder / name).mkdir()
         for number in numbers:
             shutil.copy(audio.folder / f"{number:02}.wav", audio.folder / name)
-    assert extracted(cli(*extract(audio, corpus, "--json", manifests="set.*"))) == {"set.a": 2, "set.b": 1}
+    assert extracted(extract("--json", manifests="set.*")) == {"set.a": 2, "set.b": 1}
     shutil.copy(audio.folder / "03.wav", audio.folder / "set.b")
-    assert extracted(cli(*extract(audio, corpus, "--json", manifests="set.b"))) == {"set.b": 1}
+    assert extracted(extract("--json", manifests="set.b")) == {"set.b": 1}
     assert len(featcache.open(corpus, strict=True)) == 4
 
 
-def test_commands_do_each_part(cli, audio, scratch):
-    corpus = scratch / "corpus"
-    assert cli(*extract(audio, corpus)).code == 0
+def test_commands_do_each_part(cli, audio, corpus, extract, scratch):
+    assert extract().code == 0
     manifests = audio.folder / "p?.csv"
     sound = cli("verify", corpus, "--manifest", manifests)
     assert (sound.code, sound.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: no errors")
@@ -175,6 +186,8 @@ def test_commands_do_each_part(cli, audio, scratch):
     missing = cli("show", corpus, "utt-99")
     assert (missing.code, "'utt-99': no such utterance" in missing.err) == (1, True)
     assert f"nor is it in the other parts of {corpus}" in missing.err
+    said = cli.refused("stats", corpus, "--manifest", audio.folder / "p0.csv")
+    assert "statistics of a corpus are of all its utterances" in said
     said = cli.refused("diff", f"{corpus}/fbank80", corpus / "p0", code=1)
     assert f"{corpus}: is a corpus: name one of its parts" in said
 
@@ -191,15 +204,6 @@ def test_commands_do_each_part(cli, audio, scratch):
     assert len(featcache.open(corpus, strict=True)) == 12
 
 
-def test_statistics_have_the_bits_of_one_cache(cli, plain, audio, scratch):
-    assert cli(*extract(audio, scratch / "corpus")).code == 0
-    assert cli("extract", plain.manifest(), "-o", scratch / "whole", "--threads", 1).code == 0
-    of_parts, of_one = (cli("stats", scratch / name, "--json").json() for name in ("corpus", "whole"))
-    assert {**of_parts, "path": ""} == {**of_one, "path": ""}
-    said = cli.refused("stats", scratch / "corpus", "--manifest", audio.folder / "p0.csv")
-    assert "statistics of a corpus are of all its utterances" in said
-
-
 @pytest.mark.parametrize(
     ("manifests", "message"),
     [
@@ -209,30 +213,30 @@ def test_statistics_have_the_bits_of_one_cache(cli, plain, audio, scratch):
         (["p0.csv", "other/p0.csv"], "would both be the part p0"),
     ],
 )
-def test_what_is_refused(cli, audio, scratch, manifests, message):
+def test_what_is_refused(cli, audio, corpus, manifests, message):
     (audio.folder / "other").mkdir()
     audio.manifest(audio.rows[:1], "other/p0.csv")
     given = [name if name == "-" else audio.folder / name for name in manifests]
-    assert message in cli.refused("extract", *given, "-o", scratch / "corpus")
-    assert not (scratch / "corpus").exists()
+    assert message in cli.refused("extract", *given, "-o", corpus)
+    assert not corpus.exists()
 
 
-def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, scratch):
-    assert cli(*extract(audio, scratch / "cache", manifests="p0.csv")).code == 0
-    said = cli.refused(*extract(audio, scratch / "cache"))
-    assert "is the cache of one manifest, with fbank80-2a8b3903b266: give another folder" in said
+def test_a_corpus_is_no_cache_of_one_manifest(cli, audio, corpus, extract, scratch):
+    assert extract(manifests="p0.csv", to=scratch / "cache").code == 0
+    refused = extract(to=scratch / "cache")
+    assert (refused.code, refused.out) == (2, "")
+    assert "is the cache of one manifest, with fbank80-2a8b3903b266: give another folder" in refused.err
     assert only_version(scratch / "cache")
-    corpus = scratch / "corpus"
-    assert cli(*extract(audio, corpus)).code == 0
+    assert extract().code == 0
     with pytest.raises(featcache.errors.ArgumentError, match="is a corpus, whose parts are named after files"):
         featcache.extract(read_manifest(audio.folder / "p0.csv"), "fbank80", corpus)
     assert f"{corpus}: is a corpus: name one of its parts" in cli("fit-kmeans", corpus, "-k", 2, "-o", "units").err
     metadata = only_version(corpus / "p1").path / "zarr.json"
     whole = metadata.read_bytes()
     metadata.write_bytes(b"{}")
-    damaged = cli(*extract(audio, corpus))
+    damaged = extract()
     assert (damaged.code, f"{metadata}: damaged" in damaged.err) == (1, True)
     assert damaged.out == f"{corpus}: 3 parts: 0 extracted, 2 unchanged since, 1 not extracted\n"
     metadata.write_bytes(whole)
     (corpus / "parts" / "p1.json").unlink()
-    assert extracted(cli(*extract(audio, corpus, "--json"))) == {"p0": None, "p1": 0, "p2": None}
+    assert extracted(extract("--json")) == {"p0": None, "p1": 0, "p2": None}

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
-from processes import start_script
+from processes import Finished, python, start_script
 
 
 @pytest.fixture
@@ -68,8 +66,7 @@ sys.meta_path.insert(0, Interrupt())
 from featcache.__main__ import main
 main()
 """
-    ended = subprocess.run([sys.executable, "-c", code, "ls"], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "featcache: interrupted\n")
+    assert python("-c", code, "ls") == Finished(130, "", "featcache: interrupted\n")
 
 
 def test_a_signal_that_is_ignored_stays_ignored(cli, cache, pipe):
@@ -92,19 +89,13 @@ def test_a_signal_that_is_ignored_stays_ignored(cli, cache, pipe):
     assert "there are no rows" in ended.err
 
 
-def featcache_to(stdout, *command):
-    """Run a command in an interpreter of its own, to its end, with that standard output."""
-    words = [sys.executable, "-m", "featcache", *command]
-    return subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
-
-
 def test_a_reader_that_has_gone_is_told_as_shells_tell_it():
     """128 + SIGPIPE, and nothing on stderr."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing) as stdout:
-        ended = featcache_to(stdout, "configs")
-    assert (ended.returncode, ended.stderr) == (141, "")
+        ended = python("-m", "featcache", "configs", stdout=stdout)
+    assert (ended.code, ended.err) == (141, "")
 
 
 @pytest.mark.parametrize(
@@ -116,5 +107,5 @@ def test_a_reader_that_has_gone_is_told_as_shells_tell_it():
 )
 def test_a_full_disk_below_stdout_is_named(command, said):
     with open("/dev/full", "w") as stdout:
-        ended = featcache_to(stdout, *command.split())
-    assert (ended.returncode, ended.stderr) == (1, said)
+        ended = python("-m", "featcache", *command.split(), stdout=stdout)
+    assert (ended.code, ended.err) == (1, said)

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 from cache_contents import check, chunk_files
 from corpora import speech
-from processes import run_script, start_script
+from processes import python, run_script, start_script
 
 STREAMS = ("stdin", "stdout", "stderr")
 
@@ -139,8 +139,8 @@ with stdout_for_results():
 
 
 def test_all_that_python_prints_arrives_in_order_and_no_descriptor_is_left_open():
-    done = subprocess.run([sys.executable, "-c", INSIDE], capture_output=True, text=True, check=False)
-    assert done.stdout == "before\nout\nafter\n", done.stderr
-    assert done.stderr.startswith("native\nnative\nerr\n")
-    assert "careful" in done.stderr
-    assert done.stderr.endswith("RuntimeError: ours\n")
+    done = python("-c", INSIDE)
+    assert done.out == "before\nout\nafter\n", done.err
+    assert done.err.startswith("native\nnative\nerr\n")
+    assert "careful" in done.err
+    assert done.err.endswith("RuntimeError: ours\n")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import soundfile
 from cache_contents import items, only_version
-from corpora import Corpus, speech
+from corpora import COLUMNS, Corpus, speech
 from extractions import failures_of
 from manifests import manifest_of
 
-from featcache.errors import ManifestError
+from featcache.errors import ManifestError, Reason
 from featcache.extraction.audio_files import missing_file_notes, where_missing
 from featcache.extraction.plan import disk_space_notes
 from featcache.manifest import read_manifest
@@ -32,9 +32,6 @@ def spoilt(tmp_path):
     return made
 
 
-# Failures
-
-
 def test_failures_of_earlier_runs_are_explained_each_time(cli, spoilt, scratch):
     """How many, of which reasons, that they were not tried again, and what tries them."""
     command = ("extract", spoilt.manifest(), "-o", scratch / "c")
@@ -53,6 +50,34 @@ def test_failures_of_earlier_runs_are_explained_each_time(cli, spoilt, scratch):
     assert "failures: empty 1, file_missing 3, not_audio 1\n" in tried.out
 
 
+FAILED = {
+    "elsewhere": (["wav/a.wav"], Reason.FILE_MISSING, "there is no such file: {folder}/wav/a.wav"),
+    "text": (["text.wav"], Reason.NOT_AUDIO, "cannot be read as audio: format not recognised"),
+    "empty": (["zero.wav"], Reason.EMPTY, "the file holds 0 bytes"),
+    "short": (["a.wav", 0, 0.01], Reason.TOO_SHORT, "160 samples at 16000 Hz are too few for one frame"),
+    "channel": (["a.wav", "", "", 1], Reason.NO_SUCH_CHANNEL, "there is no channel 1: the file has 1, counted from 0"),
+    "late": (
+        ["a.wav", 5, 1],
+        Reason.SEGMENT_OUTSIDE,
+        "the segment goes from 5.000 s to 6.000 s, but the file holds 0.500 s",
+    ),
+}
+"""By id: the rest of its row, and what is said of it."""
+
+
+def test_what_fails_is_counted_and_the_first_is_shown_and_all_are_in_the_ledger(cli, spoilt, scratch):
+    (spoilt.folder / "zero.wav").touch()
+    rows = [dict(zip(COLUMNS, [id_, *row], strict=False)) for id_, (row, *_) in FAILED.items()]
+    done = cli("extract", spoilt.manifest(rows), "-o", scratch / "c")
+    assert done.code == 3
+    counts = ", ".join(sorted(f"{reason} 1" for _, reason, _ in FAILED.values()))
+    first = f"elsewhere: wav/a.wav: there is no such file: {spoilt.folder}/wav/a.wav"
+    assert f"\nfailures: {counts}\nthe first is {first}\nwhy " in done.out
+    listed = cli("info", scratch / "c", "--failures").out
+    for id_, ((path, *_), reason, message) in FAILED.items():
+        assert "\t".join([id_, reason, path, message.format(folder=spoilt.folder)]) in listed
+
+
 def test_json_tells_failures_of_this_run_from_those_before(cli, spoilt, scratch):
     four = [*spoilt.rows[:4]]
     cli("extract", spoilt.manifest(four, "four.csv"), "-o", scratch / "c")
@@ -67,23 +92,20 @@ def test_json_tells_failures_of_this_run_from_those_before(cli, spoilt, scratch)
     assert planned["fingerprint"] == version["fingerprint"]
 
 
-def test_one_is_told_in_the_singular(cli, plain, scratch):
+def test_one_is_told_in_the_singular_and_what_to_do_in_a_command_that_a_shell_takes(cli, plain, scratch):
     command = ("extract", plain.manifest(plain.rows[:1], "one.csv"), "-o", scratch / "c")
     assert "1 of 1 utterance to extract" in cli(*command, "--dry-run").out
     assert "1 utterance: 1 extracted" in cli(*command).out
     assert "nothing to do: the utterance is already there" in cli(*command).out
-    gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
-    cli("extract", gone, "-o", scratch / "c")
-    assert "1 failed before and was not tried again" in cli("extract", gone, "-o", scratch / "c").out
-
-
-def test_hints_are_commands_that_a_shell_takes(cli, plain, scratch):
-    gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
-    told = cli("extract", gone, "-o", scratch / "my features")
-    assert told.out.endswith(f"featcache info '{only_version(scratch / 'my features').path}' --failures\n")
-
-
-# Missing files
+    command = (
+        "extract",
+        plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv"),
+        "-o",
+        scratch / "my features",
+    )
+    hinted = cli(*command).out
+    assert hinted.endswith(f"featcache info '{only_version(scratch / 'my features').path}' --failures\n")
+    assert "1 failed before and was not tried again" in cli(*command).out
 
 
 def test_where_no_file_is_there_the_root_is_refused_before_anything_is_written(cli, plain, scratch):
@@ -123,10 +145,7 @@ def test_the_ledger_says_where_a_file_was_looked_for(cli, plain, tmp_path, scrat
     assert cli("extract", manifest, "-o", scratch / "c").code == 3
     messages = {failure["path"]: failure["message"] for failure in failures_of(cli, scratch / "c")}
     assert messages == {path: f"there is no such file{where}" for path, where in said.items()}
-
-
-def test_below_a_url_a_tilde_is_part_of_a_name():
-    """Servers have folders called like that: the message says what was asked for."""
+    # below a URL, it is part of a name: servers have folders called like that
     assert where_missing("~anna/a.wav", as_root("https://host/x")) == ": https://host/x/~anna/a.wav"
 
 
@@ -139,9 +158,6 @@ def test_a_path_that_cannot_be_looked_at_is_not_called_missing(tmp_path):
         missing_file_notes(manifest, np.ones(2, bool))
     assert missing_file_notes(manifest, np.array([True, False])) == []
     assert missing_file_notes(manifest, np.zeros(2, bool)) == []
-
-
-# The disk
 
 
 def test_a_disk_without_room_is_told_before_the_run(tmp_path, monkeypatch):
@@ -158,9 +174,6 @@ def test_a_disk_without_room_is_told_before_the_run(tmp_path, monkeypatch):
     assert line == f"{cache}: the features take about 412 GB, and the disk has 51.3 GB free"
     assert disk_space_notes(cache, 51e9) == []
     assert asked == [tmp_path, tmp_path]
-
-
-# A version that was renamed
 
 
 def test_a_renamed_version_is_not_extracted_again(cli, plain, scratch):
@@ -190,9 +203,6 @@ def test_a_config_under_another_name_extracts_nothing_again(cli, plain, scratch,
     assert cli("extract", plain.manifest(), "-c", configs[1], "-o", scratch / "elsewhere", "--dry-run").code == 0
 
 
-# Copies
-
-
 def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, plain, tmp_path, scratch):
     """What is counted is the user's files; the audio is that of the copies, and is called so."""
     corpus = Corpus(tmp_path)
@@ -218,9 +228,6 @@ def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, pla
     assert [version["upsampled"] for version in versions] == [4, 4]
     seconds = 5 * 0.5 * (1 + 3 * sum(1 / speed for speed in (0.9, 1.0, 1.1)))
     assert document["audio_seconds"] == pytest.approx(seconds, rel=0.01)
-
-
-# Silence
 
 
 def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch):

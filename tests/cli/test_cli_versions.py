@@ -5,19 +5,12 @@ import os
 
 import pytest
 from cache_contents import only_version
-from click.testing import CliRunner
 from make_cache import add_shard, make_features, make_version
 from manifests import manifest_of
+from processes import run_here as run
 
-from featcache.cli import main
 from featcache.version.index import load_index
 from featcache.version.records import write_probe
-
-
-def run(*arguments, code=0, **options):
-    found = CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
-    assert found.exit_code == code, found.output
-    return found.output
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ EDITED = {"u0": {"path": "6.wav"}, "u1": {"duration": 0.2}, "u2": {"start": 0.1,
 
 
 @pytest.fixture(scope="module")
-def made(cli, tmp_path_factory):
-    """A corpus of 40 rows, one of which fails, and its cache, to which an edited manifest is extracted too."""
+def corpus(cli, tmp_path_factory):
+    """A corpus of 40 rows, and one that fails; they are extracted into the cache."""
     corpus = Corpus(tmp_path_factory.mktemp("corpus"))
     for number in range(7):
         write(corpus.folder / f"{number}.wav", speech(0.5, seed=number), 16000)
@@ -20,9 +20,13 @@ def made(cli, tmp_path_factory):
     for number in range(40):
         corpus.add(f"u{number}", f"{number % 6}.wav")
     corpus.add("bad", "bad.wav")
-    cache = corpus.folder / "cache"
-    assert cli("extract", corpus.manifest(), "-o", cache).code == 3
-    return corpus, cache
+    assert cli("extract", corpus.manifest(), "-o", corpus.folder / "cache").code == 3
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def cache(corpus):
+    return corpus.folder / "cache"
 
 
 def edited(corpus):
@@ -30,16 +34,14 @@ def edited(corpus):
     return corpus.manifest([*rows, {"id": "later", "path": "6.wav"}], "edited.csv")
 
 
-def causes(cli, made, *options):
-    corpus, cache = made
+def causes(cli, corpus, cache, *options):
     document = cli("why", cache, edited(corpus), "-c", "fbank80", "--json", *options).json()
     found = document["plan"]
     assert found["missing"] == sum(one["utterances"] for one in found["causes"])
     return {(one["why"], one["again"]): one["ids"] for one in found["causes"]}, found
 
 
-def test_it_says_which_keys_make_a_config_another_version(cli, made):
-    _, cache = made
+def test_it_says_which_keys_make_a_config_another_version(cli, cache):
     (name,) = (path.name for path in cache.iterdir() if path.name.startswith("fbank80"))
     assert cli("why", cache, "-c", "fbank80").out == f"{cache}/{name}: the version of this config\n"
     other = cli(
@@ -56,9 +58,9 @@ def test_it_says_which_keys_make_a_config_another_version(cli, made):
     assert said == "featcache: --set low_freq: it is not a key of the config (did you mean params.low_freq?)\n"
 
 
-def test_it_says_why_utterances_would_be_extracted(cli, made):
+def test_it_says_why_utterances_would_be_extracted(cli, corpus, cache):
     """By what is the same of all of them; and what is not."""
-    found, counts = causes(cli, made)
+    found, counts = causes(cli, corpus, cache)
     assert found == {
         ("new", False): ["later"],
         ("path changed", True): ["u0"],
@@ -67,10 +69,9 @@ def test_it_says_why_utterances_would_be_extracted(cli, made):
     }
     assert (counts["utterances"], counts["present"], counts["failed_before"]) == (42, 37, {"not_audio": 1})
     assert counts["refused"] is None
-    found, counts = causes(cli, made, "--retry-failed")
+    found, counts = causes(cli, corpus, cache, "--retry-failed")
     assert found["failed before: not_audio", False] == ["bad"]
     assert counts["failed_before"] == {}
-    corpus, cache = made
     told = cli("why", cache, edited(corpus), "-c", "fbank80").out
     assert "42 utterances: 37 there, 4 to extract\n" in told
     assert "  1 again: path changed: u0 (path 0.wav → 6.wav)\n" in told
@@ -79,8 +80,7 @@ def test_it_says_why_utterances_would_be_extracted(cli, made):
     assert "42 utterances: 0 there, 42 to extract\n  42: new: u0, u1, u2, u3, u4 …\n" in told
 
 
-def test_it_says_that_a_file_has_changed(cli, made, scratch):
-    corpus, cache = made
+def test_it_says_that_a_file_has_changed(cli, corpus, cache, scratch):
     there = shutil.copytree(corpus.folder, scratch / "corpus", ignore=lambda *_: ["cache"])
     os.utime(there / "3.wav", ns=(1, 1))
     moved = "why", cache, corpus.manifest(), "-c", "fbank80", "--root", there, "--check-sources", "--json"
@@ -89,16 +89,14 @@ def test_it_says_that_a_file_has_changed(cli, made, scratch):
     assert cause["ids"] == [f"u{number}" for number in range(3, 40, 6)]
 
 
-def test_another_corpus_is_said_to_be_refused(cli, made):
-    corpus, cache = made
+def test_another_corpus_is_said_to_be_refused(cli, corpus, cache):
     other = corpus.manifest([row | {"path": "6.wav"} for row in corpus.rows[:10]], "other.csv")
     found = cli("why", cache, other, "-c", "fbank80")
     assert "10 again: path changed: u0" in found.out
     assert f"featcache extract refuses this manifest: {other}: names other files for 10 of" in found.err
 
 
-def test_it_says_where_an_utterance_came_from(cli, made, scratch):
-    corpus, cache = made
+def test_it_says_where_an_utterance_came_from(cli, corpus, cache, scratch):
     copy = shutil.copytree(cache, scratch / "cache")
     why = "why", copy, edited(corpus), "-c", "fbank80", "--id"
     assert "status       to extract: path changed\n" in cli(*why, "u0").out

@@ -1,5 +1,7 @@
 """Units by the commands: `featcache fit-kmeans`, `extract`, and `extract --from`."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -13,42 +15,41 @@ from featcache.version.selection import select_version
 
 @pytest.fixture(scope="module")
 def fitted(cli, corpus, tmp_path_factory):
-    """A folder with a cache of mfcc13, units of it and their config, and what fit-kmeans printed."""
+    """A folder with a cache of mfcc13, units of it and their config; in `said.json`, what fit-kmeans printed."""
     folder = tmp_path_factory.mktemp("fitted")
     cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", folder / "features", "--device", "cpu")
     options = ("-k", 25, "-o", folder / "units.safetensors", "--device", "cpu", "--json")
     done = cli("fit-kmeans", folder / "features", *options)
     assert done.code == 0, done.err
     (folder / "units.yaml").write_text("name: mfcc-km25\nextractor: units\nparams: {weights: units.safetensors}\n")
-    return folder, done.json()
+    (folder / "said.json").write_text(done.out)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def of_audio(cli, fitted, corpus):
     """Units that were made of the audio."""
-    folder, _ = fitted
-    done = cli("extract", corpus.manifest(), "-c", folder / "units.yaml", "-o", folder / "units", "--device", "cpu")
+    done = cli("extract", corpus.manifest(), "-c", fitted / "units.yaml", "-o", fitted / "units", "--device", "cpu")
     assert done.code in (0, 3), done.err
-    return featcache.open(folder / "units")
+    return featcache.open(fitted / "units")
 
 
 def test_fit_kmeans_says_what_it_did(cli, fitted):
-    folder, said = fitted
-    cache = featcache.open(folder / "features")
+    said = json.loads((fitted / "said.json").read_text())
+    cache = featcache.open(fitted / "features")
     assert said["path"] == str(cache.version.path)
     assert (said["k"], said["dimensions"], said["frames"]) == (25, 13, int(cache.lengths.sum()))
     assert 0 < said["smallest"] <= said["frames"] / 25 <= said["largest"]
-    options = ("-k", 25, "-o", folder / "again.safetensors", "--device", "cpu", "--threads", 1)
+    options = ("-k", 25, "-o", fitted / "again.safetensors", "--device", "cpu", "--threads", 1)
     again = cli("fit-kmeans", said["path"], *options)
     assert again.code == 0
     assert f"inertia {said['inertia']:.6g} per frame, over {said['frames']:,} frames" in again.out
-    assert (folder / "again.safetensors").read_bytes() == (folder / "units.safetensors").read_bytes()
+    assert (fitted / "again.safetensors").read_bytes() == (fitted / "units.safetensors").read_bytes()
 
 
 def test_from_audio_to_units(fitted, of_audio):
-    folder, _ = fitted
-    features, units = featcache.open(folder / "features"), of_audio
-    codebook, _ = fit_version(select_version(folder / "features"), 25)
+    features, units = featcache.open(fitted / "features"), of_audio
+    codebook, _ = fit_version(select_version(fitted / "features"), 25)
     assert list(units.ids) == list(features.ids)
     assert (units.spec.dtype, units.spec.codebook_sizes) == ("uint8", (25,))
     for name in units.ids:
@@ -60,10 +61,9 @@ def test_from_audio_to_units(fitted, of_audio):
 
 def test_from_features_to_units_without_audio(cli, fitted, of_audio, corpus, scratch):
     """The same version as from audio, though no file is there: values, and what is known of each item."""
-    folder, _ = fitted
     (scratch / "empty").mkdir()
-    options = ("--from", folder / "features", "--root", scratch / "empty", "--device", "cpu", "--json")
-    made = cli("extract", corpus.manifest(), "-c", folder / "units.yaml", "-o", scratch / "units", *options)
+    options = ("--from", fitted / "features", "--root", scratch / "empty", "--device", "cpu", "--json")
+    made = cli("extract", corpus.manifest(), "-c", fitted / "units.yaml", "-o", scratch / "units", *options)
     assert made.code == 0, made.err
     assert made.json()["versions"][0]["extracted"] == len(corpus.rows)
     assert "resampled" not in made.err
@@ -79,8 +79,7 @@ def test_from_features_to_units_without_audio(cli, fitted, of_audio, corpus, scr
 
 
 def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, of_audio, corpus, scratch, monkeypatch):
-    folder, _ = fitted
-    features, from_features = featcache.open(folder / "features"), Units.from_features
+    features, from_features = featcache.open(fitted / "features"), Units.from_features
     bad = features.ids[4]
 
     def raises(extractor, frames):
@@ -89,8 +88,8 @@ def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, of_aud
         return from_features(extractor, frames)
 
     monkeypatch.setattr(Units, "from_features", raises)
-    options = featcache.Options("cpu", source=folder / "features")
-    summary = featcache.extract(corpus.manifest(), folder / "units.yaml", scratch / "units", options)
+    options = featcache.Options("cpu", source=fitted / "features")
+    summary = featcache.extract(corpus.manifest(), fitted / "units.yaml", scratch / "units", options)
     assert summary.failed_by_reason["extractor_error"] == 1
     whole, units = of_audio, featcache.open(scratch / "units")
     assert {*units.ids} == {*whole.ids} - {bad}
@@ -99,11 +98,10 @@ def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, of_aud
 
 def test_what_the_features_lack_is_a_failure_until_they_have_it(cli, fitted, corpus, scratch):
     """And is tried again by itself, though the audio file has not changed."""
-    folder, _ = fitted
     some = scratch / "features"
     manifest = corpus.manifest(corpus.rows[:5], "some.csv")
     assert cli("extract", manifest, "-c", "mfcc13", "-o", some, "--device", "cpu").code == 0
-    options = ("-c", folder / "units.yaml", "-o", scratch / "units", "--from", some, "--device", "cpu", "--json")
+    options = ("-c", fitted / "units.yaml", "-o", scratch / "units", "--from", some, "--device", "cpu", "--json")
     first = cli("extract", corpus.manifest(), *options)
     assert first.code == 3
     assert first.json()["failed_by_reason"] == {"not_in_source": len(corpus.rows) - 5}
@@ -114,10 +112,9 @@ def test_what_the_features_lack_is_a_failure_until_they_have_it(cli, fitted, cor
 
 
 def test_from_is_for_units_of_these_very_features(cli, fitted, corpus, scratch):
-    folder, _ = fitted
-    said = cli.refused("extract", corpus.manifest(), "-c", "mfcc13", "-o", scratch / "x", "--from", folder / "features")
+    said = cli.refused("extract", corpus.manifest(), "-c", "mfcc13", "-o", scratch / "x", "--from", fitted / "features")
     assert "--from: mfcc13: mfcc is extracted from audio; --from is only for units" in said
     cli("extract", corpus.manifest(), "-c", "fbank80", "-o", scratch / "others", "--device", "cpu")
-    options = ("-c", folder / "units.yaml", "-o", scratch / "x", "--from", scratch / "others", "--device", "cpu")
+    options = ("-c", fitted / "units.yaml", "-o", scratch / "x", "--from", scratch / "others", "--device", "cpu")
     assert "there is fbank80-" in cli.refused("extract", corpus.manifest(), *options)
     assert not (scratch / "x").exists()

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +11,13 @@ import soundfile
 from cache_contents import check, items, only_version
 from corpora import Corpus, speech
 from damage import CHUNKS, flip
-from processes import Cli
+from processes import Cli, commands
 from promises import CACHE, Scenario
 from scratch import scratch_folder
 
 from featcache.version.index import open_index
 from featcache.version.ledger import standing_failures
 from featcache.version.tags import make_tag
-
-SHARD_SIZE = "0.001"
-"""MB: two of the utterances in a shard."""
 
 FIGURES = pytest.StashKey[list[str]]()
 
@@ -40,15 +36,10 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
 
 
 @pytest.fixture(scope="session")
-def faulty():
+def faulty(tmp_path_factory):
     """Runs commands as `cli` does, with the shim loaded: `faulty(..., faults=Faults(...))`."""
-    folder = Path(tempfile.mkdtemp(prefix="featcache-"))  # short: a socket's path is limited to 100 characters
-    try:
-        cli = Cli(folder, env={"LD_PRELOAD": str(shim.build(folder))})
+    with commands(env={"LD_PRELOAD": str(shim.build(tmp_path_factory.mktemp("shim")))}) as cli:
         yield cli
-        cli.stop()
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +71,7 @@ def config(kept) -> Path:
 
 def extract(manifest: Path, config: Path) -> tuple:
     """The command that extracts a manifest, two utterances a shard."""
-    return ("extract", manifest, "-c", config, "-o", CACHE, "--shard-size", SHARD_SIZE, "--threads", 1)
+    return ("extract", manifest, "-c", config, "-o", CACHE, "--shard-size", "0.001", "--threads", 1)
 
 
 def undisturbed(cli: Cli, scenario: Scenario, folder: Path) -> Scenario:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from cache_contents import items, only_version, provenance
-from damage import flip
+from damage import delete, empty, flip, replace_by_folder
 from shim import STEP
 
 import featcache
@@ -34,12 +34,6 @@ def full(faulty, from_nothing, kept) -> Path:
     make_tag(only_version(cache), "paper", open_index(only_version(cache)))
     assert faulty("info", cache).code == 0
     return cache
-
-
-@pytest.fixture
-def spoilt(full, trials) -> Path:
-    """A copy of it, to spoil."""
-    return Path(shutil.copytree(full, trials / "cache"))
 
 
 def files_of(cache: Path) -> list[Path]:
@@ -115,7 +109,7 @@ def flip_all(cache: Path, places, chance: random.Random) -> dict[str, Counter]:
 
 
 @pytest.mark.parametrize("step", [None, pytest.param(STEP, marks=pytest.mark.slow)])
-def test_bits_of_every_file(spoilt, tell, step):
+def test_bits_of_every_file(full, trials, tell, step):
     """The first byte, the last, and one at random; or every so-manyth."""
     seed = 5 if step is None else random.randrange(1 << 32)
     chance = random.Random(seed)
@@ -123,21 +117,17 @@ def test_bits_of_every_file(spoilt, tell, step):
     def places(size: int):
         return {0, size - 1, chance.randrange(size)} if step is None else range(chance.randrange(step), size, step)
 
-    for kind, counts in flip_all(spoilt, places, chance).items():
+    for kind, counts in flip_all(Path(shutil.copytree(full, trials / "cache")), places, chance).items():
         tell(f"bit flips: {kind}: {counts['found']} found, {counts['harmless']} harmless; seed {seed}")
-
-
-def halve(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 SPOIL = {
     "flipped": lambda path: flip(path, path.stat().st_size // 2),
-    "empty": lambda path: path.write_bytes(b""),
-    "cut off": halve,
-    "deleted": Path.unlink,
+    "empty": empty,
+    "cut off": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "deleted": delete,
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a folder": replace_by_folder,
 }
 
 
@@ -159,16 +149,11 @@ def assert_comes_back(cli, scenario, full, trials, file, spoil) -> None:
     shutil.rmtree(cache)
 
 
-def of_each_kind(cache: Path) -> list[Path]:
-    """A file of each kind."""
-    return sorted({kind_of(cache, path): path.relative_to(cache) for path in files_of(cache)}.values())
-
-
 @pytest.mark.parametrize("are_all", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", SPOIL)
 def test_a_spoilt_file_comes_back(faulty, full, from_nothing, trials, how, are_all, tell):
     """What is wanted, what has failed, and some other kinds of files; or all kinds."""
-    kinds = of_each_kind(full)
+    kinds = sorted({kind_of(full, path): path.relative_to(full) for path in files_of(full)}.values())
     records = [file for file in kinds if file.parts[1] in ("wanted", "failures")]
     files = kinds if are_all else records + random.Random(how).sample(kinds, 2)
     for file in files:

@@ -22,39 +22,32 @@ def other(faulty, from_nothing, config, kept) -> Path:
     return only_version(kept / "other").path / "shards"
 
 
-def gone(shard: Path, other: Path) -> None:
-    shutil.rmtree(shard)
-
-
-def emptied(shard: Path, other: Path) -> None:
-    shutil.rmtree(shard)
-    shard.mkdir()
-
-
-def twice(shard: Path, other: Path) -> None:
-    shutil.copytree(shard, shard.with_name("0123456789abcdef"))
-
-
-def exchanged_inside(shard: Path, other: Path) -> None:
+def exchange(shard: Path) -> None:
     first, second = sorted(path for path in shard.parent.iterdir() if path.is_dir())
     first.rename(shard.parent / ".aside")
     second.rename(first)
     (shard.parent / ".aside").rename(second)
 
 
-def exchanged_with_another_version(shard: Path, other: Path) -> None:
-    shutil.rmtree(shard)
-    shutil.copytree(next(path for path in other.iterdir() if path.is_dir()), shard)
-
-
-def cut_off(shard: Path, other: Path) -> None:
+def halve_chunks(shard: Path) -> None:
     for path in shard.rglob("0"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("spoil", [gone, emptied, twice, exchanged_inside, exchanged_with_another_version, cut_off])
-def test_a_shard_that_is_not_in_its_place(faulty, from_nothing, other, trials, spoil):
+SPOIL = {
+    "gone": lambda shard, other: shutil.rmtree(shard),
+    "emptied": lambda shard, other: (shutil.rmtree(shard), shard.mkdir()),
+    "twice": lambda shard, other: shutil.copytree(shard, shard.with_name("0123456789abcdef")),
+    "exchanged inside": lambda shard, other: exchange(shard),
+    "of another version": lambda shard, other: (shutil.rmtree(shard), shutil.copytree(min(other.glob("*/")), shard)),
+    "cut off": lambda shard, other: halve_chunks(shard),
+}
+"""What happens to a shard; `other` has the shards of another version."""
+
+
+@pytest.mark.parametrize("how", SPOIL)
+def test_a_shard_that_is_not_in_its_place(faulty, from_nothing, other, trials, how):
     """The items of it, and no others, are named; afterwards the cache is as it was."""
     cache = from_nothing.prepare(trials / "cache")
     assert faulty(*from_nothing.arguments(cache)).code == 3
@@ -62,12 +55,12 @@ def test_a_shard_that_is_not_in_its_place(faulty, from_nothing, other, trials, s
     names, sound = version.shard_names(), items(cache)
     shard = version.shard(names[0])
     ids = set(shard.table.ids)
-    spoil(shard.folder, other)
+    SPOIL[how](shard.folder, other)
     report = check(cache, manifest=read_manifest(from_nothing.manifest))
     assert report.problems
-    if spoil is gone:
+    if how == "gone":
         assert {problem.id for problem in report.problems if problem.id} == ids
-    elif spoil is twice:
+    elif how == "twice":
         assert report.damaged_shards == ["0123456789abcdef"]
     else:
         assert {shard.name} <= {*report.damaged_shards} <= {*names}
@@ -76,4 +69,4 @@ def test_a_shard_that_is_not_in_its_place(faulty, from_nothing, other, trials, s
         assert ended.code in (0, 3), ended
     assert items(cache) == sound
     # what is kept of a damaged shard is in a shard of another name
-    assert_is_after(replace(from_nothing, shards=frozenset()), cache, spoil.__name__)
+    assert_is_after(replace(from_nothing, shards=frozenset()), cache, how)

@@ -32,22 +32,17 @@ def kill(cli, scenario, trials, strike) -> bool:
     return ended.code == -signal.SIGKILL
 
 
-def test_killed_at_some_calls(faulty, scenario, trials):
-    """Spread over the command, before a call, or in the middle of a write."""
+@pytest.mark.parametrize("action", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("kill", "torn"))])
+def test_killed_at_calls(faulty, scenario, trials, tell, action):
+    """Some, spread over the command; or before each call; or in the middle of every write."""
     calls = count_calls(faulty, scenario, trials)
-    killed = sum(kill(faulty, scenario, trials, strike) for strike in spread_kills(calls, SAMPLE))
-    assert killed > SAMPLE // 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("action", ["kill", "torn"])
-def test_killed_at_every_call(faulty, scenario, trials, tell, action):
-    """Before each call; or in the middle of every write."""
-    calls = count_calls(faulty, scenario, trials)
-    kinds, total = (["write"], calls["write"]) if action == "torn" else (CHANGES, calls.total())
-    killed = sum(kill(faulty, scenario, trials, Strike(at, action, kinds)) for at in range(0, total, STEP))
-    tell(f"{scenario.name}: {action}: killed {killed} times, at {total} calls, every {STEP}.")
-    assert killed > total // STEP * 0.9  # the last calls are those of the index, or of threads that are ending
+    kinds = ["write"] if action == "torn" else CHANGES
+    every = [Strike(at, action, kinds) for at in range(0, sum(calls[kind] for kind in kinds), STEP)]
+    strikes = every if action else list(spread_kills(calls, SAMPLE))
+    killed = sum(kill(faulty, scenario, trials, strike) for strike in strikes)
+    tell(f"{scenario.name}: {action or 'some'}: killed {killed} times, in {len(strikes)} trials")
+    # the last calls are those of the index, or of threads that are ending
+    assert killed > len(strikes) * (0.9 if action else 0.5)
 
 
 def kill_from_outside(cli, scenario, trials, chance) -> bool:
@@ -66,43 +61,37 @@ def kill_from_outside(cli, scenario, trials, chance) -> bool:
     return ended.code == -signal.SIGKILL
 
 
-def two_runs(cli, scenario, trials, strike) -> bool:
-    """Two runs of the command at once, of which one is killed; the other, which waits for it, does it all."""
-    cache = scenario.prepare(trials / "cache")
-    command = (*scenario.arguments(cache), "--wait")
-    running = [cli.start(*command, faults=Faults(cache, one)) for one in (strike, None)]
-    killed, other = (one.wait() for one in running)
-    assert killed.code in (-signal.SIGKILL, 0, scenario.code), f"{strike}: {killed}"
-    assert other.code in (0, scenario.code), f"{strike}: {other}"
-    assert_is_after(scenario, cache, strike)
-    assert_finishes(cli, scenario, cache, strike)
-    return killed.code == -signal.SIGKILL
+SLOW = ["from_nothing", "extraction_of_more", "repair", "pruning", "indexing"]
+OFTEN = [("from_nothing", 3, 1), *(pytest.param(name, 60, 31, marks=pytest.mark.slow) for name in SLOW)]
+"""A scenario, how many trials, and how many of these must kill the command, which ends before some."""
 
 
-def test_killed_from_outside_at_some_moments(faulty, from_nothing, trials):
-    chance = random.Random(4)
-    killed = [kill_from_outside(faulty, from_nothing, trials, chance) for _ in range(3)]
-    assert any(killed)
-
-
-@pytest.mark.slow
-def test_killed_from_outside_at_any_moment(faulty, scenario, trials, tell):
-    seed = random.randrange(1 << 32)
+@pytest.mark.parametrize(("scenario", "times", "least"), OFTEN, indirect=["scenario"])
+def test_killed_from_outside_at_any_moment(faulty, scenario, trials, tell, times, least):
+    seed = 4 if times == 3 else random.randrange(1 << 32)
     chance = random.Random(seed)
-    killed = sum(kill_from_outside(faulty, scenario, trials, chance) for _ in range(60))
-    tell(f"{scenario.name}: killed {killed} times in 60 trials, seed {seed}")
-    assert killed > 30
+    killed = sum(kill_from_outside(faulty, scenario, trials, chance) for _ in range(times))
+    tell(f"{scenario.name}: killed {killed} times in {times} trials, seed {seed}")
+    assert killed >= least
 
 
-def test_one_of_two_runs_is_killed_at_some_calls(faulty, from_nothing, trials):
-    killed = [two_runs(faulty, from_nothing, trials, Strike(at, "kill")) for at in (20, 80, 150)]
-    assert any(killed)
+EVERY_THIRD = [pytest.param(name, None, marks=pytest.mark.slow) for name in SLOW[:2]]
 
 
-@pytest.mark.slow
-def test_one_of_two_runs_is_killed_at_every_third_call(faulty, from_nothing, extraction_of_more, trials, tell):
-    for scenario in (from_nothing, extraction_of_more):
-        total = count_calls(faulty, scenario, trials).total()
-        killed = [two_runs(faulty, scenario, trials, Strike(at, "kill")) for at in range(0, total, 3 * STEP)]
-        tell(f"{scenario.name}: killed {sum(killed)} of two runs in {len(killed)} trials")
-        assert sum(killed) > len(killed) // 3
+@pytest.mark.parametrize(("scenario", "calls"), [("from_nothing", (20, 80, 150)), *EVERY_THIRD], indirect=["scenario"])
+def test_one_of_two_runs_is_killed(faulty, scenario, trials, tell, calls):
+    """The other, which waits for it, does it all."""
+    calls = calls or range(0, count_calls(faulty, scenario, trials).total(), 3 * STEP)
+    killed = 0
+    for strike in (Strike(at, "kill") for at in calls):
+        cache = scenario.prepare(trials / "cache")
+        command = (*scenario.arguments(cache), "--wait")
+        running = [faulty.start(*command, faults=Faults(cache, one)) for one in (strike, None)]
+        struck, other = (one.wait() for one in running)
+        assert struck.code in (-signal.SIGKILL, 0, scenario.code), f"{strike}: {struck}"
+        assert other.code in (0, scenario.code), f"{strike}: {other}"
+        assert_is_after(scenario, cache, strike)
+        assert_finishes(faulty, scenario, cache, strike)
+        killed += struck.code == -signal.SIGKILL
+    tell(f"{scenario.name}: killed {killed} of two runs in {len(calls)} trials")
+    assert killed >= len(calls) / 3

@@ -10,8 +10,6 @@ from promises import TRIAL_SECONDS, assert_finishes, assert_is_after, assert_old
 from featcache.errors import Reason
 from featcache.version.ledger import read_failures
 
-FILES = range(3, 40)
-SIZES = (600, 800, 1000, 1200, 1500, 2000)
 MEGABYTES = (0, 1, 2, 4, 8, 512, 1024)
 """Of address space. In between, a thread may start that has no memory to say so, and CPython waits for it for ever."""
 
@@ -20,7 +18,9 @@ def limited(cli, scenario, trials, **limits) -> bool:
     """One trial; returns whether the command could do it all."""
     cache = scenario.prepare(trials / "cache")
     ended = cli.start(*scenario.arguments(cache), limits=limits).wait(TRIAL_SECONDS)
-    if are_unreadable(cache):  # audio files: those utterances are in the ledger, and are tried again
+    version = version_in(cache)
+    reasons = {failure.reason for failure in read_failures(version)} if version else set()
+    if Reason.FILE_UNREADABLE in reasons:  # audio files: those utterances are in the ledger, and are tried again
         assert_finishes(cli, replace(scenario, shards=frozenset()), cache, limits)
         return False
     if ended.code == scenario.code:
@@ -37,31 +37,20 @@ def limited(cli, scenario, trials, **limits) -> bool:
     return ended.code == scenario.code
 
 
-def are_unreadable(cache: Path) -> bool:
-    """Whether audio files could not be opened, as the ledger says."""
-    version = version_in(cache)
-    return version is not None and any(failure.reason == Reason.FILE_UNREADABLE for failure in read_failures(version))
-
-
 def address_space(cli) -> int:
     """The bytes that a process has mapped before it begins."""
     (kilobytes,) = re.findall(r"VmSize:\s+(\d+) kB", Path(f"/proc/{cli.pid}/status").read_text())
     return int(kilobytes) * 1024
 
 
-def test_few_files_may_be_open(faulty, from_nothing, trials):
-    assert not limited(faulty, from_nothing, trials, NOFILE=8)
-    assert limited(faulty, from_nothing, trials, NOFILE=60)
-
-
-def test_files_may_not_grow(faulty, from_nothing, repair, trials):
+def test_too_little_of_anything(faulty, from_nothing, repair, trials):
+    """Few files may be open; files may not grow; there is little memory."""
+    space = address_space(faulty)
+    for few, enough in (({"NOFILE": 8}, {"NOFILE": 60}), ({"AS": space + (1 << 20)}, {"AS": space + (2 << 30)})):
+        assert not limited(faulty, from_nothing, trials, **few)
+        assert limited(faulty, from_nothing, trials, **enough)
     for scenario in (from_nothing, repair):
         assert not limited(faulty, scenario, trials, FSIZE=500)
-
-
-def test_little_memory(faulty, from_nothing, trials):
-    assert not limited(faulty, from_nothing, trials, AS=address_space(faulty) + (1 << 20))
-    assert limited(faulty, from_nothing, trials, AS=address_space(faulty) + (2 << 30))
 
 
 @pytest.mark.slow
@@ -69,8 +58,8 @@ def test_little_memory(faulty, from_nothing, trials):
 def test_any_limit(faulty, scenario, trials, tell):
     """Of what shows no progress: where no thread can be started, tqdm warns, and warnings are errors here."""
     done = {
-        "NOFILE": [limited(faulty, scenario, trials, NOFILE=count) for count in FILES],
-        "FSIZE": [limited(faulty, scenario, trials, FSIZE=size) for size in SIZES],
+        "NOFILE": [limited(faulty, scenario, trials, NOFILE=count) for count in range(3, 40)],
+        "FSIZE": [limited(faulty, scenario, trials, FSIZE=size) for size in (600, 800, 1000, 1200, 1500, 2000)],
         "AS": [limited(faulty, scenario, trials, AS=address_space(faulty) + (more << 20)) for more in MEGABYTES],
     }
     for name, could in done.items():

@@ -8,12 +8,13 @@ import random
 import warnings
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cache_contents import check
 from promises import TRIAL_SECONDS, assert_finishes
-from reading import REMEDY, Reading, as_they_are
+from reading import REMEDY, Reading
 from shim import STEP, Faults, Strike
 from torch.utils.data import DataLoader
 
@@ -45,7 +46,7 @@ def epochs(cache, scenario, method: str | None):
     """Endless epochs of a DataLoader, by `method`: fork, spawn, or None for this process."""
     ids = [id_ for id_ in cache.ids if id_ not in scenario.damaged]
     options = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True} if method else {}
-    loader = DataLoader(Reading(cache, ids), batch_size=2, collate_fn=as_they_are, **options)
+    loader = DataLoader(Reading(cache, ids), batch_size=2, collate_fn=list, **options)
     while True:
         yield [item for batch in loader for item in batch]
 
@@ -87,43 +88,41 @@ def test_reading_while_shards_come_and_go(faulty, request, trials, name, method,
     assert found["right"]
 
 
-def test_opening_while_shards_come_and_go(faulty, extraction_of_more, repair, trials):
-    """Whoever opens the cache meanwhile sees all that was there, old or new, and nothing else."""
-    for scenario in (extraction_of_more, repair):
-        cache = scenario.prepare(trials / "cache")
-        running = faulty.start(*scenario.arguments(cache))
-        while running.poll() is None:
-            version = opened(cache)
-            ids = [id_ for id_ in version.ids if id_ not in scenario.damaged]
-            assert {*scenario.before} - scenario.damaged <= {*ids}
-            count(scenario, [Reading(version, ids)[number] for number in range(len(ids))], scenario.name)
-        assert running.wait().code == scenario.code
+def open_all(scenario, cache) -> None:
+    """Whoever opens the cache sees all that was there, old or new, and nothing else."""
+    version = opened(cache)
+    ids = [id_ for id_ in version.ids if id_ not in scenario.damaged]
+    assert {*scenario.before} - scenario.damaged <= {*ids}
+    count(scenario, [Reading(version, ids)[number] for number in range(len(ids))], scenario.name)
 
 
-def test_verify_while_shards_come_and_go(faulty, extraction_of_more, repair, trials):
-    """It finds no damage but what there is; a shard that is being taken away is not missing."""
-    for scenario in (extraction_of_more, repair):
-        cache = scenario.prepare(trials / "cache")
-        running = faulty.start(*scenario.arguments(cache))
-        while running.poll() is None:
-            damaged = [problem for problem in check(cache).problems if problem.shard]
-            assert {problem.id for problem in damaged} <= scenario.damaged, damaged
-        assert running.wait().code == scenario.code
+def verify_all(scenario, cache) -> None:
+    """Verify finds no damage but what there is; a shard that is being taken away is not missing."""
+    damaged = [problem for problem in check(cache).problems if problem.shard]
+    assert {problem.id for problem in damaged} <= scenario.damaged, damaged
+
+
+@pytest.mark.parametrize("look", [open_all, verify_all])
+@pytest.mark.parametrize("scenario", ["extraction_of_more", "repair"], indirect=True)
+def test_looking_while_shards_come_and_go(faulty, scenario, trials, look):
+    cache = scenario.prepare(trials / "cache")
+    running = faulty.start(*scenario.arguments(cache))
+    while running.poll() is None:
+        look(scenario, cache)
+    assert running.wait().code == scenario.code
 
 
 # Local copies
 
+WRITES = ("open", "write", "allocate", "mkdir", "rename", "sync", "truncate")
 COPY_FAULTS = [
-    Strike(0, action, kinds, error, times)
-    for action, kinds, error, times in (
-        ("error", ("open", "write", "allocate", "mkdir", "rename", "sync", "truncate"), errno.ENOSPC, -1),
-        ("error", ("open", "write", "allocate", "mkdir", "rename", "sync", "truncate", "unlink"), errno.EIO, 1),
-        ("error", ("open", "write", "mkdir", "rename", "unlink"), errno.EROFS, -1),
-        ("error", ("open", "read_open", "list"), errno.EMFILE, 1),
-        ("error", ("lock",), errno.ENOLCK, -1),
-        ("short", ("write",), 0, -1),
-        ("lost", ("sync",), errno.EIO, 1),
-    )
+    Strike(0, "error", WRITES, errno.ENOSPC, -1),
+    Strike(0, "error", (*WRITES, "unlink"), errno.EIO),
+    Strike(0, "error", ("open", "write", "mkdir", "rename", "unlink"), errno.EROFS, -1),
+    Strike(0, "error", ("open", "read_open", "list"), errno.EMFILE),
+    Strike(0, "error", ("lock",), errno.ENOLCK, -1),
+    Strike(0, "short", ("write",), times=-1),
+    Strike(0, "lost", ("sync",), errno.EIO),
 ]
 
 
@@ -133,12 +132,10 @@ def copy(cli, scenario, trials, fault, at) -> None:
     expected.write_text(json.dumps({id_: data.hex() for id_, (_, _, data) in scenario.before.items()}))
     disk = trials / f"disk-{at}-{id(fault)}"
     disk.mkdir()
-    arguments = (scenario.base, disk, expected)
-    strike = Strike(at, fault.action, fault.kinds, fault.error, fault.times)
-    for faults in (Faults(disk, strike), None):
-        running = cli.start(*arguments, faults=faults, entry="reading:read_with_local_copies")
+    for faults in (Faults(disk, replace(fault, at=at)), None):
+        running = cli.start(scenario.base, disk, expected, faults=faults, entry="reading:read_with_local_copies")
         ended = running.wait(TRIAL_SECONDS)
-        assert (ended.code, ended.err) == (0, ""), f"{strike}: {ended}"
+        assert (ended.code, ended.err) == (0, ""), f"{fault} at call {at}: {ended}"
 
 
 @pytest.mark.parametrize("is_every", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -57,13 +57,8 @@ def test_partitions_beside_a_run_over_all_of_it_lose_nothing(faulty, extraction_
     """Partitions that overlap, in shards of several sizes: each utterance is there, once or alike."""
     cache = trials / "cache"
     job = extraction_of_more.arguments(cache)
-    options = (
-        ("--partition", "0/2"),
-        ("--partition", "1/2", "--shard-size", "0.0003"),
-        ("--partition", "1/3"),
-        ("--wait",),
-    )
-    for ended in [one.wait(TRIAL_SECONDS) for one in [faulty.start(*job, *more) for more in options]]:
+    options = ("--partition 0/2", "--partition 1/2 --shard-size 0.0003", "--partition 1/3", "--wait")
+    for ended in [one.wait(TRIAL_SECONDS) for one in [faulty.start(*job, *more.split()) for more in options]]:
         assert ended.code in (0, 3), ended
     assert faulty(*job).code == 3
     assert_is_after(replace(extraction_of_more, is_once=False), cache)

@@ -1,11 +1,10 @@
 """scripts/gpu/day.py runs without a GPU: each step finds something on the CPU, and each of its ends is told."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from processes import run_script
+from processes import python, run_script
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "gpu"
 
@@ -86,10 +85,8 @@ def test_a_step_that_dies_leaves_what_it_had_and_its_last_words(cli, tmp_path):
 
 @pytest.mark.slow
 def test_a_whole_day_on_the_cpu(tmp_path):
-    import subprocess
-
     options = ["--device", "cpu", "--minutes", "20", "--out", tmp_path / "out", "--work", tmp_path / "work"]
-    subprocess.run([sys.executable, FOLDER / "day.py", *options], check=True, capture_output=True)
+    assert python(FOLDER / "day.py", *options).code == 0
     ends = {path.stem: read(path)[-1]["end"] for path in (tmp_path / "out").glob("*.jsonl")}
     assert {ends.pop(step) for step in ("conformance", "tokens", "sanitizer")} == {"cannot be run here"}
     assert set(ends.values()) == {"done"}, (tmp_path / "out" / "report.md").read_text()

@@ -14,14 +14,11 @@ import featcache
 from featcache.device import Device
 from featcache.extractors.rows import RowExtractor
 
-LONG = 100_000_000
-"""Cycles of a GPU: some 50 ms, in which a host that does not wait is far ahead."""
-
 
 def busy() -> None:
     """Let the current stream of a GPU work for a while; nothing on a CPU."""
     if torch.cuda.is_available():
-        torch.cuda._sleep(LONG)
+        torch.cuda._sleep(100_000_000)  # cycles: some 50 ms, in which a host that does not wait is far ahead
 
 
 def assert_batch(shared: Device, generator: np.random.Generator, is_busy: bool = False) -> None:

@@ -1,7 +1,6 @@
 """A GPU computes what the CPU does, to rounding, and the same bits in every run; its fp32 is fp32; no host waits."""
 
 import random
-from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -119,29 +118,24 @@ def test_the_host_never_waits_while_a_batch_of_rows_is_launched(config_of, name)
     assert torch.equal(found, expected)
 
 
-@contextmanager
-def as_a_user_left_it(setting: str):
-    """In the block, TF32 is as the user has set it before the run, in one of torch's ways."""
-    SETTINGS[setting]()
-    try:
-        yield
-    finally:
-        torch.backends.fp32_precision = "none"
-        torch.set_float32_matmul_precision("highest")
-        Device(None).configure_torch()
+@pytest.fixture(params=["old", "new", "both"])
+def as_a_user_left_it(request):
+    """TF32 is as the user has set it before the run, in one of torch's ways."""
+    if request.param == "old":
+        torch.set_float32_matmul_precision("high")
+    elif request.param == "new":
+        torch.backends.fp32_precision = "tf32"
+    else:
+        set_tf32(Tf32(True, True, True))
+    yield
+    torch.backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    Device(None).configure_torch()
 
 
-SETTINGS = {
-    "old": lambda: torch.set_float32_matmul_precision("high"),
-    "new": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
-    "both": lambda: set_tf32(Tf32(True, True, True)),
-}
-"""How a user may have let torch round."""
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.usefixtures("as_a_user_left_it")
 @pytest.mark.parametrize("name", DEVICES)
-def test_tf32_is_off_unless_the_config_asks_for_it(name, setting):
+def test_tf32_is_off_unless_the_config_asks_for_it(name):
     """Errors of products, convolutions and LSTMs are those of fp32, and with tf32 those of ten bits."""
     device = torch.device(name)
     generator = torch.Generator().manual_seed(0)
@@ -162,16 +156,15 @@ def test_tf32_is_off_unless_the_config_asks_for_it(name, setting):
         found = outputs(torch.float32, device)
         return {what: float((found[what] - exact[what]).norm() / exact[what].norm()) for what in exact}
 
-    with as_a_user_left_it(setting):
-        Device(name).configure_torch()
+    Device(name).configure_torch()
+    assert max(errors().values()) < 1e-5, errors()
+    with computing("fp32", device):
         assert max(errors().values()) < 1e-5, errors()
-        with computing("fp32", device):
-            assert max(errors().values()) < 1e-5, errors()
-        if name == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
-            with computing("tf32", device):
-                rounded = errors()
-            assert min(rounded["product"], rounded["convolution"]) > 5e-5, rounded
-        assert max(errors().values()) < 1e-5, errors()
+    if name == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
+        with computing("tf32", device):
+            rounded = errors()
+        assert min(rounded["product"], rounded["convolution"]) > 5e-5, rounded
+    assert max(errors().values()) < 1e-5, errors()
 
 
 # Whole runs

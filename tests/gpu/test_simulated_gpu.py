@@ -19,21 +19,16 @@ from featcache.extractors import rows
 
 
 @pytest.fixture
-def without() -> None:
-    """Nothing that orders accesses is taken away, unless a test is parametrized with its name."""
-
-
-@pytest.fixture
-def gpu(without, monkeypatch):
-    """A simulated GPU; what is taken away is noticed, and nothing else is a fault."""
-    if without:
+def gpu(request, monkeypatch):
+    """A simulated GPU; what orders accesses is taken away if a test is parametrized with its name, which is noticed."""
+    if without := getattr(request, "param", None):
         monkeypatch.setattr(f"simulated_gpu.{without}", lambda *_: None)
     with as_gpu() as simulated:
         yield simulated
     assert bool(simulated.faults) == bool(without), simulated.faults[:3]
 
 
-@pytest.mark.parametrize("without", [None, "Stream.synchronize", "Event.synchronize"])
+@pytest.mark.parametrize("gpu", [None, "Stream.synchronize", "Event.synchronize"], indirect=True)
 def test_page_locked_memory_is_not_touched_while_it_is_copied(gpu):
     shared = Device("cuda", 4)
     with ThreadPoolExecutor(6) as pool:
@@ -41,7 +36,7 @@ def test_page_locked_memory_is_not_touched_while_it_is_copied(gpu):
     assert gpu.launched > 100
 
 
-@pytest.mark.parametrize("without", [None, "Stream.wait_stream"])
+@pytest.mark.parametrize("gpu", [None, "Stream.wait_stream"], indirect=True)
 def test_a_slot_waits_for_the_weights(gpu):
     shared = Device("cuda", 1)
     weights = torch.ones(1 << 10, device="cuda") + 1
@@ -61,7 +56,7 @@ def test_cuda_is_the_gpu_that_the_thread_has_chosen(gpu, monkeypatch):
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["float16", "uint8"])
 @pytest.mark.parametrize(
-    "without", [None, "Stream.wait_event", "Stream.wait_stream", "Event.synchronize", "SimulatedGpu.record"]
+    "gpu", [None, "Stream.wait_event", "Stream.wait_stream", "Event.synchronize", "SimulatedGpu.record"], indirect=True
 )
 def test_a_batch_is_whole_when_training_uses_it_and_until_it_has(gpu, tmp_path, quantized):
     make_version(tmp_path, make_features(60, max_frames=30), quantized=quantized)

@@ -18,7 +18,6 @@ class Kind(NamedTuple):
     """A format that libsndfile writes."""
 
     suffix: str
-    """The file's suffix."""
     format: str
     """libsndfile's name of the container."""
     subtype: str

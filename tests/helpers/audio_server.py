@@ -25,7 +25,6 @@ class AudioServer:
     always: dict[str, Any] = field(default_factory=dict)
     """What goes wrong with each request for a path."""
     has_etags: bool = True
-    """Whether answers have an ETag."""
     has_dates: bool = False
     """Whether answers have a Last-Modified."""
     has_ranges: bool = True

@@ -66,9 +66,6 @@ def assert_repaired(cli, cache: Path, sound: Path, plain) -> None:
     assert (report.problems, report.failed) == ([], 0)
 
 
-# Whole files
-
-
 def delete(path: Path) -> None:
     path.unlink()
 
@@ -100,9 +97,6 @@ def swap_in_another(path: Path) -> None:
 
 
 SPOIL = [delete, empty, shorten, lengthen, replace_by_folder, swap_in_another]
-
-
-# Calls of the system
 
 
 def refusing(number: int) -> Callable[..., NoReturn]:

@@ -37,9 +37,7 @@ class Hub:
     address: str = ""
     """The address, for `HF_ENDPOINT`."""
     name: str = "org/name"
-    """The repository's name."""
     commit: str = "c1dbe2ae3f1de713481a3b3e7c47f357092ee040"
-    """The repository's only commit."""
     requests: list[str] = field(default_factory=list)
     """What was asked: `GET /api/models/org/name/revision/…`."""
     answers: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)

@@ -97,9 +97,7 @@ class Block:
     line: int
     """The number of the line where the block begins."""
     language: str
-    """The language that the block is marked as."""
     text: str
-    """What is in the block."""
     lead: str
     """The last line before the block that is not empty."""
     printed: str | None
@@ -147,7 +145,6 @@ class Reader:
     folder: Path
     """The folder where everything is run."""
     env: dict[str, str]
-    """The environment of the commands."""
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The names that each page's Python has defined."""
     failed: str = ""

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,36 +13,22 @@ from processes import Cli, Finished, Running
 from featcache.extractors import Params
 
 
-class Gate:
-    """Lets in as many of a run as its file says, and no more for as long as that file is there.
+def pass_gate(gate: str) -> None:
+    """Stand still until a gate, given as the path of a file, lets one more in.
 
-    A test writes the file before it starts a run, interferes once the run stands still, and removes the file. A gate
-    without a file is open. What a run extracts in its isolated process counts as the run's: both add a byte to a file
-    for each that they let in.
-
-    Args:
-        path: The path of that file.
+    It lets in as many of a run as its file says, and no more for as long as that file is there. A test writes the file
+    before it starts a run, interferes once the run stands still, and removes the file. A gate without a file is open.
+    What a run extracts in its isolated process counts as the run's: both add a byte to a file for each that was let in.
     """
-
-    def __init__(self, path: str) -> None:
-        is_isolated = any("featcache.engines.isolated" in argument for argument in sys.orig_argv)
-        self._path = Path(path)
-        self._entered = f"{path}.{os.getppid() if is_isolated else os.getpid()}"
-
-    def enter(self) -> None:
-        """Stand still until there is room."""
-        descriptor = os.open(self._entered, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        os.write(descriptor, b".")
-        number = os.lseek(descriptor, 0, os.SEEK_CUR) - 1  # where the byte was appended
-        os.close(descriptor)
-        while self._room() <= number:
+    is_isolated = any("featcache.engines.isolated" in argument for argument in sys.orig_argv)
+    entered = f"{gate}.{os.getppid() if is_isolated else os.getpid()}"
+    descriptor = os.open(entered, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.write(descriptor, b".")
+    number = os.lseek(descriptor, 0, os.SEEK_CUR) - 1  # where the byte was appended
+    os.close(descriptor)
+    with suppress(FileNotFoundError):
+        while int(Path(gate).read_text() or 0) <= number:
             time.sleep(0.002)
-
-    def _room(self) -> float:
-        try:
-            return int(self._path.read_text() or 0)
-        except FileNotFoundError:
-            return float("inf")
 
 
 class SlowParams(Params):
@@ -52,12 +39,12 @@ class SlowParams(Params):
     seconds: float = 0.0
     """To sleep, for every clip or batch."""
     gate: str = ""
-    """The file of a `Gate` that every one goes through."""
+    """The file of a gate that every one goes through; see `pass_gate`."""
 
     def pause(self) -> None:
         """Go through the gate, and sleep."""
         if self.gate:
-            Gate(self.gate).enter()
+            pass_gate(self.gate)
         time.sleep(self.seconds)
 
 

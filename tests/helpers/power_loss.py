@@ -36,7 +36,6 @@ class Node:
     writes: list[tuple[int, Call]] = field(default_factory=list)
     """Writes and changes of the size, each with its time: the number of the call."""
     flushed: list[int] = field(default_factory=list)
-    """When it was flushed."""
     refused: list[int] = field(default_factory=list)
     """When a flush failed."""
 

@@ -34,11 +34,6 @@ class Reading(Dataset):
                 return id_, b"", str(error)
 
 
-def as_they_are(batch):
-    """The items of a batch, in a list."""
-    return batch
-
-
 def read_with_local_copies(cache: str, disk: str, expected: str) -> None:
     """Read everything thrice, with copies on a local disk where something may go wrong; every value must be right."""
     values = {id_: bytes.fromhex(data) for id_, data in json.loads(Path(expected).read_text()).items()}
