@@ -371,7 +371,11 @@ def test_a_dataset_has_its_rows_by_place(top, saved):
         "text": [clip.text for clip in CLIPS],
         "speaker": [clip.speaker for clip in CLIPS],
     }
-    assert str(manifest.resolve(manifest.paths[5])) == f"{written.manifest}/{written.paths[5]}"
+    for path, clip in zip(manifest.paths, CLIPS, strict=True):
+        place = manifest.resolve(path)
+        assert str(place) == f"{written.manifest}/{path}"
+        with copy_of(place).open() as file:
+            assert file.read().decode() == clip.stem
     assert rows_of(read_manifest(written.manifest, carry=False)) == rows_of(manifest)
     if not saved:
         one = read_manifest(written.manifest / "data-1.parquet")
