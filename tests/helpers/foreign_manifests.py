@@ -226,7 +226,7 @@ WRITERS: dict[str, Writer] = {
 """Every form of a manifest, by name."""
 
 
-def dataset(top: Path, clips: Sequence[Clip], saved: bool = True) -> Written:
+def dataset(top: Path, clips: Sequence[Clip], saved: bool) -> Written:
     """Hugging Face's, with the files' bytes inside: two tables of Arrow, or of Parquet."""
     import pyarrow
     import pyarrow.parquet
