@@ -25,14 +25,11 @@ from featcache.version.version import Version
 # A value depends on nothing but the audio and the config
 
 
-def test_everything_is_there(corpus, truth):
+def test_everything_is_there_and_channels_and_segments_are_told_apart(corpus, truth):
     assert set(truth) == set(corpus.ids)
     assert all(dtype == "float16" and shape[1] == 80 for dtype, shape, _ in truth.values())
     assert truth["plain-01"][1] == (88, 80)  # 0.9 s: 1 + (14400 - 400) // 160
     assert truth["segment-3"][1] == (83, 80)
-
-
-def test_channels_segments_and_rates_are_told_apart(truth):
     assert len({truth[name][2] for name in ("stereo-mix", "stereo-left", "stereo-right")}) == 3
     assert len({truth[f"segment-{i}"][2] for i in range(6)}) == 6
     assert truth["ünï-ço∂é"] == truth["plain-01"]

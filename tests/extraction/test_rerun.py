@@ -16,12 +16,16 @@ from featcache.extraction.plan import plan_extraction
 from featcache.manifest import read_manifest
 
 
-def test_again_does_nothing_and_says_so(cli, corpus, reference):
-    before = sorted(reference.rglob("*"))
-    again = cli("extract", corpus.manifest(), "-o", reference)
+def test_again_does_nothing_and_says_so_and_rows_removed_are_surplus(cli, plain, cache):
+    before = sorted(cache.rglob("*"))
+    again = cli("extract", plain.manifest(), "-o", cache)
     assert (again.code, again.err) == (0, "")
-    assert f"nothing to do: all {len(corpus.rows)} utterances are already there" in again.out
-    assert sorted(reference.rglob("*")) == before
+    assert "nothing to do: all 12 utterances are already there" in again.out
+    assert sorted(cache.rglob("*")) == before
+    fewer = plain.manifest(plain.rows[:-3], "fewer.csv")
+    assert "nothing to do: all 9 utterances are already there" in cli("extract", fewer, "-o", cache).out
+    verified = cli("verify", cache, "--manifest", fewer)
+    assert (verified.code, "3 utterances are not in the manifest" in verified.out) == (0, True)
 
 
 def test_torch_is_loaded_only_by_what_extracts(cli, plain, scratch):
@@ -59,14 +63,6 @@ def test_another_config_is_another_version_and_says_what_differs(cli, plain, scr
     assert len(versions_in(scratch)) == 2
     again = cli(*job, other)
     assert ("nothing to do" in again.out, again.err) == (True, "")
-
-
-def test_rows_removed_are_surplus(cli, plain, cache):
-    fewer = plain.manifest(plain.rows[:-3], "fewer.csv")
-    assert "nothing to do: all 9 utterances are already there" in cli("extract", fewer, "-o", cache).out
-    verified = cli("verify", cache, "--manifest", fewer)
-    assert verified.code == 0
-    assert "3 utterances are not in the manifest" in verified.out
 
 
 def test_rows_that_changed_are_extracted_again(cli, plain, cache, scratch):
