@@ -139,24 +139,20 @@ def test_weights_that_are_elsewhere_now(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "features", "sample_rate", "message"),
+    ("extractor", "params", "features", "sample_rate", "message"),
     [
-        ({"extractor": "fbank"}, {}, 8000, "audio.sample_rate: 8000; these units are of a, whose .* is 16000"),
-        ({"extractor": "fbank"}, {"num_mel_bins": "40"}, 16000, "params.features: num_mel_bins: .* and they have none"),
-        (
-            {"extractor": "small_units:Scaled"},
-            {"power": "2"},
-            16000,
-            "features: power: .* only the location of their weights",
-        ),
-        ({"extractor": "fbank", "params": {"dither": 1.0}}, {}, 16000, "its features have dither"),
+        ("fbank", {}, {}, 8000, "audio.sample_rate: 8000; these units are of a, whose .* is 16000"),
+        ("fbank", {}, {"num_mel_bins": "40"}, 16000, "params.features: num_mel_bins: .* and they have none"),
+        ("fbank", {"dither": 1.0}, {}, 16000, "its features have dither"),
+        ("small_units:Scaled", {}, {"power": "2"}, 16000, "features: power: .* only the location of their weights"),
     ],
 )
-def test_what_does_not_go_together(source, features, sample_rate, message, tmp_path):
-    if source["extractor"] == "small_units:Scaled":
+def test_what_does_not_go_together(extractor, params, features, sample_rate, message, tmp_path):
+    if extractor == "small_units:Scaled":
         (tmp_path / "factor").write_text("1.0")
-        source = {**source, "params": {"weights": str(tmp_path / "factor")}}
-    write_units(tmp_path / "units.safetensors", config_from({"name": "a", **source}), 20)
+        params = {"weights": str(tmp_path / "factor")}
+    source = config_from({"name": "a", "extractor": extractor, "params": params})
+    write_units(tmp_path / "units.safetensors", source, 20)
     with pytest.raises(ConfigError, match=message):
         build(tmp_path / "units.safetensors", sample_rate, **features)
 

@@ -6,7 +6,6 @@ import time
 import torch
 from pausing import SlowParams
 
-from featcache.errors import ExtractorError
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.spec import FeatureSpec, SideSpec
 
@@ -111,15 +110,3 @@ class Liar(Moments):
     def encode(self, waveforms, num_samples):
         rows = super().encode(waveforms, num_samples)
         return Rows(rows.features[:, : int(num_samples.min()) // HOP - 1], rows.side)
-
-
-class Failing(Moments):
-    """Gives up in its third batch."""
-
-    _lock = threading.Lock()
-
-    def encode(self, waveforms, num_samples):
-        with self._lock:
-            if len(self.calls) == 2:
-                raise ExtractorError("out of cheese")
-            return super().encode(waveforms, num_samples)
