@@ -167,11 +167,8 @@ def test_ends_that_are_none(written):
     assert faults_of(written("id,path,start,end,end_time\na,x.wav,1,2,2\n")) == [
         "line 2: 'end', 'end_time' both end the row: leave one, or give durations"
     ]
-
-
-def test_an_end_beside_a_duration_is_carried(written):
-    manifest = read_manifest(written("id,path,start,duration,end\na,x.wav,1,2,3\n"))
-    assert list(manifest.columns["end"]) == ["3"]
+    beside_a_duration = read_manifest(written("id,path,start,duration,end\na,x.wav,1,2,3\n"))
+    assert list(beside_a_duration.columns["end"]) == ["3"]
 
 
 @pytest.mark.parametrize(
