@@ -50,8 +50,6 @@ Waveforms = torch.Tensor
 
 @dataclass(frozen=True)
 class Codec:
-    """One codec."""
-
     make: Callable[[Path], Path]
     """Writes a small model into a folder."""
     extractor: str
@@ -66,7 +64,6 @@ class Codec:
     """The extractor's parameters besides the weights."""
 
     def load(self, folder: Path) -> Any:
-        """The real model from a folder."""
         if self.model == "SpeechTokenizer":
             from speechtokenizer import SpeechTokenizer
 
@@ -112,7 +109,6 @@ CODECS = {
 
 
 def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[str, Any]:
-    """One codec on one corpus."""
     weights = codec.make(folder / "model")
     config = config_from(
         {

@@ -71,7 +71,6 @@ Resampler = Callable[[NDArray[np.float32]], Sequence]
 
 
 def resamplers(source: int, target: int) -> dict[str, Resampler]:
-    """Every resampler that there is here."""
     made = available({"soxr": _soxr, "torchaudio": _torchaudio, "scipy": _scipy}, source, target)
     return {name: run for of_package in made.values() for name, run in of_package.items()}
 

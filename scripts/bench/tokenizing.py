@@ -125,7 +125,6 @@ def compare(manifest: Manifest, config: Config, cache: Path, model: Model) -> st
 
 
 def measure(asked: argparse.Namespace) -> list[Table | str]:
-    """All rounds."""
     manifest = read_manifest(make_corpus(asked.folder, asked.kind, asked.hours))
     weights = make_weights(asked.folder)
     params = {"weights": str(weights), "bandwidth": BANDWIDTH}

@@ -54,8 +54,6 @@ from ties import differences
 from tokenizing import RATE, Model
 
 ALONE, PADDED, CACHED = "one by one", "padded", "featcache"
-HUB = "encodec24k-6kbps"
-"""The packaged config of EnCodec on the hub."""
 HOP = 320
 """Samples to a frame."""
 DIGITS = [str(digit) for digit in range(10)]
@@ -91,9 +89,6 @@ class Waveforms(Dataset[tuple[int, Tensor]]):
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-
-    def __len__(self) -> int:
-        return len(self._manifest)
 
     def __getitem__(self, row: int) -> tuple[int, Tensor]:
         path = self._manifest.resolve(self._manifest[row].path)
@@ -165,8 +160,8 @@ class OnTheFly:
 
 
 def make_config(asked: argparse.Namespace) -> dict:
-    """The config of EnCodec with the weights asked for."""
-    document = yaml.safe_load(packaged_configs()[HUB])
+    """The packaged config of EnCodec on the hub, with the weights asked for."""
+    document = yaml.safe_load(packaged_configs()["encodec24k-6kbps"])
     params = document["params"]
     if asked.weights != params["weights"]:
         chosen = asked.weights or make_weights(asked.folder)
@@ -193,7 +188,6 @@ class Outcome:
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds of an epoch, the median."""
         return median([epoch.seconds for epoch in self.passes])
 
 
@@ -223,7 +217,6 @@ class Story:
         return OnTheFly(manifest, self.data.sampler(name), self.model, self.device, padded=way == PADDED)
 
     def run(self, way: str) -> Outcome:
-        """Train in one way."""
         print(f"training: {way}", file=sys.stderr)
         torch.set_num_threads(1)  # which is no slower for a network so small, and leaves the cores to workers
         torch.manual_seed(self.asked.seed)
@@ -272,7 +265,6 @@ class Story:
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
-    """All of it."""
     story = Story(asked, folder)
     data = story.data
     num_train, num_test = map(len, data.datasets.values())

@@ -22,7 +22,6 @@ ROWS = st.lists(SECONDS, min_size=1, max_size=60)
 
 
 def table(durations, ids=None, starts=None) -> Manifest:
-    """A manifest of rows with the given durations."""
     count = len(durations)
     names = [f"id-{i}" for i in range(count)] if ids is None else ids
     return Manifest(

@@ -15,7 +15,6 @@ from featcache.manifest import read_manifest
 
 @pytest.fixture
 def fast(written):
-    """A config that makes copies."""
     return written("name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml")
 
 

@@ -238,7 +238,6 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> Path:
-    """A file, which the suite may copy and change."""
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
     path.write_bytes(bytes(100))
     return path

@@ -106,7 +106,6 @@ def exact(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.nda
 
 
 def by_torchaudio(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.ndarray:
-    """`torchaudio.compliance.kaldi`."""
     function = getattr(torchaudio.compliance.kaldi, _name(params))
     samples = torch.from_numpy(waveform)[None] * params.waveform_scale
     options = params.model_dump(exclude={"waveform_scale"})
@@ -138,7 +137,6 @@ def by_native(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np
 
 
 def first_samples(num_samples: int, length: int, shift: int, snip_edges: bool) -> list[int]:
-    """Where each frame begins."""
     if snip_edges:
         return [first for first in range(0, num_samples, shift) if first + length <= num_samples]
     return [shift * t + shift // 2 - length // 2 for t in range((num_samples + shift // 2) // shift)]

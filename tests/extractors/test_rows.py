@@ -43,12 +43,10 @@ def clips(count: int) -> list[Clip]:
 
 
 def extract(manifest, config, cache, threads=2, **options):
-    """Extract in this process."""
     return featcache.extract(manifest, config, cache, Options(threads=threads, **options))
 
 
 def planned(corpus, config, cache, threads=2):
-    """What that would do."""
     return plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], cache, Options(threads=threads))
 
 
@@ -322,7 +320,6 @@ def test_what_was_whole_when_an_extractor_broke_stays(plain, scratch, tmp_path, 
 
 
 def corpus_of(folder: Path, lengths: Iterable[float]) -> Corpus:
-    """Recordings of so many seconds."""
     corpus = Corpus(folder)
     for i, seconds in enumerate(lengths):
         soundfile.write(folder / f"{i}.wav", speech(seconds, seed=i), 16000)
