@@ -110,14 +110,8 @@ CODECS = {
 
 def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[str, Any]:
     weights = codec.make(folder / "model")
-    config = config_from(
-        {
-            "name": "codes",
-            "extractor": codec.extractor,
-            "params": {"weights": str(weights), **codec.params},
-            "audio": {"sample_rate": codec.rate},
-        }
-    )
+    params, audio = {"weights": str(weights), **codec.params}, {"sample_rate": codec.rate}
+    config = config_from({"name": "codes", "extractor": codec.extractor, "params": params, "audio": audio})
     path = _manifest(corpus, folder, limit)
     manifest = read_manifest(path)
     _killed_and_resumed(path, config, folder)

@@ -80,8 +80,7 @@ class Model:
             count = max(1, round(seconds / (rows * length * self._workers)))
             self._run(waveforms, 1)
             taken = timed(lambda waveforms=waveforms, count=count: self._run(waveforms, count))
-            audio = rows * length * count * self._workers
-            found[f"{rows} × {length:g} s"] = Timed(taken.seconds / audio, taken.cpu_seconds / audio, taken.others)
+            found[f"{rows} × {length:g} s"] = of_audio(taken, rows * length * count * self._workers)
         return min(found.items(), key=lambda each: each[1].seconds)
 
     def _run(self, waveforms: torch.Tensor, count: int) -> None:
