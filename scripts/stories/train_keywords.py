@@ -192,12 +192,7 @@ class Outcome:
 
 
 class Story:
-    """The three, over one extraction.
-
-    Args:
-        asked: The options from the command line.
-        folder: The folder for the cache.
-    """
+    """The three, over one extraction into a folder."""
 
     def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
         self.asked = asked
