@@ -34,10 +34,6 @@ def at_url(server, path: Path) -> Url:
     return Url(server.url(f"/{path.name}"))
 
 
-def copies_that_are_open() -> list[str]:
-    return [name for name in open_files("/") if name.endswith("(deleted)")]
-
-
 def bytes_of(url: str) -> bytes:
     with fetch(Url(url)).open() as file:
         return file.read()
@@ -80,12 +76,12 @@ def test_bad_files_are_as_bad_at_urls(tmp_path, server):
 def test_nothing_stays_open(tmp_path, server, monkeypatch):
     url = at_url(server, write_tone(tmp_path / "a.wav"))
     assert not isinstance(next(iter(decode(url, [WHOLE]))), AudioError)
-    before = copies_that_are_open()
+    before = [name for name in open_files("/") if name.endswith("(deleted)")]  # copies
     for limit in (32 << 20, 100):
         monkeypatch.setattr(remote, "IN_MEMORY", limit)
         for _ in decode(url, [WHOLE, WHOLE]):
             pass
-        assert copies_that_are_open() == before
+        assert [name for name in open_files("/") if name.endswith("(deleted)")] == before
 
 
 def test_the_header_alone_tells_the_length(tmp_path, server):

@@ -80,14 +80,8 @@ class OfModel(ExtractorSuite):
     @classmethod
     def loaded(cls, tmp_path_factory) -> Config:
         weights = cls.save(tmp_path_factory.mktemp("weights"))
-        return config_from(
-            {
-                "name": "small",
-                "extractor": cls.extractor_name,
-                "params": {"weights": str(weights), **cls.params},
-                "audio": {"sample_rate": cls.sample_rate},
-            }
-        )
+        params, audio = {"weights": str(weights), **cls.params}, {"sample_rate": cls.sample_rate}
+        return config_from({"name": "small", "extractor": cls.extractor_name, "params": params, "audio": audio})
 
 
 class TestEncodec24(OfModel):

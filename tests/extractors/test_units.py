@@ -112,8 +112,7 @@ def test_rows_are_put_together_as_the_features_extractor_would(tmp_path):
 
 @pytest.mark.parametrize(("k", "dtype"), [(1, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")])
 def test_the_smallest_dtype_that_holds_the_codes(k, dtype, tmp_path):
-    config = config_from({"name": "a", "extractor": "fbank"})
-    write_codebook(tmp_path / "units.safetensors", config, torch.zeros(k, 80))
+    write_codebook(tmp_path / "units.safetensors", config_from({"name": "a", "extractor": "fbank"}), torch.zeros(k, 80))
     units = config_from({"name": "u", "extractor": "units", "params": {"weights": str(tmp_path / "units.safetensors")}})
     assert units.dtype == dtype
     spec = units.build(CPU).spec
