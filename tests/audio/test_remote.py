@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -172,8 +173,6 @@ def test_a_redirection_is_followed_and_its_signature_is_not_told(server):
 
 @pytest.mark.parametrize("path", ["/a b.wav", "/ü/é.wav", "/a+b=c.wav", "/x//y.wav", "/100%.wav", "/a?b.wav"])
 def test_names_of_files_are_what_servers_know(server, path):
-    from urllib.parse import quote
-
     server.files[path] = path.encode()
     assert bytes_of(server.url(quote(path))) == path.encode()
     if not set(path) & {"%", "?"}:

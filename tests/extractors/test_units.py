@@ -185,7 +185,7 @@ def test_features_that_the_version_could_not_hold_are_a_failure(tmp_path):
 # From a version
 
 
-def rows_of(version, names):
+def rows_of(names):
     return [Utterance(id=name, path=f"audio/{name}.wav") for name in names]
 
 
@@ -195,7 +195,7 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
     version = make_version(tmp_path, dict([*features.items()][:20]), dict([*features.items()][20:]))
     source = open_source(tmp_path, version.info.fingerprint)
     some = [names[number] for number in (49, 3, 20, 3)]
-    for name, given in zip(some, source.read(rows_of(version, some)), strict=True):
+    for name, given in zip(some, source.read(rows_of(some)), strict=True):
         assert isinstance(given, StoredUtterance)
         np.testing.assert_array_equal(given.features, features[name])
         item = given.item
@@ -216,7 +216,7 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
 def test_a_row_that_the_version_has_not(tmp_path, changed, message):
     version = make_version(tmp_path, make_features(5, (4,), "float16"))
     row = Utterance(**{"id": "utt-1", "path": "audio/utt-1.wav", **changed})
-    there, missing = open_source(version.path, version.info.fingerprint).read([*rows_of(version, ["utt-0"]), row])
+    there, missing = open_source(version.path, version.info.fingerprint).read([*rows_of(["utt-0"]), row])
     assert isinstance(there, StoredUtterance)
     assert isinstance(missing, AudioError)
     assert missing.reason == Reason.NOT_IN_SOURCE
@@ -236,7 +236,7 @@ def test_a_flipped_bit_is_not_made_into_units(tmp_path):
     version = make_version(tmp_path, make_features(5, (4,), "float16"))
     flip(version.shard(version.shard_names()[0]).folder / "features" / "c" / "0" / "0", 0)
     with pytest.raises(DamagedError, match=r"utt-0: damaged: .* `featcache repair"):
-        open_source(tmp_path, version.info.fingerprint).read(rows_of(version, ["utt-0"]))
+        open_source(tmp_path, version.info.fingerprint).read(rows_of(["utt-0"]))
 
 
 def test_the_version_is_found_by_its_fingerprint(tmp_path):
