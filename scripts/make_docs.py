@@ -141,7 +141,6 @@ def _words(path: Path) -> list[str]:
 
 
 def main() -> None:
-    """Write the pages, or with --check say which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     if not parser.parse_args().check:

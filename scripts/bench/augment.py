@@ -77,15 +77,9 @@ def torchaudio_masks() -> Augment:
 def lhotse_masks() -> Augment:
     from lhotse.dataset.signal_transforms import SpecAugment as Theirs
 
-    theirs = Theirs(
-        time_warp_factor=None,
-        num_feature_masks=MASKS,
-        features_mask_size=FREQ_WIDTH,
-        num_frame_masks=MASKS,
-        frames_mask_size=TIME_WIDTH,
-        max_frames_mask_fraction=FRACTION,
-        p=1.0,
-    )
+    in_freq = {"num_feature_masks": MASKS, "features_mask_size": FREQ_WIDTH}
+    in_time = {"num_frame_masks": MASKS, "frames_mask_size": TIME_WIDTH, "max_frames_mask_fraction": FRACTION}
+    theirs = Theirs(time_warp_factor=None, **in_freq, **in_time, p=1.0)
     return lambda features, lengths, lengths_list: theirs(features)
 
 

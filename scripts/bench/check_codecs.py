@@ -50,8 +50,6 @@ Waveforms = torch.Tensor
 
 @dataclass(frozen=True)
 class Codec:
-    """One codec."""
-
     make: Callable[[Path], Path]
     """Writes a small model into a folder."""
     extractor: str
@@ -66,7 +64,6 @@ class Codec:
     """The extractor's parameters besides the weights."""
 
     def load(self, folder: Path) -> Any:
-        """The real model from a folder."""
         if self.model == "SpeechTokenizer":
             from speechtokenizer import SpeechTokenizer
 
@@ -112,16 +109,9 @@ CODECS = {
 
 
 def check(codec: Codec, corpus: Path, folder: Path, limit: int | None) -> dict[str, Any]:
-    """One codec on one corpus."""
     weights = codec.make(folder / "model")
-    config = config_from(
-        {
-            "name": "codes",
-            "extractor": codec.extractor,
-            "params": {"weights": str(weights), **codec.params},
-            "audio": {"sample_rate": codec.rate},
-        }
-    )
+    params, audio = {"weights": str(weights), **codec.params}, {"sample_rate": codec.rate}
+    config = config_from({"name": "codes", "extractor": codec.extractor, "params": params, "audio": audio})
     path = _manifest(corpus, folder, limit)
     manifest = read_manifest(path)
     _killed_and_resumed(path, config, folder)

@@ -54,13 +54,7 @@ KINDS = {"long": Kind(16000, "flac", 12.3, 1.5, 35.0), "short": Kind(8000, "wav"
 
 
 def make_corpus(folder: Path, kind: str, hours: float) -> Path:
-    """Make a corpus in a folder of its own under `folder`, unless it is there; returns its manifest.
-
-    Args:
-        folder: The folder where corpora are kept.
-        kind: One of `KINDS`.
-        hours: How much audio it has.
-    """
+    """Make a corpus of one of `KINDS`, in its own folder under `folder`, unless it is there; returns its manifest."""
     home = folder / f"{kind}-{hours:g}h-{'speech' if is_speech() else 'made-up'}"
     manifest = home / "manifest.csv"
     if manifest.exists():

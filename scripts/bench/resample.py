@@ -71,7 +71,6 @@ Resampler = Callable[[NDArray[np.float32]], Sequence]
 
 
 def resamplers(source: int, target: int) -> dict[str, Resampler]:
-    """Every resampler that there is here."""
     made = available({"soxr": _soxr, "torchaudio": _torchaudio, "scipy": _scipy}, source, target)
     return {name: run for of_package in made.values() for name, run in of_package.items()}
 
@@ -92,13 +91,9 @@ def _soxr(source: int, target: int) -> dict[str, Resampler]:
 def _torchaudio(source: int, target: int) -> dict[str, Resampler]:
     from torchaudio.transforms import Resample
 
-    best = {
-        "lowpass_filter_width": 64,
-        "rolloff": 0.9475937167399596,
-        "resampling_method": "sinc_interp_kaiser",
-        "beta": 14.769656459379492,
-    }
-    transforms = {"default": Resample(source, target), "kaiser_best": Resample(source, target, **best)}
+    best = {"lowpass_filter_width": 64, "rolloff": 0.9475937167399596, "beta": 14.769656459379492}
+    kaiser_best = Resample(source, target, "sinc_interp_kaiser", **best)
+    transforms = {"default": Resample(source, target), "kaiser_best": kaiser_best}
 
     @torch.inference_mode()
     def run(transform: Resample, clips: NDArray[np.float32]) -> torch.Tensor:

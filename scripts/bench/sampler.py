@@ -75,13 +75,11 @@ def time_one(lengths):
     resume = perf_counter()
     other.load_state_dict(state)
     next(iter(other))
-    return "\n".join(
-        [
-            f"{len(lengths):,} utterances: made in {(made - begin) * 1e3:.0f} ms",
-            f"  the first batch of an epoch after {first - made:.1f} s",
-            f"  each further one after {(last - first) / count * 1e6:.1f} µs",
-            f"  the first with 6 ranks, after half an epoch with 8, after {perf_counter() - resume:.1f} s",
-        ]
+    return (
+        f"{len(lengths):,} utterances: made in {(made - begin) * 1e3:.0f} ms\n"
+        f"  the first batch of an epoch after {first - made:.1f} s\n"
+        f"  each further one after {(last - first) / count * 1e6:.1f} µs\n"
+        f"  the first with 6 ranks, after half an epoch with 8, after {perf_counter() - resume:.1f} s"
     )
 
 

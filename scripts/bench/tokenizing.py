@@ -46,12 +46,7 @@ LIMIT_SECONDS, LOOP_SECONDS = 60.0, 120.0
 
 
 class Model:
-    """The model alone.
-
-    Args:
-        weights: The folder of the weights.
-        device: The device to run on.
-    """
+    """The model alone, with weights from a folder."""
 
     def __init__(self, weights: Path, device: Device) -> None:
         from transformers import EncodecModel
@@ -80,8 +75,7 @@ class Model:
             count = max(1, round(seconds / (rows * length * self._workers)))
             self._run(waveforms, 1)
             taken = timed(lambda waveforms=waveforms, count=count: self._run(waveforms, count))
-            audio = rows * length * count * self._workers
-            found[f"{rows} × {length:g} s"] = Timed(taken.seconds / audio, taken.cpu_seconds / audio, taken.others)
+            found[f"{rows} × {length:g} s"] = of_audio(taken, rows * length * count * self._workers)
         return min(found.items(), key=lambda each: each[1].seconds)
 
     def _run(self, waveforms: torch.Tensor, count: int) -> None:
@@ -125,13 +119,10 @@ def compare(manifest: Manifest, config: Config, cache: Path, model: Model) -> st
 
 
 def measure(asked: argparse.Namespace) -> list[Table | str]:
-    """All rounds."""
     manifest = read_manifest(make_corpus(asked.folder, asked.kind, asked.hours))
     weights = make_weights(asked.folder)
-    params = {"weights": str(weights), "bandwidth": BANDWIDTH}
-    config = config_from(
-        {"name": "encodec24k", "extractor": "encodec", "params": params, "audio": {"sample_rate": RATE}}
-    )
+    params, audio = {"weights": str(weights), "bandwidth": BANDWIDTH}, {"sample_rate": RATE}
+    config = config_from({"name": "encodec24k", "extractor": "encodec", "params": params, "audio": audio})
     device = Device("cpu", asked.threads)
     device.configure_torch()
     model = Model(weights, device)

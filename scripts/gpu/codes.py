@@ -12,6 +12,8 @@ A mismatch is a code that differs by more than rounding explains; what differs e
 from step import Step, main
 
 # isort: split
+from collections import Counter
+
 import check_codecs
 import numpy as np
 import small_models
@@ -34,7 +36,9 @@ def run(step: Step) -> None:
 
 def check(step: Step, name: str) -> None:
     rate = step.config(name).audio.sample_rate
-    clips = make_clips(rate, [0.3, 0.4] if step.small else np.random.default_rng(0).uniform(0.5, 15, 32).tolist())
+    lengths = [0.3, 0.4] if step.small else np.random.default_rng(0).uniform(0.5, 15, 32).tolist()
+    waveforms = (small_models.speech_like(length, rate, seed=number) for number, length in enumerate(lengths))
+    clips = [SampledClip(str(number), waveform.numpy()) for number, waveform in enumerate(waveforms)]
     extractor = build(step, name)
     against_model(step, name, extractor, clips)
     against_cpu(step, name, extractor, clips)
@@ -56,16 +60,9 @@ def build(step: Step, name: str, **params: str) -> CodecExtractor:
     return extractor
 
 
-def make_clips(rate: int, seconds: list[float]) -> list[SampledClip]:
-    return [
-        SampledClip(str(number), small_models.speech_like(length, rate, seed=number).numpy())
-        for number, length in enumerate(seconds)
-    ]
-
-
 def against_model(step: Step, name: str, extractor: CodecExtractor, clips: list[SampledClip]) -> None:
     """The model does not tell its latents, so noise of the size of rounding tells whether a frame was tied."""
-    codes = differing = mismatched = 0
+    counts = Counter(codes=0, differing=0, mismatched=0)
     seen: set[int] = set()
     codec, device = check_codecs.CODECS[CODECS[name]], step.device.torch_device
     model = codec.load(step.config(name).params.weights).to(device)
@@ -75,20 +72,13 @@ def against_model(step: Step, name: str, extractor: CodecExtractor, clips: list[
             theirs = codec.encode(model, torch.from_numpy(clip.waveform).to(device)[None])[0]
             theirs = theirs[:, : ours.features.shape[1]].to(ours.features.device)
             frames = (ours.features != theirs).any(1)
-            codes, differing = codes + theirs.numel(), differing + int((ours.features != theirs).sum())
+            counts.update(codes=theirs.numel(), differing=int((ours.features != theirs).sum()))
             seen.update(theirs[:, 0].tolist())
             if frames.any():
                 given = ours.latents[frames].float(), ours.features[frames], theirs[frames]
                 tied = tied_frames(extractor.quantize, *given)
-                mismatched += int((given[1] != given[2])[~tied].sum())
-    step.record(
-        "against the model alone",
-        codec=name,
-        codes=codes,
-        distinct=len(seen),
-        differing=differing,
-        mismatched=mismatched,
-    )
+                counts["mismatched"] += int((given[1] != given[2])[~tied].sum())
+    step.record("against the model alone", codec=name, **counts, distinct=len(seen))
 
 
 def against_cpu(step: Step, name: str, extractor: CodecExtractor, clips: list[SampledClip]) -> None:

@@ -35,8 +35,6 @@ PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "defau
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the day."""
-
     settles: str
     """The question that it answers."""
     minutes: float

@@ -71,7 +71,6 @@ class Step:
         return self.seconds - (perf_counter() - self.started)
 
     def wait(self) -> None:
-        """Wait for the device."""
         if self.device.is_cuda:
             torch.cuda.synchronize(self.device.torch_device)
 
@@ -102,7 +101,6 @@ class Step:
 
 
 def main(run: Callable[[Step], object], description: str) -> None:
-    """Run a step as a script."""
     started = perf_counter()
     asked = options(
         description,

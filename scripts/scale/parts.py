@@ -77,7 +77,6 @@ def resources() -> list[float]:
 
 
 def corpus_of(part: Path, corpus: Path, count: int) -> Path:
-    """A corpus of so many links of a part."""
     for number in range(count):
         shutil.copytree(part, corpus / f"part-{number:04}", copy_function=os.link)
     return corpus

@@ -10,8 +10,8 @@ one by one  every epoch loads, resamples and tokenises each clip by itself: the 
 padded      every epoch tokenises padded batches, as most people do: other codes in clips' last frames
 featcache   `featcache extract` once, and a `featcache.DataLoader`
 
-`on_the_fly.py` does the first two as well as they can be done. The classifier is an x-vector network (`xvector.py`)
-over the sum of the codes' embeddings. EnCodec is the 24 kHz model at 6 kbps, in fp32. Without --weights it has its full
+`OnTheFly` does the first two as well as they can be done. The classifier is an x-vector network (`xvector.py`) over
+the sum of the codes' embeddings. EnCodec is the 24 kHz model at 6 kbps, in fp32. Without --weights it has its full
 size, random weights, and codebooks made from its own latents (`random_encodec.py`): it computes as much as the real
 one, but its accuracies say nothing of that one's.
 
@@ -24,14 +24,20 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
-import numpy as np
+import soundfile
+import soxr
 import torch
 import yaml
-from on_the_fly import CodesOfBatch, OnTheFly, Waveforms
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
 from training import OPTIONS, Data, GpuUse, Pass, Trainer, split
 from xvector import EmbeddedCodes, XVector
 
@@ -39,23 +45,123 @@ import featcache
 from featcache import weights
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
-from featcache.manifest import read_manifest
+from featcache.manifest import Manifest, read_manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from harness import CORES, KEPT, Table, Timed, median, options, present, remark, temporary_folder, timed
 from random_encodec import make_weights
 from ties import differences
-from tokenizing import Model
+from tokenizing import RATE, Model
 
 ALONE, PADDED, CACHED = "one by one", "padded", "featcache"
-HUB = "encodec24k-6kbps"
-"""The packaged config of EnCodec on the hub."""
+HOP = 320
+"""Samples to a frame."""
 DIGITS = [str(digit) for digit in range(10)]
 
 
+# Codes that are made when training asks for them
+
+
+def one_by_one(model: Model, waveforms: Tensor, num_samples: Tensor) -> Tensor:
+    """Codes `[B, F, Q]` of waveforms `[B, n]` with `num_samples` `[B]` on the CPU; each as if alone."""
+    clips = zip(waveforms, num_samples.tolist(), strict=True)
+    return pad_sequence([model.encode(clip[None, :count])[0].T for clip, count in clips], batch_first=True)
+
+
+def at_once(model: Model, waveforms: Tensor, num_samples: Tensor) -> Tensor:
+    """The same, but for what padding changes."""
+    return model.encode(waveforms).mT.clone()  # which, unlike what inference mode gives, can be trained on
+
+
+Tokenise = Callable[[Tensor, Tensor], Tensor]
+
+
+def collate(tokenise: Tokenise | None, items: list[tuple[int, Tensor]]) -> tuple[list[int], Tensor, Tensor]:
+    """The rows of a batch, `num_samples` `[B]`, and the waveforms or codes, padded."""
+    waveforms = pad_sequence([waveform for _, waveform in items], batch_first=True)
+    num_samples = torch.tensor([len(waveform) for _, waveform in items])
+    padded = waveforms if tokenise is None else tokenise(waveforms, num_samples)
+    return [row for row, _ in items], num_samples, padded
+
+
+class Waveforms(Dataset[tuple[int, Tensor]]):
+    """The clips of a manifest, mono, loaded and resampled when they are asked for: their rows and `[num_samples]`."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+
+    def __getitem__(self, row: int) -> tuple[int, Tensor]:
+        path = self._manifest.resolve(self._manifest[row].path)
+        samples, rate = soundfile.read(path, dtype="float32")
+        return row, torch.from_numpy(soxr.resample(samples, rate, RATE, "HQ"))
+
+
+class OnTheFly:
+    """Batches like those of `featcache.DataLoader`, tokenised in every epoch: the usual recipe.
+
+    Worker processes of torch's DataLoader load and resample. On the CPU, where clips are tokenised one by one, they do
+    that as well, with one thread each: two threads in one call are no faster on a clip of half a second, and two
+    processes are. On a GPU, and where a padded batch is tokenised at once, the training process does it.
+
+    Args:
+        manifest: The manifest of the clips, with a column `digit`.
+        sampler: Gives lists of the manifest's rows.
+        model: EnCodec.
+        device: The device of the model, and of the batches.
+        padded: Whether the model gets a batch at once, padded with zeros, instead of clip by clip.
+
+    Attributes:
+        waited: Seconds spent waiting for batches in the last pass; on a GPU, without what is still being computed.
+        codes: The codes `[F, Q]` of each row in the last pass, on the device.
+    """
+
+    def __init__(
+        self, manifest: Manifest, sampler: featcache.BucketBatchSampler, model: Model, device: Device, *, padded: bool
+    ) -> None:
+        self.waited = 0.0
+        self.codes: dict[int, Tensor] = {}
+        self._sampler = sampler
+        self._digits = torch.tensor([int(digit) for digit in manifest.columns["digit"]])
+        self._device = device.torch_device
+        self._threads = device.threads
+        tokenise = partial(at_once if padded else one_by_one, model)
+        in_workers = not padded and not device.is_cuda
+        self._tokenise: Tokenise | None = None if in_workers else tokenise
+        self._loader = DataLoader(
+            Waveforms(manifest),
+            batch_sampler=sampler,
+            collate_fn=partial(collate, tokenise if in_workers else None),
+            num_workers=device.threads,
+            persistent_workers=True,
+            pin_memory=device.is_cuda,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        self._sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.waited, self.codes = 0.0, {}
+        start = perf_counter()
+        for rows, num_samples, padded in self._loader:
+            codes = padded
+            if self._tokenise is not None:
+                torch.set_num_threads(self._threads)
+                codes = self._tokenise(padded.to(self._device, non_blocking=True), num_samples)
+                torch.set_num_threads(1)
+            counts = -(-num_samples // HOP)
+            self.codes |= {row: one[:count] for row, one, count in zip(rows, codes, counts.tolist(), strict=True)}
+            lengths, digits = (one.to(self._device, non_blocking=True) for one in (counts, self._digits[rows]))
+            self.waited += perf_counter() - start
+            yield {"features": codes, "lengths": lengths, "digit": digits}
+            start = perf_counter()
+
+
+# The story
+
+
 def make_config(asked: argparse.Namespace) -> dict:
-    """The config of EnCodec with the weights asked for."""
-    document = yaml.safe_load(packaged_configs()[HUB])
+    """The packaged config of EnCodec on the hub, with the weights asked for."""
+    document = yaml.safe_load(packaged_configs()["encodec24k-6kbps"])
     params = document["params"]
     if asked.weights != params["weights"]:
         chosen = asked.weights or make_weights(asked.folder)
@@ -75,24 +181,18 @@ class Outcome:
     """What the epochs took in all, with starting and ending workers."""
     gpu: str = ""
     """How busy the GPU was."""
-    codes: dict[str, list[CodesOfBatch]] = field(default_factory=dict)
+    codes: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     """The codes that it trained and was tested on, by split, as in `OnTheFly.codes`; empty for featcache."""
     later: float | None = None
     """The accuracy after --more-epochs; for featcache alone."""
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds of an epoch, the median."""
         return median([epoch.seconds for epoch in self.passes])
 
 
 class Story:
-    """The three, over one extraction.
-
-    Args:
-        asked: The options from the command line.
-        folder: The folder for the cache.
-    """
+    """The three, over one extraction into a folder."""
 
     def __init__(self, asked: argparse.Namespace, folder: Path) -> None:
         self.asked = asked
@@ -112,7 +212,6 @@ class Story:
         return OnTheFly(manifest, self.data.sampler(name), self.model, self.device, padded=way == PADDED)
 
     def run(self, way: str) -> Outcome:
-        """Train in one way."""
         print(f"training: {way}", file=sys.stderr)
         torch.set_num_threads(1)  # which is no slower for a network so small, and leaves the cores to workers
         torch.manual_seed(self.asked.seed)
@@ -135,10 +234,10 @@ class Story:
         counts: Counter[str] = Counter()
         extractor = self.config.build(self.asked.device).as_codec_extractor()
         assert extractor is not None
-        for name, batches in outcome.codes.items():
+        for name, found in outcome.codes.items():
             waveforms, ids = Waveforms(read_manifest(self.data.manifests[name])), self.data.datasets[name].ids
-            for row, codes in rows_of(batches):
-                expected = self.data.cache[ids[row]]
+            for row, on_device in found.items():
+                codes, expected = on_device.cpu().numpy(), self.data.cache[ids[row]]
                 if ties:
                     counts += differences(codes, expected, extractor, waveforms[row][1].to(self.asked.device))
                 else:
@@ -149,26 +248,18 @@ class Story:
         def work() -> None:
             loader = self.loader(way, "train")
             outcome.passes += [trainer.epoch(loader, number) for number in numbers]
-            outcome.codes["train"] = getattr(loader, "codes", [])
+            outcome.codes["train"] = getattr(loader, "codes", {})
 
         outcome.parts.append(timed(work, patience=0))
 
     def _test(self, trainer: Trainer, way: str, outcome: Outcome) -> float:
         loader = self.loader(way, "test")
         accuracy = trainer.accuracy(loader)
-        outcome.codes["test"] = getattr(loader, "codes", [])
+        outcome.codes["test"] = getattr(loader, "codes", {})
         return accuracy
 
 
-def rows_of(batches: Iterable[CodesOfBatch]) -> Iterator[tuple[int, np.ndarray]]:
-    """Each row of batches, and its codes `[F, Q]`."""
-    for rows, codes, lengths in batches:
-        for row, padded, length in zip(rows, codes.cpu().numpy(), lengths.tolist(), strict=True):
-            yield row, padded[:length]
-
-
 def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
-    """All of it."""
     story = Story(asked, folder)
     data = story.data
     num_train, num_test = map(len, data.datasets.values())

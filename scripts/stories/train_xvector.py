@@ -88,7 +88,6 @@ class Way:
     passes: list[Pass] = field(default_factory=list)
 
     def train(self, numbers: range) -> None:
-        """Train for some epochs."""
         with self.gpu.watched():
             self.passes += [self.trainer.epoch(self.loader, number) for number in numbers]
 
@@ -119,7 +118,6 @@ FIGURES = {
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> list[Table | str]:
-    """All of it."""
     data = Data(asked, split(asked.data, folder, asked.limit), CONFIG, "speaker")
     torch.set_num_threads(asked.threads)
     ways = {}

@@ -228,7 +228,6 @@ class Trainer:
         self._optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 
     def epoch(self, loader: Any, number: int) -> Pass:
-        """Train on all batches of an epoch."""
         watch = Watch(self.device)
         self.model.train()
         loader.set_epoch(number)

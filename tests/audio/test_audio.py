@@ -245,17 +245,14 @@ def test_a_segment_may_run_past_the_end_by_the_tolerance(files, kind):
 
 
 @pytest.mark.parametrize("kind", ["wav-16", "mp3-variable"])
-def test_a_segment_that_starts_outside(files, kind):
+def test_a_segment_that_starts_outside_or_has_no_samples(files, kind):
     path, whole = files[kind]
     np.testing.assert_array_equal(samples_of(path, Cut((len(whole) - 1) / RATE)), whole[-1:])
     for start in (len(whole) / RATE, 1e9, -0.5):
         assert fault_of(path, Cut(start)).reason == Reason.SEGMENT_OUTSIDE
         assert fault_of(path, Cut(start, 0.01)).reason == Reason.SEGMENT_OUTSIDE
-
-
-def test_a_segment_of_no_samples(files):
     for duration in (0.0, 1e-6):
-        assert fault_of(files["wav-16"][0], Cut(1.0, duration)).reason == Reason.EMPTY
+        assert fault_of(path, Cut(1.0, duration)).reason == Reason.EMPTY
 
 
 def test_one_segment_fails_and_its_neighbours_do_not(files):
@@ -267,18 +264,15 @@ def test_one_segment_fails_and_its_neighbours_do_not(files):
         np.testing.assert_array_equal(results[2][0], whole[20:30])
 
 
-def test_too_long_is_known_before_decoding(files, monkeypatch):
+def test_no_longer_than_allowed_is_not_too_long_which_is_known_before_decoding(files, monkeypatch):
+    path, whole = files["flac-16"]
+    np.testing.assert_array_equal(samples_of(path, max_seconds=3.0), whole)
+    np.testing.assert_array_equal(samples_of(path, Cut(0.0, 1.0), max_seconds=1.0), whole[:RATE])
     monkeypatch.setattr(recording._Decoder, "read", None)
     fault = fault_of(files["wav-16"][0], max_seconds=2.999)
     assert fault.reason == Reason.TOO_LONG
     assert "3.000 s" in str(fault)
     assert "2.999" in str(fault)
-
-
-def test_no_longer_than_allowed_is_not_too_long(files):
-    path, whole = files["flac-16"]
-    np.testing.assert_array_equal(samples_of(path, max_seconds=3.0), whole)
-    np.testing.assert_array_equal(samples_of(path, Cut(0.0, 1.0), max_seconds=1.0), whole[:RATE])
 
 
 def test_probe_reads_the_header(files, bad):

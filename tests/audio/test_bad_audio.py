@@ -7,18 +7,7 @@ import struct
 import numpy as np
 import pytest
 import soundfile
-from audio_files import (
-    KINDS,
-    RATE,
-    cut_file,
-    forget_mp3_length,
-    patch_file,
-    tone,
-    with_metadata,
-    write_audio,
-    write_kind,
-    write_tone,
-)
+from audio_files import KINDS, RATE, forget_mp3_length, patch_file, tone, with_metadata, write_kind, write_tone
 from decoded_audio import WHOLE, fault_of, in_seconds, read_whole, samples_of
 
 from featcache.audio import recording
@@ -85,7 +74,8 @@ def test_a_file_that_changes_while_it_is_read(tmp_path):
 def test_the_message_says_where_a_float_is_not_finite(tmp_path):
     samples = tone(2.0, channels=2)
     samples[RATE + RATE // 4, 1] = np.nan
-    path = write_audio(tmp_path / "a.wav", samples, kind="wav-float")
+    path = tmp_path / "a.wav"
+    soundfile.write(path, samples, RATE, subtype="FLOAT")
     assert "1.250 s" in str(fault_of(path, Cut(0.5)))
     np.testing.assert_array_equal(samples_of(path, Cut(0.5, 0.75)), samples[RATE // 2 : RATE + RATE // 4])
 
@@ -97,7 +87,8 @@ def test_the_message_says_where_a_float_is_not_finite(tmp_path):
 @pytest.mark.parametrize("keep", [0.45, 0.7, 0.95, -1])
 def test_of_a_truncated_file_only_what_is_missing_fails(files, tmp_path, kind, keep):
     path, whole = files[kind]
-    cut = cut_file(path, tmp_path, -1 if keep == -1 else int(keep * path.stat().st_size))
+    data, cut = path.read_bytes(), tmp_path / path.name
+    cut.write_bytes(data[: -1 if keep == -1 else int(keep * len(data))])
     before = in_seconds(100, int(0.02 * len(whole)))
     good, rest, all_of_it = decode(cut, [before, Cut(before.duration), WHOLE])
     assert [rest.reason, all_of_it.reason] == [Reason.TRUNCATED] * 2
@@ -108,16 +99,13 @@ def test_of_a_truncated_file_only_what_is_missing_fails(files, tmp_path, kind, k
 @pytest.mark.parametrize("keep", [41, 60, 700])
 def test_a_stump_is_truncated_and_no_less_audio_than_a_longer_one(files, tmp_path, kind, keep):
     """A FLAC as the program of that name writes it: 8 kB of padding before its samples."""
-    path, _ = files[kind]
+    data, path = files[kind][0].read_bytes(), tmp_path / files[kind][0].name
     if kind.startswith("flac"):
-        data = path.read_bytes()
-        padding = bytes([1]) + (8192).to_bytes(3, "big") + bytes(8192)
-        path = tmp_path / path.name
-        path.write_bytes(data[:42] + padding + data[42:])
-        assert len(samples_of(path))
-        (tmp_path / "cut").mkdir()
-    stump = cut_file(path, tmp_path / "cut" if kind.startswith("flac") else tmp_path, keep)
-    fault = fault_of(stump)
+        data = data[:42] + bytes([1]) + (8192).to_bytes(3, "big") + bytes(8192) + data[42:]
+    path.write_bytes(data)
+    assert len(samples_of(path))
+    path.write_bytes(data[:keep])
+    fault = fault_of(path)
     assert fault.reason == (Reason.EMPTY if (kind, keep) == ("wav-16", 41) else Reason.TRUNCATED), fault
 
 
@@ -140,18 +128,17 @@ def test_damage_in_a_flac_spoils_only_what_lies_there(tmp_path):
     np.testing.assert_array_equal(after[0], whole[9 * RATE : 9 * RATE + RATE // 2])
 
 
-@pytest.mark.parametrize("size", [0xFFFFFFFF, 0xFFFFFFFF - 36, 0x80000000, 0x7FFFFFFF, 0x7FFFFFFF - 36, 0x7FFFF000])
-def test_a_wav_that_was_written_to_a_pipe_is_whole(tmp_path, size):
-    path = write_tone(tmp_path / "piped.wav", seed=0)
-    whole = read_whole(path)
-    patch_file(path, 40, struct.pack("<I", size))
-    np.testing.assert_array_equal(samples_of(path), whole)
+OF_A_PIPE = (0xFFFFFFFF, 0xFFFFFFFF - 36, 0x80000000, 0x7FFFFFFF, 0x7FFFFFFF - 36, 0x7FFFF000)
 
 
-def test_an_aiff_that_was_written_to_a_pipe_is_whole(tmp_path):
-    path = write_tone(tmp_path / "piped.aiff", kind="aiff", seed=0)
+@pytest.mark.parametrize(
+    ("kind", "chunk", "size"),
+    [*(("wav-16", b"data", struct.pack("<I", size)) for size in OF_A_PIPE), ("aiff", b"SSND", b"\x7f\0\0\x08")],
+)
+def test_what_was_written_to_a_pipe_is_whole(tmp_path, kind, chunk, size):
+    path = write_kind(tmp_path, kind)
     whole = read_whole(path)
-    patch_file(path, path.read_bytes().index(b"SSND") + 4, struct.pack(">I", 0x7F000008))
+    patch_file(path, path.read_bytes().index(chunk) + 4, size)
     np.testing.assert_array_equal(samples_of(path), whole)
 
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import soundfile
-from augment_section import SPEEDS, config_of, extract, write_config_of
+from augment_section import SPEEDS, config_of, extract, section, write_config_of
 from cache_contents import check, items
 from corpora import speech
 
@@ -14,20 +14,6 @@ from featcache.extraction import from_audio
 
 RATE = 16000
 SUFFIXES = ("_sp0.9", "_sp0.9_snr5", "_sp0.9_snr15", "", "_snr5", "_snr15")
-
-
-def section(speed=(0.9, 1.0), **changes):
-    return {"speed": [*speed], "noise": {"manifest": "noises.csv", "snr": [5.0, 15.0], **changes}}
-
-
-@pytest.fixture(scope="module")
-def noises(tmp_path_factory):
-    """A folder with a manifest of noises: long and short, at the config's rate and at another."""
-    folder = tmp_path_factory.mktemp("noise")
-    soundfile.write(folder / "long.wav", speech(2.0, RATE, seed=1), RATE)
-    soundfile.write(folder / "short.flac", speech(0.11, 22050, channels=2, seed=2), 22050)
-    (folder / "noises.csv").write_text("id,path\nlong,long.wav\nshort,short.flac\n")
-    return folder
 
 
 # Versions

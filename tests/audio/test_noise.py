@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 from audio_files import KINDS, patch_file, tone, write_audio
-from augment_section import config_of, refusal, write_config_of
+from augment_section import config_of, refusal, section, write_config_of
 from corpora import speech
 from damage import flip
 from hypothesis import HealthCheck, given, settings
@@ -26,32 +26,6 @@ from featcache.config import AudioPolicy, config_from
 from featcache.errors import ConfigError
 
 RATE = 16000
-SNRS = [5.0, 15.0]
-
-
-@pytest.fixture(scope="module")
-def noises(tmp_path_factory):
-    """Noises long and short, at other rates, of several channels, a segment of one, and one that is silent."""
-    folder = tmp_path_factory.mktemp("noise")
-    generator = np.random.default_rng(1)
-
-    def write(name, seconds, rate, channels=1):
-        soundfile.write(folder / name, 0.1 * generator.normal(size=(int(seconds * rate), channels)), rate)
-
-    write("long.wav", 5.0, RATE)
-    write("short.flac", 0.11, RATE)
-    write("slow.wav", 2.0, 8000)
-    write("stereo.wav", 1.5, 22050, 2)
-    (folder / "noises.csv").write_text(
-        "id,path,start,duration,channel\n"
-        "long,long.wav,,,\nshort,short.flac,,,\nslow,slow.wav,,,\n"
-        "mix,stereo.wav,,,\nright,stereo.wav,,,1\npart,long.wav,1.25,1.5,\n"
-    )
-    return folder
-
-
-def section(**changes):
-    return {"speed": [1.0], "noise": {"manifest": "noises.csv", "snr": SNRS, "seed": 0, **changes}}
 
 
 def noise_of(folder, audio=None, **changes):
@@ -112,7 +86,7 @@ def test_what_is_silent_stays_what_it_is(noises, tmp_path):
 
 
 def test_an_id_gets_the_noise_of_its_suffix(noises):
-    config = config_of({**section(), "speed": [0.9, 1.0]}, noises)
+    config = config_of(section(), noises)
     waveform_maker = WaveformMaker.of(config.audio, config.augment)
     (result,) = decode(noises / "long.wav", [Cut(0.0, 0.5)])
     samples = result[0]
@@ -269,7 +243,7 @@ def test_the_fingerprint_knows_what_the_noise_is_and_not_where(noises, tmp_path)
     (tmp_path / "moved" / "noises.csv").rename(tmp_path / "moved" / "others.csv")
     before = fingerprint(noises)
     assert fingerprint(tmp_path / "moved", manifest="others.csv") == before
-    assert fingerprint(noises, snr=SNRS[::-1]) == before
+    assert fingerprint(noises, snr=[15.0, 5.0]) == before
     assert fingerprint(noises, seed=1) != before
     assert fingerprint(noises, snr=[5.0]) != before
     rows = (tmp_path / "moved" / "others.csv").read_text()
@@ -290,7 +264,7 @@ def test_the_fingerprint_knows_what_the_noise_is_and_not_where(noises, tmp_path)
 
 def test_a_resolved_config_holds_on_to_its_noise(noises, tmp_path):
     shutil.copytree(noises, tmp_path / "noise")
-    config = config_of(section() | {"speed": [0.9, 1.1]}, tmp_path / "noise")
+    config = config_of(section([0.9, 1.1]), tmp_path / "noise")
     resolved = json.loads(json.dumps(config.resolved()))
     again = config_from(resolved)
     assert again.resolved() == config.resolved()
@@ -345,7 +319,7 @@ def test_a_manifest_of_noise_with_faults_is_told_in_one_line(tmp_path):
 
 
 def test_noise_at_another_rate_needs_a_resampler(noises):
-    said = refusal(section(), noises, audio={"resample": "forbid"})
+    said = refusal(section([1.0]), noises, audio={"resample": "forbid"})
     assert "holds noise at 8000 Hz, 22050 Hz, and audio.resample forbids" in said
 
 
@@ -354,7 +328,7 @@ def test_noise_that_breaks_off_while_it_is_used_ends_the_run_with_its_name(cli, 
     soundfile.write(tmp_path / "a.flac", speech(3.0, RATE), RATE)
     patch_file(tmp_path / "a.flac", (tmp_path / "a.flac").stat().st_size // 2, bytes(3000))
     (tmp_path / "noises.csv").write_text("id,path\na,a.flac\n")
-    config = write_config_of(tmp_path / "copies.yaml", section())
+    config = write_config_of(tmp_path / "copies.yaml", section([1.0]))
     done = cli("extract", plain.manifest(), "-c", config, "-o", scratch)
     assert done.code == 2
     assert "augment.noise.manifest: " in done.err

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -32,10 +33,6 @@ PASSING = ["drop", "half", "reset", "replace", 500, 502, 503, 429, (429, {"Retry
 def at_url(server, path: Path) -> Url:
     server.files[f"/{path.name}"] = path.read_bytes()
     return Url(server.url(f"/{path.name}"))
-
-
-def copies_that_are_open() -> list[str]:
-    return [name for name in open_files("/") if name.endswith("(deleted)")]
 
 
 def bytes_of(url: str) -> bytes:
@@ -80,12 +77,12 @@ def test_bad_files_are_as_bad_at_urls(tmp_path, server):
 def test_nothing_stays_open(tmp_path, server, monkeypatch):
     url = at_url(server, write_tone(tmp_path / "a.wav"))
     assert not isinstance(next(iter(decode(url, [WHOLE]))), AudioError)
-    before = copies_that_are_open()
+    before = [name for name in open_files("/") if name.endswith("(deleted)")]  # copies
     for limit in (32 << 20, 100):
         monkeypatch.setattr(remote, "IN_MEMORY", limit)
         for _ in decode(url, [WHOLE, WHOLE]):
             pass
-        assert copies_that_are_open() == before
+        assert [name for name in open_files("/") if name.endswith("(deleted)")] == before
 
 
 def test_the_header_alone_tells_the_length(tmp_path, server):
@@ -176,8 +173,6 @@ def test_a_redirection_is_followed_and_its_signature_is_not_told(server):
 
 @pytest.mark.parametrize("path", ["/a b.wav", "/ü/é.wav", "/a+b=c.wav", "/x//y.wav", "/100%.wav", "/a?b.wav"])
 def test_names_of_files_are_what_servers_know(server, path):
-    from urllib.parse import quote
-
     server.files[path] = path.encode()
     assert bytes_of(server.url(quote(path))) == path.encode()
     if not set(path) & {"%", "?"}:

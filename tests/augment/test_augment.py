@@ -43,11 +43,6 @@ def features_of(result):
     return result if isinstance(result, torch.Tensor) else result.features
 
 
-def own(result, lengths):
-    """The rows' own frames, `[frames, dims]` of each."""
-    return [row[:length] for row, length in zip(features_of(result), lengths, strict=True)]
-
-
 # What holds for all
 
 
@@ -198,9 +193,10 @@ def test_each_row_draws_its_size_from_the_range():
 def test_the_ratio_is_what_was_asked_for_of_every_row(lengths, snr_db):
     features, given_lengths = batch(lengths, dtype=torch.float64)
     noisy = GaussianNoise(snr_db=snr_db)(features, given_lengths, step=0)
-    for clean, dirty in zip(own(features, lengths), own(noisy, lengths), strict=True):
-        if len(clean):
-            found = 10 * (clean.square().mean() / (dirty - clean).square().mean()).log10()
+    for clean, dirty, length in zip(features, noisy, lengths, strict=True):
+        if length:
+            powers = [row[:length].square().mean() for row in (clean, dirty - clean)]
+            found = 10 * (powers[0] / powers[1]).log10()
             assert found.item() == pytest.approx(snr_db, abs=1e-3)
 
 
@@ -420,10 +416,7 @@ def test_silence_mixes_with_anything():
         (lambda: Mixup()(np.ones((2, 3)), step=0), "features is a ndarray: give a tensor"),
         (lambda: Mixup()(torch.ones(2, 3), [3, 3], step=0), "lengths is a list: give a tensor"),
         (lambda: Mixup()(torch.ones(2, 3), torch.tensor([3]), step=0), "give one length for each row"),
-        (
-            lambda: Mixup()(torch.ones(2, 3), torch.ones(2, dtype=torch.int64, device="meta"), step=0),
-            "on the features' device",
-        ),
+        (lambda: Mixup()(torch.ones(2, 3), torch.ones(2).long().to("meta"), step=0), "on the features' device"),
         (lambda: Mixup()(torch.ones(2, 3), torch.ones(2), step=0), "lengths is torch.float32"),
         (lambda: Mixup()(torch.ones(2, 3), step=torch.tensor(3)), "give the step of the training, an int"),
     ],

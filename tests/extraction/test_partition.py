@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cache_contents import check, chunk_files, items, only_version, shard_folders
-from extractions import extracted
+from extractions import ONE_EACH, extracted
 from hypothesis import given
 from hypothesis import strategies as st
 from pausing import interrupt, stand_at
@@ -19,11 +19,8 @@ from featcache.errors import ArgumentError, StoreError
 from featcache.extraction.options import Partition
 from featcache.version.records import read_run, run_names
 
-ONE_EACH = "0.0003"
-"""MB: a shard size that gives each clip a shard."""
 THREE = "0.03"
 """MB: a shard size that gives twelve clips three or four shards."""
-
 
 COUNTS = st.integers(1, 30)
 

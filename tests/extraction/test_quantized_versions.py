@@ -146,7 +146,7 @@ def test_digits_and_the_loudest_clip_are_within_a_tenth_of_what_they_are(tmp_pat
 # What is said of them
 
 
-def test_info_show_and_verify_say_what_is_stored(cli, plain, scratch):
+def test_info_and_show_say_what_is_stored(cli, plain, scratch):
     cli("extract", plain.manifest(), "-c", "fbank80-uint8", "-o", scratch, "--device", "cpu")
     cache = featcache.open(scratch)
     lines = cli("info", scratch).out
@@ -168,10 +168,6 @@ def test_info_show_and_verify_say_what_is_stored(cli, plain, scratch):
         "largest_error": pytest.approx(float(scale.max()) / 2),
     }
     assert f"uint8, off by at most {float(scale.max()) / 2:.3g}" in cli("show", scratch, "utt-03").out
-
-    done = cli("verify", scratch, "--recompute", 5)
-    assert done.code == 0, done.err
-    assert "extracted 5 again: 5 bit-identical, largest difference 0" in done.out
 
 
 def test_a_probe_measures_the_extractor_as_ever(cli, plain):

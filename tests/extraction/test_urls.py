@@ -23,7 +23,6 @@ pytest.importorskip("obstore")
 
 @pytest.fixture
 def server(server, corpus: Corpus):
-    """The web server, with the corpus."""
     files = [path for path in corpus.folder.rglob("*") if path.is_file()]
     server.files = {f"/{path.relative_to(corpus.folder)}": path.read_bytes() for path in files}
     return server
@@ -31,7 +30,6 @@ def server(server, corpus: Corpus):
 
 @pytest.fixture
 def bucket(s3, corpus: Corpus):
-    """The S3 server, with the corpus in its bucket."""
     upload(corpus.folder, f"s3://{BUCKET}/corpus")
     return s3
 

@@ -80,14 +80,8 @@ class OfModel(ExtractorSuite):
     @classmethod
     def loaded(cls, tmp_path_factory) -> Config:
         weights = cls.save(tmp_path_factory.mktemp("weights"))
-        return config_from(
-            {
-                "name": "small",
-                "extractor": cls.extractor_name,
-                "params": {"weights": str(weights), **cls.params},
-                "audio": {"sample_rate": cls.sample_rate},
-            }
-        )
+        params, audio = {"weights": str(weights), **cls.params}, {"sample_rate": cls.sample_rate}
+        return config_from({"name": "small", "extractor": cls.extractor_name, "params": params, "audio": audio})
 
 
 class TestEncodec24(OfModel):
@@ -143,26 +137,28 @@ class TestWhisper(OfSsl):
     save = partial(small_ssl.save, "whisper")
 
 
-BUNDLE = small_ssl.torchaudio_bundle("HUBERT_BASE")
-
-
 class TestTorchaudio(OfModel):
     """A small model as torchaudio builds it, under the name of its own bundle."""
 
     extractor_name = "torchaudio"
     params = {"bundle": "SMALL", "layer": 2}  # noqa: RUF012
+    bundle, model = small_ssl.torchaudio_bundle("HUBERT_BASE"), staticmethod(torchaudio.models.wav2vec2_model)
 
     @classmethod
     def save(cls, folder: Path) -> Path:
-        model = torchaudio.models.wav2vec2_model(**BUNDLE._params)
-        return small_ssl.save_torchaudio(model, folder / "small.pt")
+        return small_ssl.save_torchaudio(cls.model(**cls.bundle._params), folder / "small.pt")
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _bundle(cls):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torchaudio.pipelines, "SMALL", BUNDLE, raising=False)
+            patch.setattr(torchaudio.pipelines, "SMALL", cls.bundle, raising=False)
             yield
+
+
+class TestTorchaudioWavLM(TestTorchaudio):
+    seconds, tolerance = 0.5, 2e-5
+    bundle, model = small_ssl.torchaudio_bundle("WAVLM_BASE"), staticmethod(torchaudio.models.wavlm_model)
 
 
 class TestUnits(OfModel):
@@ -236,7 +232,6 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> Path:
-    """A file, which the suite may copy and change."""
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
     path.write_bytes(bytes(100))
     return path

@@ -123,16 +123,10 @@ def test_a_bandwidth_that_the_model_has_not_is_refused(folder, params, error, me
 @pytest.mark.parametrize("pad_mode", ["reflect", "constant", "replicate"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_encoders_of_other_configs(pad_mode, causal):
-    config = EncodecConfig(
-        num_filters=4,
-        hidden_size=8,
-        upsampling_ratios=[5, 3],
-        pad_mode=pad_mode,
-        use_causal_conv=causal,
-        use_conv_shortcut=causal,
-        num_residual_layers=2,
-        norm_type="weight_norm" if causal else "time_group_norm",
-    )
+    sizes = {"num_filters": 4, "hidden_size": 8, "upsampling_ratios": [5, 3], "num_residual_layers": 2}
+    norm_type = "weight_norm" if causal else "time_group_norm"
+    options = {"use_causal_conv": causal, "use_conv_shortcut": causal, "norm_type": norm_type}
+    config = EncodecConfig(**sizes, **options, pad_mode=pad_mode)
     torch.manual_seed(0)
     encoder = EncodecEncoder(config).eval().requires_grad_(False)
     lengths = torch.tensor([1, 2, 14, 15, 16, 31, 47])

@@ -88,11 +88,10 @@ def exact(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.nda
     firsts = first_samples(len(samples), length, shift, params.snip_edges)
     if not firsts:
         return np.empty((0, 0))
-    seen = range(firsts[0], firsts[-1] + length)
-    continued = samples[[_reflected(i, len(samples)) for i in seen]]
+    reflected = np.pad(samples, length, mode="symmetric")
     rows = []
     for first in firsts:
-        frame = continued[first - firsts[0] :][:length]
+        frame = reflected[length + first :][:length]
         if params.remove_dc_offset:
             frame = frame - frame.mean()
         energy = np.sum(frame**2)
@@ -107,7 +106,6 @@ def exact(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.nda
 
 
 def by_torchaudio(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.ndarray:
-    """`torchaudio.compliance.kaldi`."""
     function = getattr(torchaudio.compliance.kaldi, _name(params))
     samples = torch.from_numpy(waveform)[None] * params.waveform_scale
     options = params.model_dump(exclude={"waveform_scale"})
@@ -139,7 +137,6 @@ def by_native(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np
 
 
 def first_samples(num_samples: int, length: int, shift: int, snip_edges: bool) -> list[int]:
-    """Where each frame begins."""
     if snip_edges:
         return [first for first in range(0, num_samples, shift) if first + length <= num_samples]
     return [shift * t + shift // 2 - length // 2 for t in range((num_samples + shift // 2) // shift)]
@@ -194,12 +191,6 @@ def _values(params, bank, power, log_energy):
     if not params.use_energy:
         return energies
     return np.append(energies, log_energy) if params.htk_compat else np.append(log_energy, energies)
-
-
-def _reflected(i, num_samples):
-    while not 0 <= i < num_samples:
-        i = -i - 1 if i < 0 else 2 * num_samples - 1 - i
-    return i
 
 
 def _window(params, length):

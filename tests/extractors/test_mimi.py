@@ -59,9 +59,12 @@ class TestCodes(CodecChecks):
 build, load = TestCodes.build, TestCodes.load
 
 
-def test_eight_codebooks_at_12_5_frames_a_second_are_the_default(folder):
+def test_the_spec_of_the_published_model(folder):
+    """The small model has 2 layers instead of 8, and is otherwise the same."""
     spec = build(folder).spec
     assert (spec.item_shape, spec.frame_rate, spec.dtype) == ((8,), 12.5, "uint16")
+    convolutions = 4280 + 3 * STEP
+    assert spec.frame_length == convolutions + 2 * 249 * STEP
 
 
 def test_frame_length_is_all_that_a_frame_sees(folder, tmp_path):
@@ -75,12 +78,6 @@ def test_frame_length_is_all_that_a_frame_sees(folder, tmp_path):
         (gradient,) = torch.autograd.grad(latents[:, frame].sum(), clip, retain_graph=True)
         seen = gradient.nonzero().flatten()
         assert (seen.min(), seen.max()) == ((frame + 1) * HOP - length, (frame + 1) * HOP - 1)
-
-
-def test_frame_length_of_the_published_model(folder):
-    """The small model has 2 layers instead of 8, and is otherwise the same."""
-    convolutions = 4280 + 3 * STEP
-    assert build(folder).spec.frame_length == convolutions + 2 * 249 * STEP
 
 
 def test_chunks_that_overlap_by_what_a_frame_sees_are_exact(folder, tmp_path):

@@ -4,13 +4,15 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 import torch
-from cache_contents import items, only_version, shard_folders
+from cache_contents import check, items, only_version, shard_folders
 from corpora import Corpus, speech
 from extractions import TINY, run_to_its_end, write_config
 from processes import MOST_SECONDS
@@ -41,12 +43,10 @@ def clips(count: int) -> list[Clip]:
 
 
 def extract(manifest, config, cache, threads=2, **options):
-    """Extract in this process."""
     return featcache.extract(manifest, config, cache, Options(threads=threads, **options))
 
 
 def planned(corpus, config, cache, threads=2):
-    """What that would do."""
     return plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], cache, Options(threads=threads))
 
 
@@ -303,20 +303,32 @@ def test_too_few_frames_are_the_extractors_fault(corpus, scratch, tmp_path):
         extract(corpus.manifest(), config, scratch)
 
 
-def test_what_was_whole_when_an_extractor_broke_stays(cli, plain, scratch, tmp_path):
-    config = write_config(tmp_path, "Failing", module="row_extractors")
-    result = cli("extract", plain.manifest(), "-c", config, "-o", scratch, "--shard-size", "0.0001", "--threads", 1)
-    assert result.code == 1
-    assert "out of cheese" in result.err
-    again = cli("verify", scratch, "--json")
-    assert {problem["kind"] for problem in again.json()["versions"][0]["problems"]} == {"unfinished"}
+def test_what_was_whole_when_an_extractor_broke_stays(plain, scratch, tmp_path, monkeypatch):
+    """It gives up in its third batch."""
+    encode = Moments.encode
+
+    def gives_up(extractor, *rows):
+        if len(extractor.calls) == 2:
+            raise ExtractorError("out of cheese")
+        return encode(extractor, *rows)
+
+    monkeypatch.setattr(Moments, "encode", gives_up)
+    config = write_config(tmp_path, "Moments", module="row_extractors")
+    with pytest.raises(ExtractorError, match="out of cheese"):
+        extract(plain.manifest(), config, scratch, threads=1, shard_megabytes=0.0001)
+    assert {problem.kind for problem in check(scratch).problems} == {"unfinished"}
+
+
+def corpus_of(folder: Path, lengths: Iterable[float]) -> Corpus:
+    corpus = Corpus(folder)
+    for i, seconds in enumerate(lengths):
+        soundfile.write(folder / f"{i}.wav", speech(seconds, seed=i), 16000)
+        corpus.add(str(i), f"{i}.wav")
+    return corpus
 
 
 def test_long_recordings_are_computed_piece_by_piece(scratch, tmp_path, monkeypatch):
-    corpus = Corpus(tmp_path)
-    for i in range(3):
-        soundfile.write(tmp_path / f"{i}.wav", speech(3.0 + i, seed=i), 16000)
-        corpus.add(str(i), f"{i}.wav")
+    corpus = corpus_of(tmp_path, (3, 4, 5))
     config = write_config(tmp_path, "Shapes", module="row_extractors", piece=20)
     extract(corpus.manifest(), config, scratch / "a")
     monkeypatch.setattr(from_audio, "SMALL_BYTES", 100_000)
@@ -326,10 +338,7 @@ def test_long_recordings_are_computed_piece_by_piece(scratch, tmp_path, monkeypa
 
 def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, monkeypatch):
     """This holds however large a batch of them is, for example of stereo at 48 kHz."""
-    corpus = Corpus(tmp_path)
-    for i in range(32):
-        soundfile.write(tmp_path / f"{i}.wav", speech(0.1, seed=i), 16000)
-        corpus.add(str(i), f"{i}.wav")
+    corpus = corpus_of(tmp_path, [0.1] * 32)
     monkeypatch.setattr(from_audio, "SMALL_BYTES", 20_000)  # of three
     job = planned(corpus, write_config(tmp_path, "Moments", module="row_extractors"), scratch)
     assert not run_to_its_end(job).failed

@@ -31,7 +31,6 @@ LENGTHS = (400, 559, 560, 719, 720, 879, 880, 9001, 9280)
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """Maps a model's name to its folder."""
     return cache(lambda name: small_ssl.save(name, tmp_path_factory.mktemp(name)))
 
 

@@ -13,7 +13,6 @@ from torchaudio import models, pipelines
 from featcache.config import config_from
 from featcache.errors import ConfigError
 from featcache.extractors.torchaudio_ssl import TorchaudioSSL
-from featcache.testing import ExtractorSuite
 
 CPU = torch.device("cpu")
 BUNDLES = ["HUBERT_BASE", "HUBERT_LARGE", "WAV2VEC2_ASR_BASE_960H", "WAVLM_BASE", "WAVLM_LARGE"]
@@ -70,17 +69,6 @@ def test_every_layer_is_torchaudios(name, small):
 @pytest.mark.parametrize("name", ["HUBERT_BASE", "WAVLM_LARGE"])
 def test_what_is_behind_the_end_changes_no_bit(name, small):
     assert_blind_behind_the_end(build(small[name], layers=[0, 3]), [9280, 880, 9001])
-
-
-class TestWavLM(ExtractorSuite):
-    tolerance = 2e-5
-    seconds = 0.5
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def loaded(cls, small):
-        params = {"bundle": "WAVLM_BASE", "weights": str(small["WAVLM_BASE"].file), "layer": 2}
-        return config_from({"name": "tested", "extractor": "torchaudio", "params": params})
 
 
 # Where the weights are

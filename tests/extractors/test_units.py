@@ -112,8 +112,7 @@ def test_rows_are_put_together_as_the_features_extractor_would(tmp_path):
 
 @pytest.mark.parametrize(("k", "dtype"), [(1, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")])
 def test_the_smallest_dtype_that_holds_the_codes(k, dtype, tmp_path):
-    config = config_from({"name": "a", "extractor": "fbank"})
-    write_codebook(tmp_path / "units.safetensors", config, torch.zeros(k, 80))
+    write_codebook(tmp_path / "units.safetensors", config_from({"name": "a", "extractor": "fbank"}), torch.zeros(k, 80))
     units = config_from({"name": "u", "extractor": "units", "params": {"weights": str(tmp_path / "units.safetensors")}})
     assert units.dtype == dtype
     spec = units.build(CPU).spec
@@ -139,24 +138,20 @@ def test_weights_that_are_elsewhere_now(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "features", "sample_rate", "message"),
+    ("extractor", "params", "features", "sample_rate", "message"),
     [
-        ({"extractor": "fbank"}, {}, 8000, "audio.sample_rate: 8000; these units are of a, whose .* is 16000"),
-        ({"extractor": "fbank"}, {"num_mel_bins": "40"}, 16000, "params.features: num_mel_bins: .* and they have none"),
-        (
-            {"extractor": "small_units:Scaled"},
-            {"power": "2"},
-            16000,
-            "features: power: .* only the location of their weights",
-        ),
-        ({"extractor": "fbank", "params": {"dither": 1.0}}, {}, 16000, "its features have dither"),
+        ("fbank", {}, {}, 8000, "audio.sample_rate: 8000; these units are of a, whose .* is 16000"),
+        ("fbank", {}, {"num_mel_bins": "40"}, 16000, "params.features: num_mel_bins: .* and they have none"),
+        ("fbank", {"dither": 1.0}, {}, 16000, "its features have dither"),
+        ("small_units:Scaled", {}, {"power": "2"}, 16000, "features: power: .* only the location of their weights"),
     ],
 )
-def test_what_does_not_go_together(source, features, sample_rate, message, tmp_path):
-    if source["extractor"] == "small_units:Scaled":
+def test_what_does_not_go_together(extractor, params, features, sample_rate, message, tmp_path):
+    if extractor == "small_units:Scaled":
         (tmp_path / "factor").write_text("1.0")
-        source = {**source, "params": {"weights": str(tmp_path / "factor")}}
-    write_units(tmp_path / "units.safetensors", config_from({"name": "a", **source}), 20)
+        params = {"weights": str(tmp_path / "factor")}
+    source = config_from({"name": "a", "extractor": extractor, "params": params})
+    write_units(tmp_path / "units.safetensors", source, 20)
     with pytest.raises(ConfigError, match=message):
         build(tmp_path / "units.safetensors", sample_rate, **features)
 
@@ -190,7 +185,7 @@ def test_features_that_the_version_could_not_hold_are_a_failure(tmp_path):
 # From a version
 
 
-def rows_of(version, names):
+def rows_of(names):
     return [Utterance(id=name, path=f"audio/{name}.wav") for name in names]
 
 
@@ -200,7 +195,7 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
     version = make_version(tmp_path, dict([*features.items()][:20]), dict([*features.items()][20:]))
     source = open_source(tmp_path, version.info.fingerprint)
     some = [names[number] for number in (49, 3, 20, 3)]
-    for name, given in zip(some, source.read(rows_of(version, some)), strict=True):
+    for name, given in zip(some, source.read(rows_of(some)), strict=True):
         assert isinstance(given, StoredUtterance)
         np.testing.assert_array_equal(given.features, features[name])
         item = given.item
@@ -221,7 +216,7 @@ def test_a_versions_items_for_rows_of_a_manifest(tmp_path):
 def test_a_row_that_the_version_has_not(tmp_path, changed, message):
     version = make_version(tmp_path, make_features(5, (4,), "float16"))
     row = Utterance(**{"id": "utt-1", "path": "audio/utt-1.wav", **changed})
-    there, missing = open_source(version.path, version.info.fingerprint).read([*rows_of(version, ["utt-0"]), row])
+    there, missing = open_source(version.path, version.info.fingerprint).read([*rows_of(["utt-0"]), row])
     assert isinstance(there, StoredUtterance)
     assert isinstance(missing, AudioError)
     assert missing.reason == Reason.NOT_IN_SOURCE
@@ -241,7 +236,7 @@ def test_a_flipped_bit_is_not_made_into_units(tmp_path):
     version = make_version(tmp_path, make_features(5, (4,), "float16"))
     flip(version.shard(version.shard_names()[0]).folder / "features" / "c" / "0" / "0", 0)
     with pytest.raises(DamagedError, match=r"utt-0: damaged: .* `featcache repair"):
-        open_source(tmp_path, version.info.fingerprint).read(rows_of(version, ["utt-0"]))
+        open_source(tmp_path, version.info.fingerprint).read(rows_of(["utt-0"]))
 
 
 def test_the_version_is_found_by_its_fingerprint(tmp_path):

@@ -92,13 +92,6 @@ def write_kind(folder: Path, kind: str, seconds: float = 3.0) -> Path:
     return write_tone(path, seconds, kind=kind, channels=KINDS[kind].channels, seed=len(kind))
 
 
-def cut_file(path: Path, folder: Path, keep: int) -> Path:
-    """A copy in `folder` of the first `keep` bytes of a file; of all but the last -keep where negative."""
-    copy = folder / path.name
-    copy.write_bytes(path.read_bytes()[:keep])
-    return copy
-
-
 def patch_file(path: Path, at: int, new: bytes) -> Path:
     """Overwrite bytes of a file, in place."""
     data = bytearray(path.read_bytes())

@@ -1,5 +1,6 @@
 """What the tests of copies share: extractions in this process, and configs with an `augment` section."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from featcache.errors import ConfigError
 from featcache.extraction.extraction import Summary
 
 SPEEDS = [0.9, 1.0, 1.1]
+
+
+def section(speed: Sequence[float] = (0.9, 1.0), **changes: Any) -> dict[str, Any]:
+    """An `augment` section with noise, from the folder of the fixture `noises`."""
+    return {"speed": [*speed], "noise": {"manifest": "noises.csv", "snr": [5.0, 15.0], **changes}}
 
 
 def config_of(augment: dict[str, Any] | None, folder: Path | None = None, **sections: Any) -> Config:

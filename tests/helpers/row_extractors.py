@@ -1,12 +1,10 @@
 """Extractors for tests that take rows. Configs name them `row_extractors:Moments`."""
 
-import threading
 import time
 
 import torch
 from pausing import SlowParams
 
-from featcache.errors import ExtractorError
 from featcache.extractors.rows import Piece, RowExtractor, Rows
 from featcache.spec import FeatureSpec, SideSpec
 
@@ -86,23 +84,19 @@ class Tiny(Small):
 class Crowded(Small):
     """A device that holds two rows at once, or a long one by itself; `calls` are those that fit."""
 
-    _lock = threading.Lock()
-
     def __init__(self, params, sample_rate, device):
         super().__init__(params, sample_rate, device)
-        self.inside = 0
+        self.inside: list[int] = []
 
     def encode(self, waveforms, num_samples):
-        with self._lock:
-            self.inside += 1
+        self.inside.append(len(waveforms))
         try:
             time.sleep(0.005)
-            if self.inside > 1 and waveforms.shape[1] > self.spec.sample_rate:
+            if len(self.inside) > 1 and waveforms.shape[1] > self.spec.sample_rate:
                 raise torch.OutOfMemoryError("two at once")
             return super().encode(waveforms, num_samples)
         finally:
-            with self._lock:
-                self.inside -= 1
+            self.inside.pop()
 
 
 class Liar(Moments):
@@ -111,15 +105,3 @@ class Liar(Moments):
     def encode(self, waveforms, num_samples):
         rows = super().encode(waveforms, num_samples)
         return Rows(rows.features[:, : int(num_samples.min()) // HOP - 1], rows.side)
-
-
-class Failing(Moments):
-    """Gives up in its third batch."""
-
-    _lock = threading.Lock()
-
-    def encode(self, waveforms, num_samples):
-        with self._lock:
-            if len(self.calls) == 2:
-                raise ExtractorError("out of cheese")
-            return super().encode(waveforms, num_samples)

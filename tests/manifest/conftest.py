@@ -8,5 +8,5 @@ from foreign_manifests import CLIPS
 def top(tmp_path):
     (tmp_path / "wavs").mkdir()
     for clip in CLIPS:
-        (tmp_path / clip.path).touch()
+        (tmp_path / clip.path).write_text(clip.stem)
     return tmp_path

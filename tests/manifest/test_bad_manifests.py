@@ -128,10 +128,7 @@ def test_a_missing_column_is_one_fault_that_names_what_is_there(written, name, c
     assert others == (["line 3: id is missing"] if name == "train.jsonl" else [])
     (fault,) = faults_of(written("text\nhi\n"), audio=False)
     assert fault.startswith("line 1: no id column among 'text': rename or add one")
-
-
-def test_missing_columns_do_not_hide_other_faults(written):
-    faults = faults_of(written("text,duration\nhi,-1\n"))
+    faults = faults_of(written("text,duration\nhi,-1\n"))  # others are not hidden
     assert [fault[:16] for fault in faults] == ["line 1: no path ", "line 2: duration"]
 
 
@@ -142,27 +139,23 @@ def test_a_column_that_only_later_json_lines_lack(written):
     assert faults_of(path) == ["line 4991: id is missing", "line 4996: path is missing"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("train.csv", "id,WAV,file\na,x,y\n"), ("train.jsonl", '{"id": "a", "WAV": "x", "file": "y"}\n')],
-)
-def test_two_columns_that_mean_the_same(written, name, content):
-    assert faults_of(written(content, name)) == ["line 1: 'WAV' and 'file' both mean path: name one of them path"]
-
-
-def test_two_columns_of_one_name(written):
-    assert faults_of(written("id,path,text,text,text\na,x.wav,1,2,3\n")) == ["line 1: 3 columns are named 'text'"]
+BOTH_PATHS = "'WAV' and 'file' both mean path: name one of them path"
+STOP = "'Stop' is not read: give a duration, Stop - start, instead"
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "fault"),
     [
-        ("train.csv", "id,path,start,Stop\na,x.wav,1,2\n"),
-        ("train.jsonl", '{"id": "a", "path": "x.wav", "offset": 1, "Stop": 2}\n'),
+        ("train.csv", "id,WAV,file\na,x,y\n", BOTH_PATHS),
+        ("train.jsonl", '{"id": "a", "WAV": "x", "file": "y"}\n', BOTH_PATHS),
+        ("train.csv", "id,path,text,text,text\na,x.wav,1,2,3\n", "3 columns are named 'text'"),
+        ("train.csv", "id,path,start,Stop\na,x.wav,1,2\n", STOP),
+        ("train.jsonl", '{"id": "a", "path": "x.wav", "offset": 1, "Stop": 2}\n', STOP),
     ],
 )
-def test_a_stop_which_may_count_samples_does_not_pass_for_a_duration(written, name, content):
-    assert faults_of(written(content, name)) == ["line 1: 'Stop' is not read: give a duration, Stop - start, instead"]
+def test_columns_that_leave_open_what_is_meant(written, name, content, fault):
+    """Two of one meaning or name; and a stop, which may count samples, does not pass for a duration."""
+    assert faults_of(written(content, name)) == [f"line 1: {fault}"]
 
 
 def test_ends_that_are_none(written):
@@ -174,11 +167,8 @@ def test_ends_that_are_none(written):
     assert faults_of(written("id,path,start,end,end_time\na,x.wav,1,2,2\n")) == [
         "line 2: 'end', 'end_time' both end the row: leave one, or give durations"
     ]
-
-
-def test_an_end_beside_a_duration_is_carried(written):
-    manifest = read_manifest(written("id,path,start,duration,end\na,x.wav,1,2,3\n"))
-    assert list(manifest.columns["end"]) == ["3"]
+    beside_a_duration = read_manifest(written("id,path,start,duration,end\na,x.wav,1,2,3\n"))
+    assert list(beside_a_duration.columns["end"]) == ["3"]
 
 
 @pytest.mark.parametrize(
@@ -206,21 +196,17 @@ def test_line_numbers_after_quoted_newlines(written):
     assert faults_of(path) == ["line 8: path is missing", "line 9: id is missing"]
 
 
-def test_the_first_faults_by_line_are_shown_and_all_are_counted(written):
-    rows = [f"u{i % 2000},x.wav,{-1 - i if i >= 10 else 1}" for i in range(3000)]
-    with pytest.raises(ManifestError) as caught:
-        read_manifest(written("id,path,start\n" + "\n".join(rows)))
-    summary, *faults = str(caught.value).splitlines()
+def test_the_first_faults_by_line_are_shown_all_are_counted_and_those_that_are_alike_are_one_line(written):
+    def told(rows):
+        with pytest.raises(ManifestError) as caught:
+            read_manifest(written("\n".join(["id,path,start", *rows])))
+        return str(caught.value).splitlines()
+
+    summary, *faults = told(f"u{i % 2000},x.wav,{-1 - i if i >= 10 else 1}" for i in range(3000))
     assert summary.endswith(f"train.csv: {2990 + 1000:,} errors")
     assert faults[:20] == [f"  line {line}: start is negative: {1 - line:.1f}" for line in range(12, 32)]
     assert faults[20:] == ["  … and 3,970 more"]
-
-
-def test_faults_that_are_alike_are_one_line(written):
-    rows = [f"u{i},x.wav,{('one', -2, 'one', 'one')[i % 4]}" for i in range(3000)]
-    with pytest.raises(ManifestError) as caught:
-        read_manifest(written("id,path,start\n" + "\n".join(rows)))
-    assert str(caught.value).splitlines()[1:] == [
+    assert told(f"u{i},x.wav,{('one', -2, 'one', 'one')[i % 4]}" for i in range(3000))[1:] == [
         "  line 2 and 2,249 more: start is not a number: 'one'",
         "  line 3 and 749 more: start is negative: -2.0",
     ]
@@ -245,9 +231,6 @@ def test_of_many_rows_those_are_compared_whose_hashes_are_equal(written, monkeyp
     path = written("id,path\n" + "".join(f"{id_},x.wav\n" for id_ in ids))
     assert faults_of(path) == [f"line 100001: id {ids[5]!r} is already on line 7"]
     assert compared == [5, 99_999]
-
-
-def test_every_row_with_the_same_id(written):
     faults = faults_of(written("id,path\n" + "a,x.wav\n" * 4))
     assert faults == [f"line {line}: id 'a' is already on line 2" for line in (3, 4, 5)]
 

@@ -75,16 +75,13 @@ def test_ids_that_end_like_copies_are_refused_and_no_others(ids, speeds, snrs, d
         copies.refuse_suffixed(Strings.of(ids), "train.csv")
 
 
-def test_ids_of_another_configs_copies_are_plain_names():
+def test_ids_of_another_configs_copies_are_plain_names_which_without_speed_1_are_no_copies():
     copies = copies_of(section([0.9, 1.0]))
     assert copies.copy_of("utt-1_sp1.1") == PLAIN
     assert copies.copy_of("utt-1_snr5") == PLAIN
     copies.refuse_suffixed(Strings.of(["utt-1_sp1.1"]), "train.csv")
-
-
-def test_without_speed_1_no_id_is_the_utterance_itself():
-    copies = copies_of(section([0.9, 1.1]))
-    assert copies.numbers(Strings.of(["a", "a_sp0.9", "a_sp1.1"])).tolist() == [-1, 0, 1]
+    without_speed_1 = copies_of(section([0.9, 1.1]))
+    assert without_speed_1.numbers(Strings.of(["a", "a_sp0.9", "a_sp1.1"])).tolist() == [-1, 0, 1]
 
 
 def test_a_manifest_gets_a_row_for_each_copy_beside_the_others_of_its_utterance():

@@ -39,8 +39,9 @@ def test_is_what_the_same_table_in_csv_is(tmp_path, table, group):
     assert_same_manifest(read_manifest(path), read_manifest(tmp_path / "t.csv"))
 
 
-def test_types_that_hold_the_same_values_make_the_same_manifest(tmp_path):
+def test_types_that_hold_the_same_values_make_the_same_manifest_and_so_does_another_name(tmp_path):
     expected = rows_of(read_manifest(parquet(tmp_path, ROWS)))
+    assert rows_of(read_manifest(parquet(tmp_path, ROWS, name="train.bin"))) == expected
     for strings, numbers in ((pa.large_string(), pa.float32()), (pa.dictionary(pa.int32(), pa.string()), pa.float64())):
         types = {"id": strings, "path": strings, "start": numbers}
         columns = {name: pa.array(cells).cast(types[name]) for name, cells in ROWS.items()}
@@ -102,11 +103,6 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     for content in (b"", whole[:-4], whole[: len(whole) // 2], b"PAR1 and more", whole[:100] + bytes(60) + whole[160:]):
         path.write_bytes(content)
         assert re.match("not Parquet or Arrow, or damaged: .", refused(path))
-
-
-def test_a_file_of_another_name_is_known_by_its_beginning(tmp_path):
-    expected = rows_of(read_manifest(parquet(tmp_path, ROWS)))
-    assert rows_of(read_manifest(parquet(tmp_path, ROWS, name="train.bin"))) == expected
 
 
 def test_what_to_install_is_said(tmp_path, monkeypatch):
