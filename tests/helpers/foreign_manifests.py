@@ -164,6 +164,25 @@ def lhotse_cuts(top: Path, clips: Sequence[Clip]) -> Written:
     return _by_stem(packed, "lhotse", clips, top, has_seconds=True)
 
 
+def shar(top: Path, clips: Sequence[Clip]) -> Written:
+    """Lhotse Shar, as its own writer makes it: two shards of FLAC."""
+    from lhotse import CutSet, Recording, SupervisionSegment
+
+    cuts = []
+    for clip in clips:
+        cut = Recording.from_file(top / clip.path, recording_id=clip.stem).to_cut()
+        cut.id = clip.stem
+        said = {"text": clip.text, "speaker": clip.speaker}
+        cut.supervisions = [SupervisionSegment(clip.stem, clip.stem, 0, cut.duration, **said)]
+        cuts.append(cut)
+    folder, half = top / "shar", -(-len(clips) // 2)
+    folder.mkdir()
+    CutSet.from_cuts(cuts).to_shar(folder, {"recording": "flac"}, shard_size=half, verbose=False)
+    ids = [clip.stem for clip in clips]
+    places = [f"recording.{row // half:06d}.tar/{id_}.flac" for row, id_ in enumerate(ids)]
+    return Written(folder, "lhotse", ids, places, has_seconds=True)
+
+
 def audiofolder(top: Path, clips: Sequence[Clip]) -> Written:
     inside = [clip.path.partition("/")[2] for clip in clips]
     rows = [f"{path},{clip.text},{clip.speaker}" for path, clip in zip(inside, clips, strict=True)]
