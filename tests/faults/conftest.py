@@ -3,6 +3,7 @@
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,17 +20,17 @@ from featcache.version.index import open_index
 from featcache.version.ledger import standing_failures
 from featcache.version.tags import make_tag
 
-FIGURES = pytest.StashKey[list[str]]()
-
 
 @pytest.fixture
-def tell(request):
-    """Notes a figure, to be shown at the end."""
-    return request.config.stash.setdefault(FIGURES, []).append
+def tell(record_property):
+    """Notes a figure, to be shown at the end; by the processes of `pytest -n 2`, too."""
+    return partial(record_property, "figure")
 
 
-def pytest_terminal_summary(terminalreporter, config) -> None:
-    if figures := config.stash.get(FIGURES, []):
+def pytest_terminal_summary(terminalreporter) -> None:
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    figures = [text for report in reports for name, text in report.user_properties if name == "figure"]
+    if figures:
         terminalreporter.section("faults")
         for line in figures:
             terminalreporter.write_line(line)
