@@ -81,9 +81,9 @@ EVERY_THIRD = [pytest.param(name, None, marks=pytest.mark.slow) for name in SLOW
 @pytest.mark.parametrize(("scenario", "calls"), [("from_nothing", (20, 80, 150)), *EVERY_THIRD], indirect=["scenario"])
 def test_one_of_two_runs_is_killed(faulty, scenario, trials, tell, calls):
     """The other, which waits for it, does it all."""
-    calls = calls or range(0, count_calls(faulty, scenario, trials).total(), 3 * STEP)
+    struck_at = calls or range(0, count_calls(faulty, scenario, trials).total(), 3 * STEP)
     killed = 0
-    for strike in (Strike(at, "kill") for at in calls):
+    for strike in (Strike(at, "kill") for at in struck_at):
         cache = scenario.prepare(trials / "cache")
         command = (*scenario.arguments(cache), "--wait")
         running = [faulty.start(*command, faults=Faults(cache, one)) for one in (strike, None)]
@@ -93,5 +93,5 @@ def test_one_of_two_runs_is_killed(faulty, scenario, trials, tell, calls):
         assert_is_after(scenario, cache, strike)
         assert_finishes(faulty, scenario, cache, strike)
         killed += struck.code == -signal.SIGKILL
-    tell(f"{scenario.name}: killed {killed} of two runs in {len(calls)} trials")
-    assert killed >= len(calls) / 3
+    tell(f"{scenario.name}: killed {killed} of two runs in {len(struck_at)} trials")
+    assert killed > (0 if calls else len(struck_at) // 3)
