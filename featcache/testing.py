@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.config import Config, config_from, load_config
+from featcache.device import Device, get_tf32, set_tf32
 from featcache.errors import AudioError, ConfigError
 from featcache.extraction.padded_rows import BATCHINGS, declared_batchings
 from featcache.extractors import Clip, Extractor, FeatureSpec, Params
@@ -133,11 +134,18 @@ class ExtractorSuite:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _torch_as_in_a_run(cls) -> Iterator[None]:
-        """During the checks, torch uses one thread of its own, as in a run."""
-        before = torch.get_num_threads()
+        """During the checks, torch uses one thread of its own, as in a run; on a GPU it does not round to TF32, and
+        chooses repeatable kernels."""
+        threads, tf32, cudnn = torch.get_num_threads(), get_tf32(), torch.backends.cudnn
+        chosen = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
         torch.set_num_threads(1)
+        if torch.device(cls.device).type == "cuda":
+            Device(cls.device).configure_torch()
         yield
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        set_tf32(tf32)
+        for name, value in chosen.items():
+            setattr(cudnn, name, value)
 
     @classmethod
     def _clips(cls, lengths: Sequence[int]) -> list[Clip]:

@@ -177,7 +177,8 @@ class Inbox:
         self._messages.put(End(interrupted=True))
         limit = threading.Timer(_SECONDS_TO_COMMIT, end_process)
         limit.daemon = True
-        limit.start()
+        with suppress(RuntimeError):  # this process is at its end, where Python 3.12 starts no thread
+            limit.start()
 
 
 def end_process() -> None:

@@ -34,6 +34,13 @@ result have the same alignment. If they do not, MKL computes rows differently: s
 columns."""
 
 
+def aligned_rows(like: torch.Tensor, rows: int, length: int) -> torch.Tensor:
+    """Uninitialised `[rows, length]` with the dtype and device of `like`, each row of which begins at a multiple of
+    `COLUMN_MULTIPLE` elements: a GPU's sums load four elements at once, and add up a row that begins between such
+    places in another order."""
+    return like.new_empty(rows, -(-length // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)[:, :length]
+
+
 def with_whole_columns(matrix: torch.Tensor) -> torch.Tensor:
     """A matrix `[K, n]` with columns of zeros added up to a multiple of `COLUMN_MULTIPLE`."""
     return torch.nn.functional.pad(matrix, (0, -matrix.shape[1] % COLUMN_MULTIPLE))
@@ -93,7 +100,7 @@ class FrameExtractor(Extractor[P]):
 
     def _blocks(self, clips: Sequence[Clip], rows: int) -> Iterator[tuple[torch.Tensor, int]]:
         """The frames of all clips in blocks `[rows, L]`, and how many rows of each are used. The buffer is reused."""
-        block = clips[0].waveform.new_empty(rows, self.spec.frame_length)
+        block = aligned_rows(clips[0].waveform, rows, self.spec.frame_length)
         used = 0
         for clip in clips:
             frames = self.frames(clip)

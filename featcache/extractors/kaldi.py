@@ -17,7 +17,7 @@ from pydantic import Field
 from featcache.errors import ConfigError
 from featcache.extractors import mel
 from featcache.extractors.base import Clip, Params
-from featcache.extractors.frames import FrameExtractor, with_whole_columns
+from featcache.extractors.frames import FrameExtractor, aligned_rows, with_whole_columns
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 
@@ -158,7 +158,12 @@ class _Kaldi(FrameExtractor[K]):
         filled[:, self._length :] = 0
         if not self._params.use_energy:
             return filled, None
-        energy = (frames * self._params.waveform_scale if self._params.raw_energy else windowed).square().sum(dim=1)
+        squares = aligned_rows(frames, *frames.shape)
+        if self._params.raw_energy:
+            torch.mul(frames, self._params.waveform_scale, out=squares)
+        else:
+            squares.copy_(windowed)
+        energy = squares.square_().sum(dim=1)
         return filled, energy.clamp_(min=max(_EPSILON, self._params.energy_floor)).log_()
 
     def _spec(self, num_values: int, units: str) -> FeatureSpec:

@@ -147,12 +147,16 @@ class ModelExtractor(RowExtractor[M]):
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute the block at this precision. If such blocks are nested, the inner one decides.
 
-    TF32 is switched for the whole process, and the switches are read when a kernel is launched, so only one thread
-    launches at a time. An extractor that never rounds does not wait for that lock, and is not run beside one that does.
+    TF32 is switched for the whole process, and the switches are read when a kernel is launched, so where they have to
+    be switched, only one thread launches at a time. In a run they are off, and stay off: an extractor that rounds is
+    not run beside others.
     """
     with torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST), ExitStack() as stack:
-        if device.type == "cuda" and (precision == "tf32" or any(get_tf32())):
-            stack.enter_context(_switching_tf32)
-            stack.callback(set_tf32, get_tf32())
-            set_tf32(Tf32(*[precision == "tf32"] * 3))
+        if device.type == "cuda":
+            with _switching_tf32:  # so these are not the switches of another thread's block
+                before = get_tf32()
+                if precision == "tf32" or any(before):
+                    stack.enter_context(_switching_tf32)
+                    stack.callback(set_tf32, before)
+                    set_tf32(Tf32(*[precision == "tf32"] * 3))
         yield

@@ -26,7 +26,7 @@ from featcache.extractors.codec import CodecExtractor
 
 CODECS = {"encodec": "encodec24k", "dac": "dac16k", "mimi": "mimi"}
 """Name -> that of `check_codecs.CODECS`."""
-ON_THE_CPU = 6
+ON_THE_CPU = 3
 
 
 def run(step: Step) -> None:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -28,9 +29,10 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LAST_LINES = 30
 
-ON_A_GPU = ["tests/gpu", "tests/test_cmvn.py", "tests/augment", "tests/loader/test_data_loader.py"]
-"""Where the tests marked gpu are, but for those of `conformance`; the other files would only be collected."""
+ON_A_GPU = ["gpu", "augment", "test_cmvn.py", "test_masks.py", "loader/test_data_loader.py"]
+"""Where, in tests/, those marked gpu are, but for those of `conformance`; the other files would only be collected."""
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "default", "--tb=short", "-vv", "-rfE"]
+WORKERS = ["-n", str(max(1, min(8, len(os.sched_getaffinity(0)) // 2)))] if find_spec("xdist") else []
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,14 @@ def script(name: str) -> Callable[[argparse.Namespace], list[str]]:
 
 def tests(asked: argparse.Namespace) -> list[str]:
     if asked.device == "cpu":
-        return [*PYTEST, "tests/gpu"]
-    return [*PYTEST, "-m", "gpu", *ON_A_GPU]
+        return [*PYTEST, *WORKERS, "tests/gpu"]
+    return [*PYTEST, *WORKERS, "-m", "gpu", *(f"tests/{name}" for name in ON_A_GPU)]
 
 
 def conformance(asked: argparse.Namespace) -> list[str] | None:
     if asked.device == "cpu":  # the suite does that
         return None
-    return [*PYTEST, "-m", "gpu", "tests/extractors/test_conformance.py"]
+    return [*PYTEST, *WORKERS, "-m", "gpu", "tests/extractors/test_conformance.py"]
 
 
 def sanitizer(asked: argparse.Namespace) -> list[str] | None:

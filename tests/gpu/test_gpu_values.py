@@ -14,15 +14,15 @@ import featcache
 from featcache.care.compare import SampledClip, compare_all, extract_results
 from featcache.config import Config, config_from, load_config
 from featcache.device import Device, Tf32, set_tf32
-from featcache.extractors import rows
+from featcache.extractors import Extractor, rows
 from featcache.extractors.model import computing
 from featcache.extractors.rows import pad_rows
 
 ROUNDING = 1e-4
 """How far a frame may be from the CPU's, relative in norm: kernels of a GPU add up in other orders than a CPU's."""
 
-TIES = 1e-3
-"""The share of codes that rounding may decide otherwise."""
+TIES = 3e-3
+"""The share of codes that rounding may decide otherwise; of the small X-Codec's, 5 in 2,176 do on the CPU."""
 
 SECONDS = (0.31, 1.7, 0.9, 0.31, 2.2)
 
@@ -76,26 +76,29 @@ def config_of(tmp_path_factory):
     return cache(lambda name: make_config(name, tmp_path_factory.mktemp("weights")))
 
 
-def clips_at(rate: int) -> list[SampledClip]:
+def clips_for(extractor: Extractor) -> list[SampledClip]:
+    """Of each of `SECONDS`, or of as many as the extractor takes."""
+    rate, longest = extractor.spec.sample_rate, extractor.max_seconds or max(SECONDS)
     source = small_models.speech_like(max(SECONDS), rate, seed=3).numpy()
-    return [SampledClip(str(number), source[: round(seconds * rate)]) for number, seconds in enumerate(SECONDS)]
+    lengths = [round(min(seconds, longest) * rate) for seconds in SECONDS]
+    return [SampledClip(str(number), source[:length]) for number, length in enumerate(lengths)]
 
 
-def results_on(config: Config, name: str, clips: list[SampledClip]):
+def results_on(config: Config, name: str):
     device = Device(name)
+    extractor = config.build(device.torch_device)
     with device.slot():
-        return [result.cpu() for result in extract_results(config.build(device.torch_device), clips, device)]
+        return [result.cpu() for result in extract_results(extractor, clips_for(extractor), device)]
 
 
 @pytest.mark.parametrize(("name", "device"), WHERE)
 def test_values_are_those_of_the_cpu(config_of, monkeypatch, name, device):
     """The two batches have different numbers of rows, on the CPU too."""
     config = config_of(name)
-    clips = clips_at(config.audio.sample_rate)
     monkeypatch.setitem(rows.ROW_SECONDS, "cpu", 0.5)
-    expected = results_on(config, "cpu", clips)
+    expected = results_on(config, "cpu")
     monkeypatch.setattr(rows, "ROW_SECONDS", {"cpu": 4.0, "cuda": 8.0})
-    apart = compare_all(results_on(config, device, clips), expected, ROUNDING)
+    apart = compare_all(results_on(config, device), expected, ROUNDING)
     assert not apart.mismatched, apart
     assert apart.relative <= ROUNDING, apart
     if expected[0].latents is not None:
@@ -106,7 +109,8 @@ def test_values_are_those_of_the_cpu(config_of, monkeypatch, name, device):
 @pytest.mark.parametrize("name", ["encodec-24", "encodec-48", "dac-16"])
 def test_the_host_never_waits_while_a_batch_of_rows_is_launched(config_of, name):
     extractor = config_of(name).build(torch.device("cuda")).as_row_extractor()
-    waveforms = [torch.from_numpy(clip.waveform).cuda() for clip in clips_at(extractor.spec.sample_rate)]
+    pieces = [(clip, extractor.pieces(len(clip.waveform))[0]) for clip in clips_for(extractor)]
+    waveforms = [torch.from_numpy(clip.waveform[: piece.num_samples]).cuda() for clip, piece in pieces]
     with torch.inference_mode():
         batch = pad_rows(waveforms, 8, extractor.padded_length(max(map(len, waveforms))))
         expected = extractor.run(*batch).features
