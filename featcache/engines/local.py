@@ -12,6 +12,7 @@ are committed with what is in them.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -39,6 +40,16 @@ _AHEAD_PER_WORKER = 4
 
 _AHEAD_SECONDS = 4 * 3600.0
 """The most audio in those batches, if there are many workers: 1.4 GB at 24 kHz."""
+
+_ROWS_AHEAD_SECONDS = 16 * 3600.0
+"""The most audio in those batches where row workers wait for rows: with 4 h of LibriSpeech's lengths, a third of what
+they compute only fills up batches; from 8 h on, a twentieth, which is padding."""
+
+_ROWS_AHEAD_BYTES = 4 << 30
+"""The most bytes of features of those batches."""
+
+_FULL_AHEAD = 4
+"""Full batches of rows for each row worker, at which nothing more is decoded: 35 minutes of waveforms."""
 
 _POLL_SECONDS = 0.2
 
@@ -93,8 +104,11 @@ class _Workers:
         self._progress = control.progress
         self._stop = control.stop
         self._batches: Iterator[Batch] = iter(())  # one worker at a time takes from it
-        per_worker = _AHEAD_PER_WORKER * device.workers
-        self._ahead = max(device.workers + 2, min(per_worker, int(_AHEAD_SECONDS / device.batch_seconds)))
+        per_worker, most_seconds = _AHEAD_PER_WORKER * device.workers, _AHEAD_SECONDS
+        if self._row_workers:
+            bytes_per_second = sum(config.spec.frame_rate * config.spec.bytes_per_frame for config in group.configs)
+            per_worker, most_seconds = sys.maxsize, min(_ROWS_AHEAD_SECONDS, _ROWS_AHEAD_BYTES / bytes_per_second)
+        self._ahead = max(device.workers + 2, min(per_worker, int(most_seconds / device.batch_seconds)))
         # Guards what follows, and the times in `Progress`. Its counts, and those of the versions, have one writer each:
         # utterances the worker that appends, shards the thread that commits.
         self._state = threading.Condition()
@@ -175,7 +189,8 @@ class _Workers:
                     if may_compute and (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
-                    if may_take and not (self._is_taking or self._is_exhausted or self._is_far_ahead):
+                    is_enough = self._is_taking or self._is_exhausted or self._is_far_ahead or self._has_many_rows
+                    if may_take and not is_enough:
                         self._is_taking = True
                         return self._take
                     is_busy = self._is_taking or self._decoding or self._computing  # which may give rows
@@ -191,6 +206,11 @@ class _Workers:
     def _is_far_ahead(self) -> bool:
         """Whether as many batches as may wait do so for the one that is to be appended next."""
         return self._taken >= self._delivery.appended + self._ahead
+
+    @property
+    def _has_many_rows(self) -> bool:
+        """Whether row workers have enough to do: more would only take memory."""
+        return bool(self._row_workers) and self._queue.num_full >= _FULL_AHEAD * self._row_workers
 
     def _rows_to_compute(self) -> list[Row] | None:
         """Rows that fill a batch; or fewer, if no others will join them, or if everything waits for them."""
@@ -231,7 +251,7 @@ class _Workers:
             for pending in (result for part in parts for result in part if isinstance(result, PendingRows)):
                 batch.num_pending += 1
                 self._batch_of[pending] = batch
-                self._queue.add(batch.number, pending.rows)
+                self._queue.add(batch.number, pending.take_rows())
             self._deliver_if_complete(batch)
         self._delivery.append()
 

@@ -78,15 +78,12 @@ class PendingRows:
     """What one version gets from a part of a batch, while its rows are computed: each item of the part has a waveform,
     `[num_samples]`. Not thread-safe: the caller sees to it that one thread at a time calls `finish`."""
 
-    rows: list[Row]
-    """The rows to be computed; empty once all are."""
-
     def __init__(
         self, extractor: RowExtractor[Params], part: BatchPart, waveforms: Sequence[NDArray[np.float32]]
     ) -> None:
         self.extractor = extractor
         self.part = part
-        self.rows = []
+        self._rows: list[Row] = []
         self._seconds = 0.0
         self._errors: dict[int, AudioError] = {}
         self._results: list[list[RowResult | None]] = []
@@ -98,8 +95,8 @@ class PendingRows:
                 self._errors[clip] = error
                 rows = []
             self._results.append([None] * len(rows))
-            self.rows += rows
-        self._left = len(self.rows)
+            self._rows += rows
+        self._left = len(self._rows)
 
     def _cut(self, clip: int, waveform: NDArray[np.float32]) -> Iterator[Row]:
         """Cut a clip into rows."""
@@ -108,6 +105,11 @@ class PendingRows:
             samples = waveform[piece.start : piece.start + piece.num_samples]
             length = self.extractor.padded_length(len(samples))
             yield Row(self, clip, number, piece, len(pieces) == 1, samples, length)
+
+    def take_rows(self) -> list[Row]:
+        """The rows to be computed. Who takes them alone holds them, and their waveforms."""
+        rows, self._rows = self._rows, []
+        return rows
 
     @property
     def is_complete(self) -> bool:
@@ -122,13 +124,11 @@ class PendingRows:
             self._errors.setdefault(row.clip, result)
         else:
             self._results[row.clip][row.number] = result
-        if self.is_complete:
-            self.rows = []  # and with them the waveforms
 
     def compute(self, device: Device) -> None:
         """Compute all rows now, without rows of others."""
         by_length: dict[int, list[Row]] = {}
-        for row in self.rows:
+        for row in self.take_rows():
             by_length.setdefault(row.padded_length, []).append(row)
         for rows in by_length.values():
             started = perf_counter()
@@ -172,6 +172,11 @@ class RowQueue:
     def __bool__(self) -> bool:
         """Whether any row waits."""
         return bool(self._full or self._filling)
+
+    @property
+    def num_full(self) -> int:
+        """The number of full batches."""
+        return len(self._full)
 
     def add(self, batch: int, rows: Iterable[Row]) -> None:
         """Add the rows of the batch of that number."""

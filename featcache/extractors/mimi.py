@@ -34,6 +34,7 @@ class Mimi(CodecExtractor[MimiParams]):
 
     Params = MimiParams
     revision = 1
+    gpu_factor = 2
     causal = True
 
     def __init__(self, params: MimiParams, sample_rate: int, device: torch.device) -> None:

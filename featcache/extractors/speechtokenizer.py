@@ -41,6 +41,7 @@ class SpeechTokenizer(CodecExtractor[SpeechTokenizerParams]):
 
     Params = SpeechTokenizerParams
     revision = 1
+    gpu_factor = 2
 
     def __init__(self, params: SpeechTokenizerParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)

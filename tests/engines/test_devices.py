@@ -10,6 +10,7 @@ import pytest
 from cache_contents import being_written, check, items, shard_folders
 from extractions import write_config
 from forking import wait_until
+from processes import start_script
 from test_suspects import arrays, assert_it_cost_itself_alone, children_of, crashing
 
 import featcache
@@ -20,6 +21,22 @@ from featcache.extraction.options import parse_devices
 from featcache.manifest import read_manifest
 
 TWO = ("--device", "cpu,cpu", "--threads", 2)
+
+
+ENDS_WHILE_IT_IS_CUT_OFF = """
+    import threading
+    from featcache.engines.worker import Inbox
+
+    def cut_off():
+        threading.main_thread().join()
+        Inbox().close()
+
+    threading.Thread(target=cut_off).start()
+"""
+
+
+def test_a_process_that_ends_while_its_connection_does_says_nothing(cli):
+    assert not start_script(cli, ENDS_WHILE_IT_IS_CUT_OFF).wait().err
 
 
 def start_two(cli, *job: object, gate: Path, count: int):

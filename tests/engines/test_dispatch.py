@@ -286,13 +286,13 @@ def test_every_task_is_done_once_or_is_poison(count, workers, deadly, data):
 
 
 def test_chunks_get_smaller_near_the_end():
-    chunks = Chunks(tasks(70), 2)
+    chunks = Chunks(tasks(140), 2)
     sizes = []
     while not chunks.are_done:
         sizes.append(len(chunks.take(0, is_alone=True).tasks))
         chunks.done(0)
-    assert sum(sizes) == 70
-    assert sizes[:5] == [8] * 5
+    assert sum(sizes) == 140
+    assert sizes[:5] == [MOST_TASKS] * 5
     assert sizes[-4:] == [1] * 4
     assert sizes == sorted(sizes, reverse=True)
 

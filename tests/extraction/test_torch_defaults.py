@@ -1,5 +1,7 @@
 """Torch's default dtype and device, autocast and inference mode, which a user sets, change nothing."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,7 +13,8 @@ from processes import run_script
 import featcache
 from featcache.augment import GaussianNoise, MixEnergies, Mixup, SpecAugment
 from featcache.cmvn import Cmvn, normalize_utterances
-from featcache.device import PinnedMemory
+from featcache.device import PinnedMemory, Tf32
+from featcache.extractors import model
 
 AUGMENTATIONS = {
     "mask": SpecAugment(time_warp=3, max_time_fraction=0.37, probability=0.5),
@@ -144,3 +147,30 @@ def test_what_a_process_lets_torch_round_changes_no_bit(cli, tmp_path):
     printed = run_script(cli, EXTRACT_IN_FP32, small_ssl.save("hubert", tmp_path), *settings).split()
     assert len(printed) == len(settings)
     assert len(set(printed)) == 1
+
+
+def test_threads_that_switch_tf32_do_not_see_each_others_switches(monkeypatch):
+    """As where a user lets a GPU round, and threads of theirs extract at once: one is inside when the other comes."""
+    switches = [Tf32(True, True, True)]
+    monkeypatch.setattr(model, "get_tf32", lambda: switches[-1])
+    monkeypatch.setattr(model, "set_tf32", switches.append)
+    inside, left = threading.Event(), threading.Event()
+
+    def compute_first():
+        with model.computing("fp32", torch.device("cuda")):
+            inside.set()
+            entered.wait(0.2)
+        left.set()
+
+    def compute_second():
+        inside.wait()
+        with model.computing("fp32", torch.device("cuda")):
+            entered.set()
+            left.wait()
+            return switches[-1]
+
+    entered = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(compute_first)
+        assert not any(pool.submit(compute_second).result())
+    assert all(switches[-1])

@@ -156,6 +156,29 @@ def test_with_row_workers_these_compute_all_rows_and_decode_nothing(
     assert decoded_by
 
 
+def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monkeypatch, tmp_path):
+    """As on a GPU, where nearly all that is computed is to be wanted: the last batch of each length is filled up."""
+    soundfile.write(tmp_path / "a.wav", speech(20.0), 16000)
+    lengths = np.random.default_rng(0).gamma(9, 0.03, 3000)
+    rows = [f"{number},a.wav,{number % 60 / 4},{seconds:.3f}" for number, seconds in enumerate(lengths)]
+    (tmp_path / "many.csv").write_text("\n".join(["id,path,start,duration", *rows]))
+    monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 4.0)
+    filled, computed, compute = [], [], local.compute_rows
+
+    def counted(rows, on):
+        filled.append(len(rows))
+        computed.append(rows[0].pending.extractor.rows(rows[0].padded_length, on.torch_device))
+        return compute(rows, on)
+
+    monkeypatch.setattr(local, "compute_rows", counted)
+    job = plan_extraction(read_manifest(tmp_path / "many.csv"), [load_config(config)], scratch, Options(threads=2))
+    job.device.row_workers = 2
+    job.device.workers += 2
+    run_to_its_end(job)
+    assert sum(filled) == 3000
+    assert sum(filled) > 0.9 * sum(computed)
+
+
 def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, scratch, monkeypatch):
     """Only one batch, of one utterance, may wait ahead, while rows wait for others of their length."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
