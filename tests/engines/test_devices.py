@@ -5,12 +5,13 @@ import signal
 import time
 from operator import attrgetter
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from cache_contents import being_written, check, items, shard_folders
 from extractions import write_config
 from forking import wait_until
-from processes import start_script
+from processes import Finished, python
 from test_suspects import arrays, assert_it_cost_itself_alone, children_of, crashing
 
 import featcache
@@ -35,8 +36,8 @@ ENDS_WHILE_IT_IS_CUT_OFF = """
 """
 
 
-def test_a_process_that_ends_while_its_connection_does_says_nothing(cli):
-    assert not start_script(cli, ENDS_WHILE_IT_IS_CUT_OFF).wait().err
+def test_a_process_that_ends_while_its_connection_does_says_nothing():
+    assert python("-c", dedent(ENDS_WHILE_IT_IS_CUT_OFF)) == Finished(0, "", "")
 
 
 def start_two(cli, *job: object, gate: Path, count: int):
