@@ -36,7 +36,7 @@ def run(step: Step) -> None:
 
 def check(step: Step, name: str) -> None:
     rate = step.config(name).audio.sample_rate
-    lengths = [0.3, 0.4] if step.small else np.random.default_rng(0).uniform(0.5, 15, 32).tolist()
+    lengths = [0.3, 0.4] if step.small else np.random.default_rng(0).uniform(0.5, 15, 16).tolist()
     waveforms = (small_models.speech_like(length, rate, seed=number) for number, length in enumerate(lengths))
     clips = [SampledClip(str(number), waveform.numpy()) for number, waveform in enumerate(waveforms)]
     extractor = build(step, name)

@@ -76,7 +76,7 @@ def tokens(asked: argparse.Namespace) -> list[str] | None:
     if asked.device == "cpu":  # the suite does that, with a small model
         return None
     epochs = ["--epochs", "1", "--more-epochs", "1" if asked.small else "10"]
-    limit = "20" if asked.small else "600"
+    limit = "20" if asked.small else "200"
     return story(asked, "train_keywords", ["--folder", str(asked.work), "--limit", limit, *epochs])
 
 

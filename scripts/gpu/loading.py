@@ -20,7 +20,7 @@ from torch import nn
 
 import featcache
 
-BATCHES = 300
+BATCHES = 150
 LAYERS = {"small": 2, "large": 12}
 """Transformer layers of what is trained: a step of the small one takes a few milliseconds."""
 
@@ -36,7 +36,7 @@ def run(step: Step) -> None:
             make_version(folder / stored, utterances, quantized=is_quantized)
             dataset = featcache.FeatureDataset(featcache.open(folder / stored))
             size = num_bytes // (2 if is_quantized else 1)
-            for prefetch in (2, 4) if step.small else (1, 2, 4, 8):
+            for prefetch in (2, 4) if step.small else (2, 4, 8):
                 loader = featcache.DataLoader(dataset, batches, device=step.device.torch_device, prefetch=prefetch)
                 seconds = min(epoch(step, loader) for _ in range(3))
                 speed = size / seconds / 1e9

@@ -7,9 +7,9 @@
     flops        those of a batch
     kernels      what a batch spends its time on
     end to end   files to shards, beside the limit, and beside a loop: read, resample, model, np.save
-    sweep        end to end with other constants: ROW_SECONDS, MAX_ROWS, slots, threads
+    sweep        end to end with other constants: ROW_SECONDS, slots, threads
 
-The audio is 16 kHz FLAC; for MAX_ROWS it is clips of 0.43 s. Speeds are × real time. For Whisper and fbank the limit
+The audio is 16 kHz FLAC. Speeds are × real time. For Whisper and fbank the limit
 is featcache's own extractor.
 """
 
@@ -41,7 +41,7 @@ from featcache.manifest import Manifest, read_manifest
 
 NAMES = ("encodec", "hubert", "mimi", "fbank", "dac", "whisper")
 SWEPT = ("encodec", "hubert")
-SHAPES = [(1, 10.0), (8, 10.0), (24, 10.0), (64, 10.0), (128, 5.0)]
+SHAPES = [(8, 10.0), (24, 10.0), (64, 10.0)]
 RUNS = {
     "encodec": ("EncodecModel", lambda model, x: model.encode(x[:, None], bandwidth=6.0).audio_codes),
     "dac": ("DacModel", lambda model, x: model.encode(x[:, None, : x.shape[1] // 320 * 320]).audio_codes),
@@ -50,11 +50,12 @@ RUNS = {
 }
 """Classes of transformers, and how their models are run on waveforms `[R, P]`."""
 
-SECONDS_OF_A_RUN = 6.0
+SECONDS_OF_A_RUN = 12.0
+"""A run ends with batches that few rows fill, which a short one mostly has."""
 DECODED_BY_A_CORE = 600.0
 """About as many × real time does a core read, so that a run is not much longer than that."""
 KERNELS = 6
-SWEEP = {"ROW_SECONDS": (60.0, 120.0, 480.0), "MAX_ROWS": (64, 256, 1024), "slots": (1, 3), "threads": (2, 4, 8)}
+SWEEP = {"ROW_SECONDS": (60.0, 240.0), "slots": (1, 3), "threads": (4, 8)}
 Function = Callable[[torch.Tensor], object]
 
 
@@ -198,9 +199,9 @@ def kernels(step: Step, name: str, function: Callable[[], object]) -> None:
         step.record("kernels", model=name, kernel=kernel[:80], calls=count, share=time / total)
 
 
-def files(step: Step, speed: float, kind: str = "long") -> Manifest:
+def files(step: Step, speed: float) -> Manifest:
     """Files whose extraction takes some seconds at this speed: the same ones, time and again."""
-    path = corpus.make_corpus(step.work, kind, 0.003 if step.small else 0.5)
+    path = corpus.make_corpus(step.work, "long", 0.003 if step.small else 0.5)
     once = read_manifest(path)
     speed = min(speed, DECODED_BY_A_CORE * step.device.threads)
     wanted = 1 if step.small else max(1, round(speed * SECONDS_OF_A_RUN / float(once.duration.sum())))
@@ -256,26 +257,24 @@ def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:
 
 
 def sweep(step: Step, name: str) -> None:
-    """One constant after the other; the first line has all of them as they are."""
+    """One constant after the other, over the same files; the first line only tells how many these are to be."""
     kind, config = step.device.torch_device.type, step.config(name)
-    changed = [("as they are", 0), *((constant, value) for constant, values in SWEEP.items() for value in values)]
-    if step.small:
-        changed = changed[:2]
-    speed = 60.0
-    for constant, value in changed:
+    changed = [("", 0), ("as they are", 0), *((name, value) for name, values in SWEEP.items() for value in values)]
+    manifest = files(step, 60.0)
+    for constant, value in changed[:2] if step.small else changed:
         if step.left < 30 and not step.small:
             step.record("sweep: no time left", model=name, constant=constant)
             return
         threads = int(value) if constant == "threads" else None
         slots = value if constant == "slots" else device_module._CUDA_SLOTS
-        with patch.dict(rows.ROW_SECONDS), patch.dict(rows.MAX_ROWS), patch.object(device_module, "_CUDA_SLOTS", slots):
-            if constant in ("ROW_SECONDS", "MAX_ROWS"):
-                getattr(rows, constant)[kind] = value
-            manifest = files(step, speed, "short" if constant == "MAX_ROWS" else "long")
+        with patch.dict(rows.ROW_SECONDS), patch.object(device_module, "_CUDA_SLOTS", slots):
+            if constant == "ROW_SECONDS":
+                rows.ROW_SECONDS[kind] = value
             found, figures = end_to_end(step, config, manifest, threads)
         shown = {figure: figures.get(figure) for figure in ("busy", "GiB at most")}
         step.record("sweep", model=name, constant=constant, value=value, speed=found, **shown)
-        speed = found
+        if not constant:
+            manifest = files(step, found)
 
 
 if __name__ == "__main__":
