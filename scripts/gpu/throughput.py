@@ -165,7 +165,7 @@ def waits(step: Step, function: Callable[[], object]) -> int | None:
             function()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(warning.message) for warning in caught)
+    return sum("called a synchronizing" in str(warning.message) for warning in caught)
 
 
 def flops(step: Step, name: str, function: Callable[[], object], seconds: float) -> None:
