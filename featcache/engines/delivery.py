@@ -52,9 +52,9 @@ class OpenShard:
         numbers = zip(task.utterances, task.generations, strict=True)
         self._generations = {utterance.id: generation for utterance, generation in numbers if generation > 1}
 
-    def append(self, part: Iterable[Extracted], progress: Progress) -> None:
-        """Add what each version gets from a part of a batch, and count it. Raises ExtractorError if it is not what the
-        version holds."""
+    def append(self, part: Iterable[Extracted], progress: Progress) -> float:
+        """Add what each version gets from a part of a batch, and count it. Returns how many seconds of audio that is.
+        Raises ExtractorError if it is not what the version holds."""
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
         for shard, extracted in zip(self._shards, part, strict=True):
             items, all_failures = extracted.items, extracted.failures
@@ -69,7 +69,7 @@ class OpenShard:
             progress.failures.update(failure.reason for failure in failures)
             seconds |= {item.id: item.num_samples / shard.job.built.sample_rate for item in items}
         self._audio_seconds += sum(seconds.values())
-        progress.audio_seconds += sum(seconds.values())
+        return sum(seconds.values())
 
     def commit(self, progress: Progress) -> DoneTask:
         """Record the failures, make the shards visible, and count them. Returns what the versions have got.
@@ -112,6 +112,8 @@ class Batch:
     """For each part of the batch, what each version gets; rows may be missing."""
     num_pending: int = 0
     """How many of these lack rows."""
+    counted_seconds: float = 0.0
+    """Seconds of audio that were counted as extracted before the batch was complete."""
 
 
 class Delivery:
@@ -137,6 +139,7 @@ class Delivery:
         self._fail = fail
         self._complete: dict[int, Batch] = {}  # by number; guarded by `state`
         self._is_appending = False  # guarded by `state`
+        self._telling = threading.Lock()
         self._begun: dict[OpenShard, None] = {}  # what is neither complete nor empty, in order
         self._commits = ThreadPoolExecutor(1, "featcache-commit")
         self._commit_slots = threading.BoundedSemaphore(_WAITING_COMMITS)
@@ -163,6 +166,11 @@ class Delivery:
         """Take a batch that lacks nothing; the caller holds `state`."""
         self._complete[batch.number] = batch
 
+    def tell(self) -> None:
+        """Tell how far the run is."""
+        with self._telling:
+            self._control.report(self._progress)
+
     def append(self) -> None:
         """Append the next batches in order, as far as they are complete; nothing if another thread is doing so. Raises
         StoreError if the cache cannot be written. A batch is half written then, and nothing is appended after it."""
@@ -183,15 +191,17 @@ class Delivery:
             return self._complete.pop(self.appended)
 
     def _write(self, batch: Batch) -> None:
-        shard = batch.shard
+        shard, seconds = batch.shard, 0.0
         self._begun[shard] = None
         while batch.parts:
             part = batch.parts.pop(0)
             extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
-            shard.append(extracted, self._progress)
+            seconds += shard.append(extracted, self._progress)
+        with self._state:
+            self._progress.audio_seconds += seconds - batch.counted_seconds
         self._control.check_extractors(shard.jobs)
         self._control.check_failures(job.counts for job in shard.jobs)
-        self._control.report(self._progress)
+        self.tell()
         if batch.is_last:
             del self._begun[shard]
             self._commit_slots.acquire()

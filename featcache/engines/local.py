@@ -109,8 +109,8 @@ class _Workers:
             bytes_per_second = sum(config.spec.frame_rate * config.spec.bytes_per_frame for config in group.configs)
             per_worker, most_seconds = sys.maxsize, min(_ROWS_AHEAD_SECONDS, _ROWS_AHEAD_BYTES / bytes_per_second)
         self._ahead = max(device.workers + 2, min(per_worker, int(most_seconds / device.batch_seconds)))
-        # Guards what follows, and the times in `Progress`. Its counts, and those of the versions, have one writer each:
-        # utterances the worker that appends, shards the thread that commits.
+        # Guards what follows, and the times and seconds in `Progress`. Its counts, and those of the versions, have one
+        # writer each: utterances the worker that appends, shards the thread that commits.
         self._state = threading.Condition()
         self._error: BaseException | None = None
         self._queue = RowQueue(device.torch_device)
@@ -265,12 +265,16 @@ class _Workers:
         with self._state:
             self._computing -= 1
             for row, result in zip(rows, results, strict=True):
+                batch, audio_seconds = self._batch_of[row.pending], row.seconds / len(self._jobs)
+                batch.counted_seconds += audio_seconds  # since others of its batch may have to wait for long
+                self._progress.audio_seconds += audio_seconds
                 row.pending.finish(row, result, seconds / len(rows))
                 if row.pending.is_complete:
-                    batch = self._batch_of.pop(row.pending)
+                    del self._batch_of[row.pending]
                     batch.num_pending -= 1
                     self._deliver_if_complete(batch)
             self._state.notify_all()
+        self._delivery.tell()
         self._delivery.append()
 
     def _deliver_if_complete(self, batch: Batch) -> None:

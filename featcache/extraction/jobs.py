@@ -69,7 +69,8 @@ class Progress:
     failures: Counter[str] = field(default_factory=Counter)
     """Failed utterances by reason."""
     audio_seconds: float = 0.0
-    """Seconds of audio extracted. Copies count, and a clip counts once for all versions that are filled together."""
+    """Seconds of audio extracted. Copies count, and a clip counts once for all versions that are filled together; of
+    rows in a batch that is not complete, each for its share."""
     shards: int = 0
     """Committed shards."""
     too_many_failures: str = ""

@@ -60,6 +60,11 @@ class Row:
         return self.pending.part.items[self.clip].id
 
     @property
+    def seconds(self) -> float:
+        """How much audio the row is."""
+        return self.piece.num_samples / self.pending.extractor.spec.sample_rate
+
+    @property
     def frames(self) -> slice:
         """The row's frames that count."""
         return slice(self.piece.skip, self.piece.skip + self.piece.num_frames)

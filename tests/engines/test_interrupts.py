@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import odd_extractors
 import pytest
@@ -21,6 +22,7 @@ from processes import TESTS, commands
 
 import featcache
 from featcache.device import BATCH_SECONDS
+from featcache.engines.delivery import Delivery
 from featcache.errors import ExtractorError
 from featcache.manifest import read_manifest
 
@@ -158,15 +160,16 @@ def clips(tmp_path) -> Path:
 
 
 def run(manifest: Path, config: Path, cache: Path, threads: int, stop_after: int | None = None):
-    """Extract in this process; the run is stopped when so many batches have been appended."""
-    stop, reports = threading.Event(), itertools.count(1)
+    """Extract in this process; the run is stopped when so many batches are appended."""
+    stop, appended, write = threading.Event(), itertools.count(1), Delivery._write
 
-    def report(progress):
-        if next(reports) == stop_after:
+    def counted(*batch):
+        if next(appended) == stop_after:
             stop.set()
+        write(*batch)
 
-    observer = featcache.Observer(progress=report)
-    return featcache.extract(manifest, config, cache, featcache.Options("cpu", threads), observer=observer, stop=stop)
+    with mock.patch.object(Delivery, "_write", counted):
+        return featcache.extract(manifest, config, cache, featcache.Options("cpu", threads), stop=stop)
 
 
 @pytest.mark.parametrize("threads", [1, 4])

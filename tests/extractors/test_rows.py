@@ -22,6 +22,7 @@ import featcache
 from featcache import device
 from featcache.config import load_config
 from featcache.engines import local
+from featcache.engines.delivery import OpenShard
 from featcache.errors import ExtractorError
 from featcache.extraction import from_audio
 from featcache.extraction.features import OutOfMemoryRetry, is_out_of_memory
@@ -157,24 +158,33 @@ def test_with_row_workers_these_compute_all_rows_and_decode_nothing(
 
 
 def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monkeypatch, tmp_path):
-    """As on a GPU, where nearly all that is computed is to be wanted: the last batch of each length is filled up."""
+    """As on a GPU, where nearly all that is computed is to be wanted: the last batch of each length is filled up. What
+    is computed is told, though nothing is appended for long.
+    """
     soundfile.write(tmp_path / "a.wav", speech(20.0), 16000)
     lengths = np.random.default_rng(0).gamma(9, 0.03, 3000)
     rows = [f"{number},a.wav,{number % 60 / 4},{seconds:.3f}" for number, seconds in enumerate(lengths)]
     (tmp_path / "many.csv").write_text("\n".join(["id,path,start,duration", *rows]))
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 4.0)
-    filled, computed, compute = [], [], local.compute_rows
+    filled, computed, told, compute, append = [], [], [], local.compute_rows, OpenShard.append
 
     def counted(rows, on):
         filled.append(len(rows))
         computed.append(rows[0].pending.extractor.rows(rows[0].padded_length, on.torch_device))
         return compute(rows, on)
 
+    def appended(shard, part, progress):
+        told.append(progress.audio_seconds)
+        return append(shard, part, progress)
+
     monkeypatch.setattr(local, "compute_rows", counted)
+    monkeypatch.setattr(OpenShard, "append", appended)
     job = plan_extraction(read_manifest(tmp_path / "many.csv"), [load_config(config)], scratch, Options(threads=2))
     job.device.row_workers = 2
     job.device.workers += 2
-    run_to_its_end(job)
+    summary = run_to_its_end(job)
+    assert summary.audio_seconds == pytest.approx(np.round(lengths, 3).sum(), rel=1e-3)
+    assert told[0] > 20
     assert sum(filled) == 3000
     assert sum(filled) > 0.9 * sum(computed)
 
