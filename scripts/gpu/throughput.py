@@ -18,9 +18,11 @@ from step import Step, main
 # isort: split
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from itertools import cycle, islice
 from time import perf_counter
+from typing import Any
 from unittest.mock import patch
 
 import corpus
@@ -35,7 +37,10 @@ from training import GpuUse
 import featcache
 from featcache import device as device_module
 from featcache.config import Config
+from featcache.device import Device
+from featcache.engines import local
 from featcache.extraction.features import is_out_of_memory
+from featcache.extraction.padded_rows import Row
 from featcache.extractors import Clip, rows
 from featcache.manifest import Manifest, read_manifest
 
@@ -215,20 +220,31 @@ def files(step: Step, speed: float) -> Manifest:
 def end_to_end(
     step: Step, config: Config, manifest: Manifest, threads: int | None = None
 ) -> tuple[float, dict[str, float | None]]:
-    """Times real time from files to shards, once that is planned, and what else there is to know."""
+    """Times real time from files to shards, once that is planned, and what else there is to know: `filled` is the share
+    of what batches of rows hold that is audio."""
+    held: Counter[str] = Counter()
+    compute = local.compute_rows
+
+    def counting(some: list[Row], device: Device) -> list[Any]:
+        length = some[0].padded_length
+        held["samples"] += length * some[0].pending.extractor.rows(length, device.torch_device)
+        held["audio"] += sum(len(row.waveform) for row in some)
+        return compute(some, device)
+
     gpu = GpuUse(step.device.torch_device)
     options = featcache.Options(str(step.device.torch_device), threads or step.device.threads)
     if step.device.is_cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    with temporary_folder(step.work) as folder:
+    with temporary_folder(step.work) as folder, patch.object(local, "compute_rows", counting):
         watching = featcache.Observer(running=gpu.watched)
         summary = featcache.extract(manifest, config, folder, options, observer=watching)
     figures = {
         "threads": options.threads,
         "failed": sum(summary.failed_by_reason.values()),
         "busy": gpu.share,
+        "filled": held["audio"] / held["samples"] if held else None,
         **{f"% {stage}": 100 * it for stage, it in summary.stages.items()},
     }
     if step.device.is_cuda:
@@ -271,7 +287,7 @@ def sweep(step: Step, name: str) -> None:
             if constant == "ROW_SECONDS":
                 rows.ROW_SECONDS[kind] = value
             found, figures = end_to_end(step, config, manifest, threads)
-        shown = {figure: figures.get(figure) for figure in ("busy", "GiB at most")}
+        shown = {figure: figures.get(figure) for figure in ("busy", "filled", "GiB at most")}
         step.record("sweep", model=name, constant=constant, value=value, speed=found, **shown)
         if not constant:
             manifest = files(step, found)
