@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.config import Config, config_from, load_config
-from featcache.device import Device, get_tf32, set_tf32
+from featcache.device import Device
 from featcache.errors import AudioError, ConfigError
 from featcache.extraction.padded_rows import BATCHINGS, declared_batchings
 from featcache.extractors import Clip, Extractor, FeatureSpec, Params
@@ -54,7 +54,8 @@ class ExtractorSuite:
     Attributes:
         config: A YAML file, the name of a packaged config, or the content of a config as a dict. If it is only known
             when tests run, override the fixture `loaded` instead.
-        device: The device to run on.
+        device: The device to run on. On a GPU, torch is configured as in a run (no TF32, repeatable kernels), and stays
+            so for the rest of the process.
         tolerance: For floats, how far values may differ by rounding, in batches of other shapes and from `reference`,
             relative to a clip's largest value.
         ties: For codes, the share of frames that may differ there, since rounding decides between equally near
@@ -134,18 +135,13 @@ class ExtractorSuite:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _torch_as_in_a_run(cls) -> Iterator[None]:
-        """During the checks, torch uses one thread of its own, as in a run; on a GPU it does not round to TF32, and
-        chooses repeatable kernels."""
-        threads, tf32, cudnn = torch.get_num_threads(), get_tf32(), torch.backends.cudnn
-        chosen = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+        """During the checks, torch uses one thread of its own, as in a run."""
+        before = torch.get_num_threads()
         torch.set_num_threads(1)
         if torch.device(cls.device).type == "cuda":
             Device(cls.device).configure_torch()
         yield
-        torch.set_num_threads(threads)
-        set_tf32(tf32)
-        for name, value in chosen.items():
-            setattr(cudnn, name, value)
+        torch.set_num_threads(before)
 
     @classmethod
     def _clips(cls, lengths: Sequence[int]) -> list[Clip]:

@@ -121,7 +121,7 @@ class Display:
     def _show_bar(self, bar: tqdm[Never], text: str) -> None:
         assert self._latest is not None
         bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # its width may have changed
-        bar.n = min(self._latest.audio_seconds, self._total)
+        bar.n = min(self._latest.computed_seconds, self._total)
         bar.set_description_str(text)
 
     def _show_line(self, progress: Progress, now: float, is_end: bool = False) -> None:
@@ -135,7 +135,7 @@ class Display:
             click.echo(json.dumps(document), err=True)
 
     def _text(self, progress: Progress, now: float) -> str:
-        done, seconds = progress.audio_seconds, now - self._started
+        done, seconds = progress.computed_seconds, now - self._started
         speed = done / seconds if seconds else 0.0
         left = f"{_clock((self._total - done) / speed)} left" if 0 < done <= self._total else "…"
         failed = sum([*progress.failures.values()])
@@ -143,7 +143,7 @@ class Display:
 
     def _document(self, progress: Progress, now: float, is_end: bool) -> dict[str, Any]:
         """The line of `--progress json`: shares and speeds of stages since the line before; at the end, of it all."""
-        done, elapsed = progress.audio_seconds, now - self._started
+        done, elapsed = progress.computed_seconds, now - self._started
         speed = done / elapsed if elapsed else 0.0
         done_before, stages_before = (0.0, {}) if is_end else self._told
         self._told = (done, dict(progress.stages))

@@ -52,9 +52,9 @@ class OpenShard:
         numbers = zip(task.utterances, task.generations, strict=True)
         self._generations = {utterance.id: generation for utterance, generation in numbers if generation > 1}
 
-    def append(self, part: Iterable[Extracted], progress: Progress) -> float:
-        """Add what each version gets from a part of a batch, and count it. Returns how many seconds of audio that is.
-        Raises ExtractorError if it is not what the version holds."""
+    def append(self, part: Iterable[Extracted], progress: Progress) -> None:
+        """Add what each version gets from a part of a batch, and count it. Raises ExtractorError if it is not what the
+        version holds."""
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
         for shard, extracted in zip(self._shards, part, strict=True):
             items, all_failures = extracted.items, extracted.failures
@@ -69,7 +69,7 @@ class OpenShard:
             progress.failures.update(failure.reason for failure in failures)
             seconds |= {item.id: item.num_samples / shard.job.built.sample_rate for item in items}
         self._audio_seconds += sum(seconds.values())
-        return sum(seconds.values())
+        progress.audio_seconds += sum(seconds.values())
 
     def commit(self, progress: Progress) -> DoneTask:
         """Record the failures, make the shards visible, and count them. Returns what the versions have got.
@@ -105,6 +105,8 @@ class Batch:
     shard: OpenShard
     utterances: Sequence[Utterance]
     """At least one utterance."""
+    seconds: float
+    """Seconds of their audio, known or estimated."""
     is_last: bool
     is_suspect: bool = False
     """Whether it is a single utterance that may have crashed an earlier run."""
@@ -112,8 +114,8 @@ class Batch:
     """For each part of the batch, what each version gets; rows may be missing."""
     num_pending: int = 0
     """How many of these lack rows."""
-    counted_seconds: float = 0.0
-    """Seconds of audio that were counted as extracted before the batch was complete."""
+    waiting_seconds: float = 0.0
+    """What it has added to that of `Progress`."""
 
 
 class Delivery:
@@ -130,9 +132,11 @@ class Delivery:
 
     appended: int
     """The number of batches that have been appended; guarded by `state`."""
+    appended_seconds: float
+    """Seconds of audio in them; guarded by `state`."""
 
     def __init__(self, control: RunControl, state: threading.Condition, fail: Callable[[BaseException], None]) -> None:
-        self.appended = 0
+        self.appended, self.appended_seconds = 0, 0.0
         self._control = control
         self._progress = control.progress
         self._state = state
@@ -167,9 +171,12 @@ class Delivery:
         self._complete[batch.number] = batch
 
     def tell(self) -> None:
-        """Tell how far the run is."""
-        with self._telling:
-            self._control.report(self._progress)
+        """Tell how far the run is, unless another thread is doing so."""
+        if self._telling.acquire(blocking=False):
+            try:
+                self._control.report(self._progress)
+            finally:
+                self._telling.release()
 
     def append(self) -> None:
         """Append the next batches in order, as far as they are complete; nothing if another thread is doing so. Raises
@@ -180,6 +187,7 @@ class Delivery:
             with self._state:
                 self._is_appending = False
                 self.appended += 1
+                self.appended_seconds += batch.seconds
                 self._progress.stages["write"] += perf_counter() - started
                 self._state.notify_all()
 
@@ -188,17 +196,17 @@ class Delivery:
             if self._is_appending or self.appended not in self._complete:
                 return None
             self._is_appending = True
-            return self._complete.pop(self.appended)
+            batch = self._complete.pop(self.appended)
+            self._progress.waiting_seconds -= batch.waiting_seconds
+            return batch
 
     def _write(self, batch: Batch) -> None:
-        shard, seconds = batch.shard, 0.0
+        shard = batch.shard
         self._begun[shard] = None
         while batch.parts:
             part = batch.parts.pop(0)
             extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
-            seconds += shard.append(extracted, self._progress)
-        with self._state:
-            self._progress.audio_seconds += seconds - batch.counted_seconds
+            shard.append(extracted, self._progress)
         self._control.check_extractors(shard.jobs)
         self._control.check_failures(job.counts for job in shard.jobs)
         self.tell()

@@ -1,6 +1,6 @@
 """Has workers do tasks: deals out chunks, counts what was done, and goes on when a worker dies.
 
-A chunk has up to sixteen tasks, and fewer near the end, so that all workers end at about the same time. If a worker
+A chunk has up to 16 hours of audio, and less near the end, so that all workers end at about the same time. If a worker
 dies, what it has not committed of its chunk goes to another. After three deaths a chunk is split into single tasks; a
 task that by itself ends three workers is poison, and not tried any more.
 
@@ -45,9 +45,12 @@ from featcache.version.index import open_index
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, standing_failures
 
-MOST_TASKS = 16
-"""The tasks in a chunk: few enough that all workers end together, and enough to fill a GPU's batches, which are not
-filled from the next chunk: of LibriSpeech's lengths, a tenth of what it computes for 16 h only fills them up."""
+MOST_TASKS = 64
+"""The most tasks in a chunk: few enough that all workers end together."""
+
+CHUNK_SECONDS = 16 * 3600.0
+"""About how much audio is in a chunk: enough to fill a GPU's batches, which are not filled from the next one. Of
+LibriSpeech's lengths, a tenth of what it computes for 16 h only fills them up."""
 
 MOST_DEATHS = 3
 """The deaths after which a chunk is split, and after which a single task is poison."""
@@ -115,9 +118,13 @@ class Chunks:
             self._look_ahead()
             if not self._ahead:
                 return None
-            fair = len(self._ahead) // (2 * self._workers)
-            size = max(1, min(MOST_TASKS, fair))
-            chunk = Chunk(tuple(self._ahead.popleft() for _ in range(size)))
+            most = min(MOST_TASKS, len(self._ahead) // (2 * self._workers))
+            tasks = [self._ahead.popleft()]
+            seconds = sum(tasks[0].seconds)
+            while len(tasks) < most and seconds < CHUNK_SECONDS:
+                tasks.append(self._ahead.popleft())
+                seconds += sum(tasks[-1].seconds)
+            chunk = Chunk(tuple(tasks))
         self._held[worker] = chunk
         return chunk
 
@@ -399,7 +406,7 @@ class _Dispatch:
             if worker.latest is not None:
                 now_done.add(worker.latest)
         progress = self._control.progress
-        for name in ("failures", "audio_seconds", "shards", "stages"):
+        for name in ("failures", "audio_seconds", "waiting_seconds", "shards", "stages"):
             setattr(progress, name, getattr(now_done.progress, name))
         for job, counts in zip(self._group.jobs, now_done.counts, strict=True):
             job.counts = counts

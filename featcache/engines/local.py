@@ -12,19 +12,19 @@ are committed with what is in them.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import nullcontext
 from functools import partial
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from time import perf_counter
 
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched, StoppedError
 from featcache.engines.delivery import Batch, Delivery, OpenShard
 from featcache.engines.isolated import IsolatedProcess
+from featcache.errors import AudioError
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import batches
@@ -42,14 +42,14 @@ _AHEAD_SECONDS = 4 * 3600.0
 """The most audio in those batches, if there are many workers: 1.4 GB at 24 kHz."""
 
 _ROWS_AHEAD_SECONDS = 16 * 3600.0
-"""The most audio in those batches where row workers wait for rows: with 4 h of LibriSpeech's lengths, a third of what
-they compute only fills up batches; from 8 h on, a twentieth, which is padding."""
+"""The same, however many batches that is, where row workers wait for padded rows. Of what they compute of LibriSpeech's
+lengths, 0.94 is wanted with 16 h, and 0.88 with 4; in batches of 240 s, 0.92 and 0.76. The most is 0.95: padding."""
 
 _ROWS_AHEAD_BYTES = 4 << 30
-"""The most bytes of features of those batches."""
+"""The most bytes, about, of features of those batches."""
 
-_FULL_AHEAD = 4
-"""Full batches of rows for each row worker, at which nothing more is decoded: 35 minutes of waveforms."""
+_FULL_SECONDS = 1800.0
+"""Audio in full batches of rows, at which nothing more is decoded: more would only take memory."""
 
 _POLL_SECONDS = 0.2
 
@@ -104,11 +104,13 @@ class _Workers:
         self._progress = control.progress
         self._stop = control.stop
         self._batches: Iterator[Batch] = iter(())  # one worker at a time takes from it
-        per_worker, most_seconds = _AHEAD_PER_WORKER * device.workers, _AHEAD_SECONDS
-        if self._row_workers:
+        self._most_ahead: int | None = _AHEAD_PER_WORKER * device.workers
+        self._ahead_seconds = _AHEAD_SECONDS
+        rows = [config.row_extractor for config in group.configs if config.row_extractor is not None]
+        if self._row_workers and all((each.chosen_batching or each.batching) == "padded" for each in rows):
             bytes_per_second = sum(config.spec.frame_rate * config.spec.bytes_per_frame for config in group.configs)
-            per_worker, most_seconds = sys.maxsize, min(_ROWS_AHEAD_SECONDS, _ROWS_AHEAD_BYTES / bytes_per_second)
-        self._ahead = max(device.workers + 2, min(per_worker, int(most_seconds / device.batch_seconds)))
+            self._ahead_seconds = min(_ROWS_AHEAD_SECONDS, _ROWS_AHEAD_BYTES / bytes_per_second)
+            self._most_ahead = None
         # Guards what follows, and the times and seconds in `Progress`. Its counts, and those of the versions, have one
         # writer each: utterances the worker that appends, shards the thread that commits.
         self._state = threading.Condition()
@@ -117,7 +119,7 @@ class _Workers:
         self._batch_of: dict[PendingRows, Batch] = {}
         self._is_taking = False
         self._is_exhausted = False  # no more utterances are taken
-        self._taken = 0
+        self._taken, self._taken_seconds = 0, 0.0
         self._decoding = 0
         self._computing = 0
         self._delivery = Delivery(control, self._state, self._fail)
@@ -147,6 +149,7 @@ class _Workers:
                     if worker.ident is not None:  # it has been started
                         worker.join()
             self._delivery.wait()
+            self._progress.waiting_seconds = 0.0  # what waits for what cannot be fetched any more is not kept
             if self._error is not None:
                 raise self._error
             if self._stop.is_set():
@@ -156,6 +159,8 @@ class _Workers:
         try:
             while (work := self._next(number < self._row_workers)) is not None:
                 work(number, times := WorkerTimes())
+                del work  # and with it the rows
+                self._delivery.append()
                 with self._state:
                     self._progress.add_times(times)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
@@ -205,18 +210,23 @@ class _Workers:
     @property
     def _is_far_ahead(self) -> bool:
         """Whether as many batches as may wait do so for the one that is to be appended next."""
-        return self._taken >= self._delivery.appended + self._ahead
+        batches = self._taken - self._delivery.appended
+        if batches < self._device.workers + 2:
+            return False
+        is_many = self._most_ahead is not None and batches >= self._most_ahead
+        return is_many or self._taken_seconds - self._delivery.appended_seconds >= self._ahead_seconds
 
     @property
     def _has_many_rows(self) -> bool:
-        """Whether row workers have enough to do: more would only take memory."""
-        return bool(self._row_workers) and self._queue.num_full >= _FULL_AHEAD * self._row_workers
+        """Whether row workers have enough to do."""
+        return bool(self._row_workers) and self._queue.full_seconds >= _FULL_SECONDS
 
     def _rows_to_compute(self) -> list[Row] | None:
         """Rows that fill a batch; or fewer, if no others will join them, or if everything waits for them."""
         if self._computing >= self._device.slots:
             return None
         if (rows := self._queue.take_full()) is not None:
+            self._state.notify_all()  # more may be decoded
             return rows
         if self._is_exhausted:
             return None if self._decoding else self._queue.take_oldest()
@@ -231,6 +241,7 @@ class _Workers:
                 self._is_exhausted = True
             else:
                 self._taken += 1
+                self._taken_seconds += batch.seconds
                 self._decoding += 1
             self._state.notify_all()
         if batch is None:
@@ -253,7 +264,6 @@ class _Workers:
                 self._batch_of[pending] = batch
                 self._queue.add(batch.number, pending.take_rows())
             self._deliver_if_complete(batch)
-        self._delivery.append()
 
     def _compute(self, rows: list[Row], worker: int, times: WorkerTimes) -> None:
         """Compute rows of one length."""
@@ -265,9 +275,10 @@ class _Workers:
         with self._state:
             self._computing -= 1
             for row, result in zip(rows, results, strict=True):
-                batch, audio_seconds = self._batch_of[row.pending], row.seconds / len(self._jobs)
-                batch.counted_seconds += audio_seconds  # since others of its batch may have to wait for long
-                self._progress.audio_seconds += audio_seconds
+                batch = self._batch_of[row.pending]
+                if not isinstance(result, AudioError):  # the others of its batch may have to wait for long
+                    batch.waiting_seconds += row.seconds / len(self._jobs)
+                    self._progress.waiting_seconds += row.seconds / len(self._jobs)
                 row.pending.finish(row, result, seconds / len(rows))
                 if row.pending.is_complete:
                     del self._batch_of[row.pending]
@@ -275,7 +286,6 @@ class _Workers:
                     self._deliver_if_complete(batch)
             self._state.notify_all()
         self._delivery.tell()
-        self._delivery.append()
 
     def _deliver_if_complete(self, batch: Batch) -> None:
         if not batch.num_pending:
@@ -288,9 +298,10 @@ class _Workers:
         for task in tasks:
             shard = OpenShard(task, self._jobs, self._control.leaves_unread)
             cut = batches(task.utterances, task.seconds, self._device.batch_seconds)
-            cut_alone = list(_with_suspects_alone(cut, self._suspects))
+            cut_alone, lengths = list(_with_suspects_alone(cut, self._suspects)), iter(task.seconds)
             for nth, (utterances, is_suspect) in enumerate(cut_alone, 1):
-                yield Batch(next(numbers), shard, utterances, nth == len(cut_alone), is_suspect)
+                seconds = sum(islice(lengths, len(utterances)))
+                yield Batch(next(numbers), shard, utterances, seconds, nth == len(cut_alone), is_suspect)
 
 
 def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batch]:

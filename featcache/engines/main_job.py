@@ -49,8 +49,8 @@ class Observer:
     """Called with what a run does next; or of a dry run, with what it would do."""
     progress: Callable[[Progress], object] = _ignore
     """Called with a `Progress` now and then, from any thread, by one at a time. It is the same object each time, and
-    goes on changing: `audio_seconds` that were extracted, `failures` by reason, committed `shards`, seconds of worker
-    threads by `stages`."""
+    goes on changing: `audio_seconds` that were extracted, `computed_seconds` with what waits for what comes before it,
+    `failures` by reason, committed `shards`, seconds of worker threads by `stages`."""
     done: Callable[[Summary], object] = _ignore
     """Called when a run has come to its end, or was stopped."""
 

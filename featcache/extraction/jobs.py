@@ -69,8 +69,9 @@ class Progress:
     failures: Counter[str] = field(default_factory=Counter)
     """Failed utterances by reason."""
     audio_seconds: float = 0.0
-    """Seconds of audio extracted. Copies count, and a clip counts once for all versions that are filled together; of
-    rows in a batch that is not complete, each for its share."""
+    """Seconds of audio extracted. Copies count, and a clip counts once for all versions that are filled together."""
+    waiting_seconds: float = 0.0
+    """Seconds of audio, about, that are extracted too, and wait for what comes before them."""
     shards: int = 0
     """Committed shards."""
     too_many_failures: str = ""
@@ -93,7 +94,13 @@ class Progress:
         for stage, seconds in other.stages.items():
             self.stages[stage] += seconds
         self.audio_seconds += other.audio_seconds
+        self.waiting_seconds += other.waiting_seconds
         self.shards += other.shards
+
+    @property
+    def computed_seconds(self) -> float:
+        """Seconds of audio that are extracted, whatever becomes of them."""
+        return self.audio_seconds + self.waiting_seconds
 
     def add_times(self, times: WorkerTimes) -> None:
         """Count a worker's time."""

@@ -61,8 +61,8 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """How much audio the row is."""
-        return self.piece.num_samples / self.pending.extractor.spec.sample_rate
+        """How much audio its frames stand for."""
+        return self.piece.num_frames / self.pending.extractor.spec.frame_rate
 
     @property
     def frames(self) -> slice:
@@ -108,6 +108,7 @@ class PendingRows:
         pieces = self.extractor.pieces(len(waveform))
         for number, piece in enumerate(pieces):
             samples = waveform[piece.start : piece.start + piece.num_samples]
+            samples = samples.copy() if len(pieces) > 1 else samples  # or a row that waits would keep the whole clip
             length = self.extractor.padded_length(len(samples))
             yield Row(self, clip, number, piece, len(pieces) == 1, samples, length)
 
@@ -173,15 +174,12 @@ class RowQueue:
         self._oldest: dict[tuple[RowExtractor[Params], int], int] = {}
         """The lowest number of a batch that has rows there."""
         self._full: deque[list[Row]] = deque()
+        self.full_seconds = 0.0
+        """How much audio the full batches hold, with padding."""
 
     def __bool__(self) -> bool:
         """Whether any row waits."""
         return bool(self._full or self._filling)
-
-    @property
-    def num_full(self) -> int:
-        """The number of full batches."""
-        return len(self._full)
 
     def add(self, batch: int, rows: Iterable[Row]) -> None:
         """Add the rows of the batch of that number."""
@@ -193,10 +191,15 @@ class RowQueue:
             self._oldest[key] = min(batch, self._oldest.get(key, batch))
             if len(waiting) >= extractor.rows(row.padded_length, self._device):
                 self._full.append(self._pop(key))
+                self.full_seconds += _seconds_of(waiting)
 
     def take_full(self) -> list[Row] | None:
         """Take the rows of a full batch, if there is one."""
-        return self._full.popleft() if self._full else None
+        if not self._full:
+            return None
+        rows = self._full.popleft()
+        self.full_seconds -= _seconds_of(rows)
+        return rows
 
     def take_oldest(self, batch: int | None = None) -> list[Row] | None:
         """Take the rows that wait with the oldest row, if that is of this batch, though they do not fill a batch."""
@@ -208,6 +211,10 @@ class RowQueue:
     def _pop(self, key: tuple[RowExtractor[Params], int]) -> list[Row]:
         del self._oldest[key]
         return self._filling.pop(key)
+
+
+def _seconds_of(rows: Sequence[Row]) -> float:
+    return len(rows) * rows[0].padded_length / rows[0].pending.extractor.spec.sample_rate
 
 
 def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioError]:

@@ -149,12 +149,12 @@ class _Meter:
 
     def report(self, progress: Progress) -> None:
         """Take the time."""
-        if self.stop.is_set() or not progress.audio_seconds:
+        if self.stop.is_set() or not progress.computed_seconds:
             return
         now = perf_counter()
-        self.points.append((now, progress.audio_seconds))
+        self.points.append((now, progress.computed_seconds))
         is_long_enough = now >= self.points[0][0] + _WARM_UP_SECONDS + SECONDS
-        if is_long_enough or progress.audio_seconds > self.most_audio_seconds:
+        if is_long_enough or progress.computed_seconds > self.most_audio_seconds:
             self.stop.set()
 
     def speed(self, extracted: float) -> tuple[float, float, float]:

@@ -66,7 +66,8 @@ class FrameExtractor(Extractor[P]):
 
     @abstractmethod
     def compute(self, block: torch.Tensor) -> torch.Tensor:
-        """The features, float32 `[B, *item_shape]`, of frames `[B, L]`, which may be overwritten."""
+        """The features, float32 `[B, *item_shape]`, of frames `[B, L]`, which may be overwritten. A block's rows lie a
+        multiple of `COLUMN_MULTIPLE` apart, so it is contiguous only if `L` is one."""
 
     def finish(self, features: torch.Tensor) -> None:
         """Complete, in place, one item's features `[T, *item_shape]`."""
@@ -95,8 +96,12 @@ class FrameExtractor(Extractor[P]):
         of kernels, or another order of sums, shows in some of so many values."""
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(BLOCK_ROWS["cpu"], self.spec.frame_length, generator=generator).mul_(0.1)
-        parts = [self.compute(part.clone()) for part in torch.split(noise, SHORT_BLOCK_ROWS)]
-        return torch.equal(torch.cat(parts), self.compute(noise))
+
+        def computed(frames: torch.Tensor) -> torch.Tensor:
+            return self.compute(aligned_rows(noise, *frames.shape).copy_(frames))
+
+        parts = [computed(part) for part in torch.split(noise, SHORT_BLOCK_ROWS)]
+        return torch.equal(torch.cat(parts), computed(noise))
 
     def _blocks(self, clips: Sequence[Clip], rows: int) -> Iterator[tuple[torch.Tensor, int]]:
         """The frames of all clips in blocks `[rows, L]`, and how many rows of each are used. The buffer is reused."""

@@ -153,10 +153,11 @@ def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """
     with torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST), ExitStack() as stack:
         if device.type == "cuda":
-            with _switching_tf32:  # so these are not the switches of another thread's block
-                before = get_tf32()
-                if precision == "tf32" or any(before):
-                    stack.enter_context(_switching_tf32)
-                    stack.callback(set_tf32, before)
-                    set_tf32(Tf32(*[precision == "tf32"] * 3))
+            stack.enter_context(_switching_tf32)  # so these are not the switches of another thread's block
+            before = get_tf32()
+            if precision == "tf32" or any(before):
+                stack.callback(set_tf32, before)
+                set_tf32(Tf32(*[precision == "tf32"] * 3))
+            else:
+                stack.close()
         yield

@@ -65,14 +65,16 @@ Function = Callable[[torch.Tensor], object]
 
 
 def run(step: Step) -> None:
+    limits: dict[str, float] = {}
     step.attempt("ceiling", lambda: ceiling(step))
     for name in NAMES:
-        step.attempt("throughput", lambda name=name: measure(step, name), model=name)
+        step.attempt("throughput", lambda name=name: limits.update({name: measure(step, name)}), model=name)
     for name in SWEPT:
-        step.attempt("sweep", lambda name=name: sweep(step, name), model=name)
+        step.attempt("sweep", lambda name=name: sweep(step, name, limits[name]), model=name)
 
 
-def measure(step: Step, name: str) -> None:
+def measure(step: Step, name: str) -> float:
+    """A model in all ways; returns the limit."""
     config = step.config(name)
     alone = model_alone(step, name, config)
     limit = max(speed_alone(step, name, alone, config.audio.sample_rate, *shape) for shape in shapes(step))
@@ -81,6 +83,7 @@ def measure(step: Step, name: str) -> None:
     speed, figures = end_to_end(step, config, manifest)
     looped = loop(step, manifest, config.audio.sample_rate, alone)
     step.record("end to end", model=name, speed=speed, limit=limit, of_limit=speed / limit, loop=looped, **figures)
+    return limit
 
 
 def shapes(step: Step) -> list[tuple[int, float]]:
@@ -272,11 +275,11 @@ def loop(step: Step, manifest: Manifest, rate: int, alone: Function) -> float:
     return done / (perf_counter() - start)
 
 
-def sweep(step: Step, name: str) -> None:
-    """One constant after the other, over the same files; the first line only tells how many these are to be."""
+def sweep(step: Step, name: str, limit: float) -> None:
+    """One constant after the other, over the same files; the first line has all of them as they are."""
     kind, config = step.device.torch_device.type, step.config(name)
-    changed = [("", 0), ("as they are", 0), *((name, value) for name, values in SWEEP.items() for value in values)]
-    manifest = files(step, 60.0)
+    changed = [("as they are", 0), *((constant, value) for constant, values in SWEEP.items() for value in values)]
+    manifest = files(step, limit)
     for constant, value in changed[:2] if step.small else changed:
         if step.left < 30 and not step.small:
             step.record("sweep: no time left", model=name, constant=constant)
@@ -289,8 +292,6 @@ def sweep(step: Step, name: str) -> None:
             found, figures = end_to_end(step, config, manifest, threads)
         shown = {figure: figures.get(figure) for figure in ("busy", "filled", "GiB at most")}
         step.record("sweep", model=name, constant=constant, value=value, speed=found, **shown)
-        if not constant:
-            manifest = files(step, found)
 
 
 if __name__ == "__main__":

@@ -238,8 +238,8 @@ def test_a_worker_that_cannot_read_its_setup_says_so():
 # Chunks of tasks
 
 
-def tasks(count: int):
-    return iter([ShardTask(f"{number:012x}", number, (), (), (), "") for number in range(count)])
+def tasks(count: int, hours: float = 0.0):
+    return iter([ShardTask(f"{number:012x}", number, (), (3600 * hours,), (), "") for number in range(count)])
 
 
 @given(st.integers(0, 60), st.integers(1, 5), st.sets(st.integers(0, 59), max_size=4), st.data())
@@ -286,15 +286,16 @@ def test_every_task_is_done_once_or_is_poison(count, workers, deadly, data):
 
 
 def test_chunks_get_smaller_near_the_end():
-    chunks = Chunks(tasks(140), 2)
+    chunks = Chunks(tasks(600), 2)
     sizes = []
     while not chunks.are_done:
         sizes.append(len(chunks.take(0, is_alone=True).tasks))
         chunks.done(0)
-    assert sum(sizes) == 140
+    assert sum(sizes) == 600
     assert sizes[:5] == [MOST_TASKS] * 5
     assert sizes[-4:] == [1] * 4
     assert sizes == sorted(sizes, reverse=True)
+    assert len(Chunks(tasks(600, hours=1), 2).take(0).tasks) == 16
 
 
 def test_a_worker_is_not_given_what_it_died_of_while_there_are_others():

@@ -174,7 +174,7 @@ def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monk
         return compute(rows, on)
 
     def appended(shard, part, progress):
-        told.append(progress.audio_seconds)
+        told.append((progress.computed_seconds, progress))
         return append(shard, part, progress)
 
     monkeypatch.setattr(local, "compute_rows", counted)
@@ -184,7 +184,8 @@ def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monk
     job.device.workers += 2
     summary = run_to_its_end(job)
     assert summary.audio_seconds == pytest.approx(np.round(lengths, 3).sum(), rel=1e-3)
-    assert told[0] > 20
+    assert told[0][0] > 20
+    assert told[0][1].computed_seconds == summary.audio_seconds
     assert sum(filled) == 3000
     assert sum(filled) > 0.9 * sum(computed)
 
