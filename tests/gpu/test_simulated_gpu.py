@@ -44,14 +44,15 @@ def test_a_slot_waits_for_the_weights(gpu):
         assert (shared.download(weights * 1) == 2).all()
 
 
-def test_cuda_is_the_gpu_that_the_thread_has_chosen(gpu, monkeypatch):
+def test_cuda_is_the_gpu_that_the_thread_has_chosen(gpu):
     """The threads of a run, and its processes, would take the first."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert Device("cuda").torch_device == torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert Device("cuda").torch_device == torch.device("cuda", 1)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert Device("cuda").torch_device == torch.device("cuda", 0)
+    with pytest.MonkeyPatch.context() as patch:  # undone before the GPU is taken away
+        patch.setattr(torch.cuda, "device_count", lambda: 2)
+        assert Device("cuda").torch_device == torch.device("cuda", 0)
+        patch.setattr(torch.cuda, "current_device", lambda: 1)
+        assert Device("cuda").torch_device == torch.device("cuda", 1)
+        patch.setattr(torch.cuda, "is_initialized", lambda: False)
+        assert Device("cuda").torch_device == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["float16", "uint8"])
