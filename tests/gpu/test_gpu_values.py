@@ -21,8 +21,11 @@ from featcache.extractors.rows import pad_rows
 ROUNDING = 1e-4
 """How far a frame may be from the CPU's, relative in norm: kernels of a GPU add up in other orders than a CPU's."""
 
-TIES = 3e-3
-"""The share of codes that rounding may decide otherwise; of the small X-Codec's, 5 in 2,176 do on the CPU."""
+TIES = 1e-3
+"""The share of codes that rounding may decide otherwise."""
+
+TIES_OF = {"xcodec": 3e-3}
+"""The same of models with more: of the small X-Codec's codes, on the CPU too, 5 in 2,176."""
 
 SECONDS = (0.31, 1.7, 0.9, 0.31, 2.2)
 
@@ -102,7 +105,7 @@ def test_values_are_those_of_the_cpu(config_of, monkeypatch, name, device):
     assert not apart.mismatched, apart
     assert apart.relative <= ROUNDING, apart
     if expected[0].latents is not None:
-        assert apart.differing <= TIES * apart.values, apart
+        assert apart.differing <= TIES_OF.get(name, TIES) * apart.values, apart
 
 
 @pytest.mark.gpu
