@@ -103,6 +103,11 @@ class FeatureSpec:
         return math.prod(self.item_shape) * np.dtype(self.stored_dtype).itemsize
 
     @property
+    def bytes_per_second(self) -> float:
+        """The number of bytes that the frames of a second of audio take on disk."""
+        return self.frame_rate * self.bytes_per_frame
+
+    @property
     def bytes_per_item(self) -> int:
         """The number of bytes that every item takes besides its frames: its scales and offsets, if it is quantised."""
         scales = [side for side in self.side if side.name == QUANTIZATION]

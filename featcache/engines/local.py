@@ -106,9 +106,9 @@ class _Workers:
         self._batches: Iterator[Batch] = iter(())  # one worker at a time takes from it
         self._most_ahead: int | None = _AHEAD_PER_WORKER * device.workers
         self._ahead_seconds = _AHEAD_SECONDS
-        rows = [config.row_extractor for config in group.configs if config.row_extractor is not None]
-        if self._row_workers and all((each.chosen_batching or each.batching) == "padded" for each in rows):
-            bytes_per_second = sum(config.spec.frame_rate * config.spec.bytes_per_frame for config in group.configs)
+        row_jobs = [job for job in group.jobs if job.built.row_extractor is not None]
+        if self._row_workers and all(job.batching.batching == "padded" for job in row_jobs):
+            bytes_per_second = sum(config.spec.bytes_per_second for config in group.configs)
             self._ahead_seconds = min(_ROWS_AHEAD_SECONDS, _ROWS_AHEAD_BYTES / bytes_per_second)
             self._most_ahead = None
         # Guards what follows, and the times and seconds in `Progress`. Its counts, and those of the versions, have one
@@ -277,8 +277,9 @@ class _Workers:
             for row, result in zip(rows, results, strict=True):
                 batch = self._batch_of[row.pending]
                 if not isinstance(result, AudioError):  # the others of its batch may have to wait for long
-                    batch.waiting_seconds += row.seconds / len(self._jobs)
-                    self._progress.waiting_seconds += row.seconds / len(self._jobs)
+                    waiting = row.seconds / len(self._jobs)
+                    batch.waiting_seconds += waiting
+                    self._progress.waiting_seconds += waiting
                 row.pending.finish(row, result, seconds / len(rows))
                 if row.pending.is_complete:
                     del self._batch_of[row.pending]

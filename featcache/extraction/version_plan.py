@@ -179,7 +179,7 @@ class VersionPlan:
     @property
     def bytes_per_second(self) -> float:
         """Bytes of features for a second of audio."""
-        return self.info.spec.frame_rate * self.info.spec.bytes_per_frame
+        return self.info.spec.bytes_per_second
 
     @cached_property
     def expected_seconds(self) -> float:

@@ -9,8 +9,7 @@
     end to end   files to shards, beside the limit, and beside a loop: read, resample, model, np.save
     sweep        end to end with other constants: ROW_SECONDS, slots, threads
 
-The audio is 16 kHz FLAC. Speeds are × real time. For Whisper and fbank the limit
-is featcache's own extractor.
+The audio is 16 kHz FLAC. Speeds are × real time. For Whisper and fbank the limit is featcache's own extractor.
 """
 
 from step import Step, main
