@@ -170,6 +170,9 @@ class Device:
             torch.backends.cudnn.benchmark = False
             torch.backends.cudnn.deterministic = True
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            # Otherwise torch keeps freed memory for each shape by itself: 32 GiB for EnCodec, and not 14.
+            if "PYTORCH_ALLOC_CONF" not in os.environ and torch.version.cuda:
+                os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         else:
             keep_freed_memory()
 

@@ -121,8 +121,7 @@ class Batch:
 class Delivery:
     """Appends batches to their shards in order, and commits shards once they are complete.
 
-    The worker that completes a batch appends it. Commits have a thread of their own, which mostly waits for the disk;
-    leaving the `with` block waits for that thread.
+    Commits have a thread of their own, which mostly waits for the disk; leaving the `with` block waits for that thread.
 
     Args:
         control: What to count in, and whom to tell.
@@ -178,6 +177,11 @@ class Delivery:
             finally:
                 self._telling.release()
 
+    @property
+    def can_append(self) -> bool:
+        """Whether the next batch is complete, and nobody appends it; the caller holds `state`."""
+        return not self._is_appending and self.appended in self._complete
+
     def append(self) -> None:
         """Append the next batches in order, as far as they are complete; nothing if another thread is doing so. Raises
         StoreError if the cache cannot be written. A batch is half written then, and nothing is appended after it."""
@@ -193,7 +197,7 @@ class Delivery:
 
     def _take(self) -> Batch | None:
         with self._state:
-            if self._is_appending or self.appended not in self._complete:
+            if not self.can_append:
                 return None
             self._is_appending = True
             batch = self._complete.pop(self.appended)

@@ -1,10 +1,10 @@
 """Runs shard tasks in this process, by a few worker threads.
 
-Each worker takes the most urgent work: rows that fill a batch, to compute them; otherwise a batch of utterances, to
+Each worker takes the most urgent work: complete batches, to append them to their shards in order (`delivery.py`), so
+that there is no writer thread; otherwise rows that fill a batch, to compute them; otherwise a batch of utterances, to
 decode it and, unless it becomes rows, extract it; otherwise, if no more utterances may be taken, rows that do not fill
-a batch. On a GPU, some workers do rows only, and the others everything else. The worker that completes a batch appends
-it to its shard, with whatever comes next in order (`delivery.py`), so there is no writer thread. One thread beyond the
-budget waits for the disk, flushing finished shards while the workers go on.
+a batch. On a GPU, some workers do rows only, and the others everything else. One thread beyond the budget waits for the
+disk, flushing finished shards while the workers go on.
 
 When the run is stopped, no more utterances are taken, and those that were are finished. Then the shards that have begun
 are committed with what is in them.
@@ -160,7 +160,6 @@ class _Workers:
             while (work := self._next(number < self._row_workers)) is not None:
                 work(number, times := WorkerTimes())
                 del work  # and with it the rows
-                self._delivery.append()
                 with self._state:
                     self._progress.add_times(times)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
@@ -191,6 +190,8 @@ class _Workers:
             try:
                 while self._error is None:
                     self._is_exhausted = self._is_exhausted or self._stop.is_set()
+                    if may_take and self._delivery.can_append:
+                        return self._append
                     if may_compute and (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
@@ -231,6 +232,9 @@ class _Workers:
         if self._is_exhausted:
             return None if self._decoding else self._queue.take_oldest()
         return self._queue.take_oldest(self._delivery.appended) if self._is_far_ahead else None
+
+    def _append(self, worker: int, times: WorkerTimes) -> None:
+        self._delivery.append()
 
     def _take(self, worker: int, times: WorkerTimes) -> None:
         """Take a batch, decode it, extract what does not become rows, and put the rows into the queue."""

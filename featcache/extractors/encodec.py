@@ -34,7 +34,7 @@ class Encodec(CodecExtractor[BandwidthParams]):
 
     Params = BandwidthParams
     revision = 1
-    gpu_factor = 2
+    gpu_factor = 4
 
     def __init__(self, params: BandwidthParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)

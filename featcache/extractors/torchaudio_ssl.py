@@ -68,7 +68,7 @@ class TorchaudioWav2Vec2(Wav2Vec2):
         transformer = model.encoder.transformer
         self._set_convolutions(model.feature_extractor.conv_layers)
         self._projection = model.encoder.feature_projection
-        self._positions = transformer.pos_conv_embed
+        self._set_positions(transformer.pos_conv_embed)
         self._layer_norm = transformer.layer_norm
         self._norm_is_last = not transformer.layer_norm_first
         self.layers = transformer.layers

@@ -11,6 +11,7 @@ import small_ssl
 import soxr
 import torch
 import transformers
+from devices import DEVICES
 from hidden_states import assert_blind_behind_the_end, difference, extract, noise
 
 from featcache.config import config_from
@@ -165,6 +166,22 @@ def test_the_group_norm_on_a_gpu_is_that_of_the_row_alone(groups):
             alone = norm(steps[row : row + 1, :, :n])[0]
             assert torch.equal(on_cpu[row, :, :n], alone)
             assert (on_device[row, :, :n] - alone).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("groups", "width", "rows", "frames"), [(16, 128, 5, 49), (4, 19, 3, 8), (1, 4, 2, 1)])
+def test_the_wide_convolution_on_a_gpu_is_that_of_the_row_alone(groups, width, rows, frames, device):
+    generator = torch.Generator().manual_seed(0)
+    conv = torch.nn.Conv1d(48, 96, width, padding=width // 2, groups=groups).to(device)
+    x = torch.randn(rows, frames, 48, generator=generator).to(device).mT
+    with torch.inference_mode():
+        expected = conv.double()(x.double())
+        wide = wav2vec2.WideConvolution(conv.float())
+        found = wide(x)
+        moved = wide(x.roll(1, 0)).roll(-1, 0)
+    assert found.shape == expected.shape
+    assert (found - expected).norm() < 1e-6 * expected.norm()
+    assert torch.equal(found, moved)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 7, 15, 16, 17, 21, 31, 33])

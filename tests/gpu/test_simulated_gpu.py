@@ -3,7 +3,9 @@
 Each test also takes away what orders accesses, and sees that this is noticed.
 """
 
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from threading import current_thread
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from test_gpu_values import make_config
 
 import featcache
 from featcache.device import Device
+from featcache.engines import local
+from featcache.engines.delivery import Delivery
 from featcache.extractors import rows
 
 
@@ -71,14 +75,20 @@ SLOW = ("whisper-mel80", "encodec-24", "mimi", "xcodec", "w2v-bert-relative", "w
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_whole_extraction_is_in_order(corpus, tmp_path, monkeypatch, name):
-    """With two threads that compute rows, and two that decode; values are those of the CPU, to rounding."""
+    """With two threads that compute rows and nothing else, and two that decode; values are those of the CPU, to
+    rounding."""
     config = make_config(name, tmp_path / "weights", **({"precision": "tf32"} if name == "hubert" else {}))
     for constant, value in (("ROW_SECONDS", 2.0), ("MAX_ROWS", 8)):
         monkeypatch.setitem(getattr(rows, constant), "cuda", value)
     manifest = corpus.manifest(corpus.rows[:8])
     expected = featcache.extract(manifest, [config], tmp_path / "cpu", featcache.Options("cpu", 2))
+    did, write, compute = defaultdict(set), Delivery._write, local.compute_rows
+    monkeypatch.setattr(Delivery, "_write", lambda *it: (did["append"].add(current_thread()), write(*it))[1])
+    monkeypatch.setattr(local, "compute_rows", lambda *it: (did["compute"].add(current_thread()), compute(*it))[1])
     with as_gpu() as gpu:
         summary = featcache.extract(manifest, [config], tmp_path / "gpu", featcache.Options("cuda", 2))
+    assert did["append"]
+    assert not did["append"] & did["compute"], "while it appends, the GPU waits"
     assert gpu.launched > 10
     assert gpu.faults == []
     assert summary.failed_by_reason == expected.failed_by_reason
