@@ -12,7 +12,8 @@ take turns; the table has the median of the rounds, and ratios are medians of th
 are in the page cache. The CPU column is what the whole run cost, all threads together.
 
 Lhotse is asked for the same 80 mel bins through `compute_and_store_features`, with as many jobs, into the fastest of
-its storages, a .npy each. `started` leaves out the time that its jobs take to import it.
+its storages, a .npy each. `started` leaves out the time that jobs take to import it. `as processes` is featcache with
+as many processes of one thread, which share no interpreter: what a run of threads loses to the interpreter's lock.
 """
 
 import argparse
@@ -22,7 +23,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -85,9 +88,11 @@ def measure(path: Path, asked: argparse.Namespace) -> tuple[Table, str]:
     """The figures of all rounds over the corpus whose manifest is `path`."""
     manifest, config = read_manifest(path), load_config("fbank80")
     taken: dict[str, list[Timed]] = {}
-    with temporary_folder(asked.folder) as folder:
+    context = get_context("spawn")
+    with temporary_folder(asked.folder) as folder, ProcessPoolExecutor(asked.threads, mp_context=context) as pool:
         runs: dict[str, Callable[[], Timed]] = {
             OURS: lambda: _library(manifest, config, folder / "library", asked.threads),
+            "as processes, started": lambda: _processes(pool, path, folder / "parts", asked.threads),
             "featcache, command": lambda: _command(path, folder / "command", asked.threads),
         }
         if not asked.no_peers and asked.kind != "short":  # whose rate Lhotse would have to change
@@ -117,6 +122,19 @@ def _library(manifest: Manifest, config: Config, cache: Path, threads: int) -> T
     taken = timed(lambda: featcache.extract(manifest, config, cache, featcache.Options("cpu", threads)))
     shutil.rmtree(cache)
     return taken
+
+
+def _processes(pool: ProcessPoolExecutor, path: Path, cache: Path, count: int) -> Timed:
+    """What the slowest of so many processes takes, which have started, and extract a part each with one thread."""
+    parts = [f"{number}/{count}" for number in range(count)]
+    taken = list(pool.map(_part, [path] * count, [cache / part[0] for part in parts], parts))
+    shutil.rmtree(cache)
+    return Timed(max(one.seconds for one in taken), sum(one.cpu_seconds for one in taken))
+
+
+def _part(path: Path, cache: Path, part: str) -> Timed:
+    manifest, config, options = read_manifest(path), load_config("fbank80"), featcache.Options("cpu", 1, partition=part)
+    return timed(lambda: featcache.extract(manifest, config, cache, options), patience=0)
 
 
 def _command(path: Path, cache: Path, threads: int) -> Timed:

@@ -1,10 +1,8 @@
 """How fast extraction is on a device, end to end from FLAC files, beside the model alone; and what its constants cost.
 
     alone        the model on tensors that lie on the device, in several shapes: the fastest is the limit
-    ceiling      large matrix products
     batch        a batch of rows as featcache computes it; `first` is in a new thread, which makes its plans; `waits`
                  counts how often the host waits for the device in a batch
-    flops        those of a batch
     kernels      what a batch spends its time on
     end to end   files to shards, beside the limit, and beside a loop: read, resample, model, np.save
     sweep        end to end with other constants: ROW_SECONDS, slots, threads
@@ -30,7 +28,6 @@ import soundfile
 import torch
 from harness import temporary_folder
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 from training import GpuUse
 
 import featcache
@@ -65,7 +62,6 @@ Function = Callable[[torch.Tensor], object]
 
 def run(step: Step) -> None:
     limits: dict[str, float] = {}
-    step.attempt("ceiling", lambda: ceiling(step))
     for name in NAMES:
         step.attempt("throughput", lambda name=name: limits.update({name: measure(step, name)}), model=name)
     for name in SWEPT:
@@ -157,7 +153,6 @@ def batch(step: Step, name: str, config: Config) -> None:
         second_ms=1e3 * taken[-1],
         waits=waits(step, compute),
     )
-    step.attempt("flops", lambda: flops(step, name, compute, again), model=name)
     step.attempt("kernels", lambda: kernels(step, name, compute), model=name)
 
 
@@ -173,21 +168,6 @@ def waits(step: Step, function: Callable[[], object]) -> int | None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return sum("called a synchronizing" in str(warning.message) for warning in caught)
-
-
-def flops(step: Step, name: str, function: Callable[[], object], seconds: float) -> None:
-    """The products and sums of matrix products, convolutions and attention in a batch; LSTMs are not counted."""
-    with FlopCounterMode(display=False) as counter:
-        function()
-    step.record("flops", model=name, TFLOP_per_s=counter.get_total_flops() / seconds / 1e12)
-
-
-def ceiling(step: Step) -> None:
-    """What the device gives to large products in float32, where nothing else limits it."""
-    size = 256 if step.small else 8192
-    factors = torch.randn(2, size, size, device=step.device.torch_device)
-    seconds = step.time(lambda: factors[0] @ factors[1])
-    step.record("ceiling", product=f"fp32, {size} x {size}", TFLOP_per_s=2 * size**3 / seconds / 1e12)
 
 
 def kernels(step: Step, name: str, function: Callable[[], object]) -> None:
