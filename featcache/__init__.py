@@ -6,8 +6,7 @@
     features, lengths = cache.batch(["utt-1", "utt-2"])
 
 Extraction is a command, `featcache extract manifest.csv`, or a call, `featcache.extract("manifest.csv")`. See
-`featcache --help`.
-"""
+`featcache --help`."""
 
 from __future__ import annotations
 

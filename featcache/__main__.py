@@ -5,8 +5,7 @@ import sys
 
 _GARBAGE_AFTER = 20_000
 """Objects between two collections of garbage: importing torch makes a million that stay, and Python's own 700 would
-have them walked through again and again, for a tenth of the time of a short run.
-"""
+have them walked through again and again, for a tenth of the time of a short run."""
 
 
 def main() -> None:

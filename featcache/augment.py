@@ -7,8 +7,7 @@ The random numbers depend only on the seed, the step and the shapes: not on torc
 read nor changed, nor on anything else that ran. A resumed run draws the same numbers at each step. Give two
 augmentations of the same kind different seeds, and each rank of a distributed run too.
 
-Frames beyond an utterance's length, its padding, are not changed. A CPU and a GPU draw different numbers.
-"""
+Frames beyond an utterance's length, its padding, are not changed. A CPU and a GPU draw different numbers."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A Python list of 10^7 ids takes over a gigabyte, the garbage collector walks through it, and every forked worker gets a
 copy of it page by page, since counting references writes to it. Here the strings are one blob of UTF-8 bytes and one
-array of offsets: half the memory, shared by all processes, and memory-mapped from disk.
-"""
+array of offsets: half the memory, shared by all processes, and memory-mapped from disk."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ settings.load_profile("featcache")
 
 def pytest_configure() -> None:
     """Torch is as a run's workers have it, with one thread of its own: small models, and several pytests on a machine,
-    are slower with more. What is about threads sets them.
-    """
+    are slower with more. What is about threads sets them."""
     import torch
 
     torch.set_num_threads(1)
@@ -108,8 +107,7 @@ class Traced(NamedTuple):
 def traced() -> Callable[[Callable[[], object]], Traced]:
     """Measures the memory of a function that takes nothing; of two calls, the lesser.
 
-    So neither what is imported or kept at a first call counts, nor what another thread allocates meanwhile.
-    """
+    So neither what is imported or kept at a first call counts, nor what another thread allocates meanwhile."""
 
     def trace(function: Callable[[], object]) -> Traced:
         gc.collect()

@@ -63,8 +63,7 @@ def unit_of(path):
 def imported(tree, needed_only=False):
     """Dotted names of all that a module imports, also in its functions and under TYPE_CHECKING.
 
-    With `needed_only`, without what it does without: imports whose ImportError it catches.
-    """
+    With `needed_only`, without what it does without: imports whose ImportError it catches."""
     done_without = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Try) and "ImportError" in {ast.unparse(one.type) for one in node.handlers if one.type}:

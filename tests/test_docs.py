@@ -224,8 +224,3 @@ def test_links_resolve_and_no_machine_is_named(page):
         linked = (page.parent / name).resolve() if name else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), target
-
-
-def test_ci_can_be_run():
-    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-    assert ".ci/run" in text_of("README.md")

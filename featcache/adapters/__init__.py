@@ -1,6 +1,5 @@
 """Adapters to other toolkits, one file each. Nothing else in featcache imports them, and each imports only its own
-toolkit.
-"""
+toolkit."""
 
 from __future__ import annotations
 

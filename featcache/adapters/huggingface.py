@@ -1,8 +1,7 @@
 """Hugging Face datasets: a column of features that is read from a cache on access, or a copy.
 
 A dataset saved with such a column names a type of this module. So import the module before you load such a dataset:
-`import featcache.adapters.huggingface`.
-"""
+`import featcache.adapters.huggingface`."""
 
 from __future__ import annotations
 

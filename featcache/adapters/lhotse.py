@@ -1,8 +1,7 @@
 """Lhotse: cuts whose features and other arrays are read from a cache, and only the requested frames.
 
 Manifests of cuts name the reader `featcache`. So wherever such manifests are read, import this module before reading
-features: `import featcache.adapters.lhotse`.
-"""
+features: `import featcache.adapters.lhotse`."""
 
 from __future__ import annotations
 

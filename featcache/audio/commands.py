@@ -2,8 +2,7 @@
 
 A command runs only if the user has allowed it, and if his manifest names it (`featcache.trust`). It needs a shell only
 if it has characters that mean something to one. What it prints is kept in a file without a name until it is decoded.
-It leads a process group of its own, so that it can be ended with all that it has started.
-"""
+It leads a process group of its own, so that it can be ended with all that it has started."""
 
 from __future__ import annotations
 

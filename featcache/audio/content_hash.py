@@ -3,8 +3,7 @@
 XXH3-64 is no protection against an attacker: it tells files apart that were replaced by mistake, at the speed of
 memory. xxhash lets other threads run while it hashes a piece.
 
-Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md.
-"""
+Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md."""
 
 from __future__ import annotations
 

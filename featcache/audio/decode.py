@@ -1,8 +1,7 @@
 """One audio file -> the segments cut from it, as float32 samples at the file's own rate.
 
 Samples are scaled as libsndfile does: integers to [-1, 1), floats as they are. Any problem with a segment is an
-`AudioError` with its `Reason`, and never stops the others.
-"""
+`AudioError` with its `Reason`, and never stops the others."""
 
 from __future__ import annotations
 

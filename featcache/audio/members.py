@@ -10,8 +10,7 @@ Manifests mostly have the members of a container next to each other, and all of 
 are kept. A server is asked once a minute whether a container is still what was fetched.
 
 What tells whether a member has changed is its size, and when its container was last modified; at a URL, its container's
-size and ETag.
-"""
+size and ETag."""
 
 from __future__ import annotations
 

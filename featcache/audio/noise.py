@@ -8,8 +8,7 @@ utterances, nor on numpy's generators, which may change.
 Decoded noise stays in memory, since copies cut the same files again and again, and opening a file and seeking in it
 takes longer than adding the cut to a clip. It is kept at the file's own rate: a cut from resampled noise has other
 values than a cut that is resampled by itself. If not all noises of a manifest have room, those that have none are
-decoded cut by cut: all places are equally likely, so nothing would be gained by dropping one noise for another.
-"""
+decoded cut by cut: all places are equally likely, so nothing would be gained by dropping one noise for another."""
 
 from __future__ import annotations
 

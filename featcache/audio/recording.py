@@ -11,8 +11,7 @@ what is wrong with a file, so libsndfile decodes again whatever dr_flac does not
 FLAC is not opened with libsndfile, which takes as long as decoding a tenth of a second: its first 42 bytes say enough.
 Nor is a WAV of 16-bit integers, whose samples are these, times 2^-15, as libsndfile gives them.
 
-What libsndfile does not know, FFmpeg decodes: see `formats.py`.
-"""
+What libsndfile does not know, FFmpeg decodes: see `formats.py`."""
 
 from __future__ import annotations
 

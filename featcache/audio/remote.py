@@ -7,8 +7,7 @@ requests at once, whose answers must be of one file.
 
 obstore (https://developmentseed.org/obstore) talks to the servers, and finds credentials in the environment. Its own
 retries are turned off: they leave out what breaks off in the middle. Its messages are not passed on: they quote
-addresses to which a server has redirected the request, with signatures in them.
-"""
+addresses to which a server has redirected the request, with signatures in them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Audio in tables: the bytes in a column of a Parquet or Arrow file, by their row. pyarrow reads both.
 
 The values of an Arrow file lie in it as they are, so they have places, as the members of a tar have. Those of a Parquet
-file are compressed by the row group, so the row groups that were read last are kept in memory.
-"""
+file are compressed by the row group, so the row groups that were read last are kept in memory."""
 
 from __future__ import annotations
 

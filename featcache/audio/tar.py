@@ -2,8 +2,7 @@
 
 Reads ustar, GNU's long names and PAX headers (POSIX.1-2017, `pax`, "Extended Description"). The standard library's
 tarfile takes 37 µs for each member, and keeps a kilobyte of it; this takes a third of that, which counts where clips
-are short. Whatever a header says, what is read is bounded, and a name leads nowhere but to a place in the tar.
-"""
+are short. Whatever a header says, what is read is bounded, and a name leads nowhere but to a place in the tar."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ latents agree to rounding and the codes do not, the frame was tied, and nothing 
 codebook in which two residual quantisations differ, they quantise different residuals, and rightly differ.)
 
 Differences are measured frame by frame, as the norm of the difference relative to the norm of the reference. Padding
-that leaks into a frame changes it by a thousandth or more; another shape of the batch, in float32, by 4e-8 to 3e-6.
-"""
+that leaks into a frame changes it by a thousandth or more; another shape of the batch, in float32, by 4e-8 to 3e-6."""
 
 from __future__ import annotations
 

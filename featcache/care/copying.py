@@ -4,8 +4,7 @@ What is copied is checked on the way, against the checksums that the shards' doc
 and is not read again, so a copy that was interrupted is continued by making it again. Nothing is removed.
 
 The version's own document comes last: nobody opens a new copy before it is whole. To one that there is, what manifests
-want comes first: so a reader is told what is missing.
-"""
+want comes first: so a reader is told what is missing."""
 
 from __future__ import annotations
 

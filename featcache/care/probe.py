@@ -1,8 +1,7 @@
 """A probe: what batching and precision change in the values of some utterances, and how fast they are.
 
 Every batching is tried, at every precision, and compared with each utterance alone. Batches hold sampled utterances and
-cuts of others, and are computed as in extraction.
-"""
+cuts of others, and are computed as in extraction."""
 
 from __future__ import annotations
 

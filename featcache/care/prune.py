@@ -2,8 +2,7 @@
 
 A shard of which nothing is needed is removed. One of which some items are needed is written again with these alone, and
 then removed: so at every moment, the item that counts of each utterance that is wanted is there. Shards that a tag
-names stay as they are; and so does, of the utterances that have an older item in such a shard, the item that counts.
-"""
+names stay as they are; and so does, of the utterances that have an older item in such a shard, the item that counts."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 On the device that wrote them, codes must be identical. Otherwise, differences by rounding (see `compare.py`) are
 counted separately: another device computes other last bits, and so does a run that had memory only for small batches.
-Of quantised features the values are compared, and one level counts as rounding.
-"""
+Of quantised features the values are compared, and one level counts as rounding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What is damaged, missing, changed or surplus in a version: whether each shard is what was written, byte for byte, and
-makes sense; and whether all that is wanted is there.
-"""
+makes sense; and whether all that is wanted is there."""
 
 from __future__ import annotations
 

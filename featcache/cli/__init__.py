@@ -1,8 +1,7 @@
 """The command line: a file for each command, which parses, calls the library, prints, and returns the exit code.
 
 Results go to stdout, progress and messages to stderr. The library imports nothing from here. Nothing heavy is imported
-before a command runs, so `featcache --help` answers at once.
-"""
+before a command runs, so `featcache --help` answers at once."""
 
 from __future__ import annotations
 

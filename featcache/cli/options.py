@@ -22,8 +22,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 class _LocalPath(click.Path):
     """A path that is not empty (as an unset variable of the shell would make it) and not a URL.
 
-    A leading `~/` is the home folder, even where the shell leaves it alone, as in `--root=~/audio`.
-    """
+    A leading `~/` is the home folder, even where the shell leaves it alone, as in `--root=~/audio`."""
 
     _must_exist = False
     """Whether a folder has to be there already."""

@@ -11,8 +11,7 @@ its buffer is full or the process ends.
 
 SIGINT, SIGTERM and SIGHUP each end a command with the exit code `INTERRUPTED`. A signal that is ignored when the
 command begins stays ignored: `nohup` does this to SIGHUP, and a shell without job control to the SIGINT of what it runs
-in the background. So does one that a program has a handler of its own for.
-"""
+in the background. So does one that a program has a handler of its own for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What `extract` and `repair` say of a run: the plan before it, its progress, the summary after it.
 
-Progress is a bar as wide as the terminal, or plain lines at intervals elsewhere; JSON for programs; and a log.
-"""
+Progress is a bar as wide as the terminal, or plain lines at intervals elsewhere; JSON for programs; and a log."""
 
 from __future__ import annotations
 

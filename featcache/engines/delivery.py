@@ -1,8 +1,7 @@
 """Appends extracted batches to their shards in order, and commits complete shards in a thread of its own.
 
 A shard is in memory until it is committed. If the run is stopped, shards that are not complete are committed as they
-are: see `Delivery.commit_parts`.
-"""
+are: see `Delivery.commit_parts`."""
 
 from __future__ import annotations
 

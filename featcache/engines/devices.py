@@ -1,8 +1,7 @@
 """Runs shard tasks on several devices of this machine, each of which has a process of its own.
 
 A GPU's process sees no other GPU, so that nothing in it can take memory there. It runs on the cores next to its GPU.
-Signals do not reach it: this process tells it to stop, and if this process ends in whatever way, so does it.
-"""
+Signals do not reach it: this process tells it to stop, and if this process ends in whatever way, so does it."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ dies, what it has not committed of its chunk goes to another. After three deaths
 task that by itself ends three workers is poison, and not tried any more.
 
 What is known of a death is used as by the run after a crash: the dead worker's marks say what was in flight, and what
-may have ended it is extracted in a process of its own from then on.
-"""
+may have ended it is extracted in a process of its own from then on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Extracts suspects, one by one, in a process of their own: if one crashes that process, nothing else is lost.
 
 The run after a crash does this with what was in flight. If memory runs out, the system ends that process rather than
-this one.
-"""
+this one."""
 
 from __future__ import annotations
 

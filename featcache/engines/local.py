@@ -7,8 +7,7 @@ a batch. On a GPU, some workers do rows only, and the others everything else. On
 disk, flushing finished shards while the workers go on.
 
 When the run is stopped, no more utterances are taken, and those that were are finished. Then the shards that have begun
-are committed with what is in them.
-"""
+are committed with what is in them."""
 
 from __future__ import annotations
 

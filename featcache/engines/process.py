@@ -2,8 +2,7 @@
 does; and what passes of its errors.
 
 Signals from a terminal or a scheduler do not reach it: it ends when the connection is closed, which a process that
-ends in whatever way does.
-"""
+ends in whatever way does."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Ray starts actors, and starts them again when they die; what they do, and what their deaths mean, is decided here as for
 the processes of one machine. An actor's events are fetched by one call after another, each of which waits for some: Ray
-Client has no streams.
-"""
+Client has no streams."""
 
 from __future__ import annotations
 

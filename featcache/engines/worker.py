@@ -2,8 +2,7 @@
 
 It has a ledger of its own in each version, and holds nothing that is lost with it but the shards under way. What it is
 told are messages, and what it says are events, which any transport may carry: the connections of `devices.py`, the
-actors of `ray.py`.
-"""
+actors of `ray.py`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Whatever a run needs, it needs of its part: the manifest, the index, the plan. So time and memory depend on the largest
 part, and not on how many there are. A part is not looked at if nothing has changed since it was complete: neither the
-manifest's bytes nor the shards of its versions, nor the files of utterances that failed.
-"""
+manifest's bytes nor the shards of its versions, nor the files of utterances that failed."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ worker that decodes a file takes it. Rows that cut the same file share what was 
 expected. A file that nobody expected is fetched when it is wanted.
 
 Containers at URLs are large, and each is wanted for long, so the next ones are found by looking at the tasks that
-follow (`looked_ahead`), and fetched while the one before is decoded. Their copies are those of `audio/members.py`.
-"""
+follow (`looked_ahead`), and fetched while the one before is decoded. Their copies are those of `audio/members.py`."""
 
 from __future__ import annotations
 

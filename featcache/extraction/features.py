@@ -2,8 +2,7 @@
 
 If an extractor refuses a batch, or raises whatever else, the batch is halved until it is known which clips are the
 cause: these fail, and the others are computed. Their values do not depend on it, as they do not depend on neighbours.
-If memory runs out, padded rows are computed in smaller batches, and then alone on the device.
-"""
+If memory runs out, padded rows are computed in smaller batches, and then alone on the device."""
 
 from __future__ import annotations
 

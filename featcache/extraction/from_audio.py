@@ -2,8 +2,7 @@
 
 Each file is decoded once, part by part, and made into waveforms once for each way of doing that. The worker thread that
 decodes a batch also extracts it, except for extractors that take rows: their rows are handed out (`PendingRows`), to be
-computed together with rows of other batches.
-"""
+computed together with rows of other batches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Rows: pieces of clips that are computed in batches with pieces of other clips, and then put together again.
 
 An extractor that takes rows gets batches of one padded length. `PendingRows` cuts the clips of a part of a batch into
-rows, `RowQueue` collects rows until there are enough for a batch, `compute_rows` computes them.
-"""
+rows, `RowQueue` collects rows until there are enough for a batch, `compute_rows` computes them."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ writes.
 The manifest is partitioned once, by its rows alone, into ranges of about a shard each. A range without any
 extracted row is one task, whatever happened to the others: so a run that was killed and resumed makes exactly
 the shards of an uninterrupted run. The missing rows of partly extracted ranges (retried failures, changed
-rows, a grown manifest, an interrupted run) are gathered into tasks of a shard's size.
-"""
+rows, a grown manifest, an interrupted run) are gathered into tasks of a shard's size."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ It goes into a temporary folder, which is removed.
 
 The sample is blocks of neighbouring rows from random places: neighbours stay together, since they may share a file.
 What the first seconds are spent on, threads that start and buffers that grow, is left out. How much the speed changed
-from one fifth of the rest to the next says how far the estimate may be off.
-"""
+from one fifth of the rest to the next says how far the estimate may be off."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The encoder is convolutional, looks to both sides, and pads with zeros. A frame looks 0.1 to 0.2 s ahead. In a padded
 batch, it would find there what biases and kernels have made of the zeros after a short row's end; so here every layer
-sets these columns to zero again.
-"""
+sets these columns to zero again."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ padding; here each row is padded where it ends (see `ragged`).
 
 The 48 kHz model takes stereo and computes each second separately, with 1 % of overlap: a chunk is divided by its root
 mean square, and group norms are taken over all of its time. Here a chunk is a row, and its scale is kept with its
-codes.
-"""
+codes."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Matrix products and Fourier transforms choose their kernels by shape, so the las
 of rows. Here every computation has the same shape. Each clip is cut into frames by itself, and never padded to its
 neighbours' length. The frames of a call are put one after another into blocks with a constant number of rows, and the
 last block is filled up with zeros. Then the features are split again. A call with few frames uses shorter blocks, if
-this processor computes the same bits in them, which is tried once.
-"""
+this processor computes the same bits in them, which is tried once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The base of extractors whose features are a transformer's hidden states: `ssl` and `torchaudio`.
 
-The features are one layer, several stacked layers, or a weighted sum of layers.
-"""
+The features are one layer, several stacked layers, or a weighted sum of layers."""
 
 from __future__ import annotations
 

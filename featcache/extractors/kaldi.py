@@ -3,8 +3,7 @@
 The formulas are those of Kaldi's `src/feat/`: `feature-window.cc` (how frames are cut and processed),
 `mel-computations.cc` (the mel bank), `feature-fbank.cc` and `feature-mfcc.cc`; the MFCC is Davis and Mermelstein's
 (1980). Parameters have Kaldi's names and, unless they say otherwise, Kaldi's defaults. Kaldi computes on 16-bit
-integers, so waveforms, which are in [-1, 1] here, are multiplied by `waveform_scale`.
-"""
+integers, so waveforms, which are in [-1, 1] here, are multiplied by `waveform_scale`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """From windowed frames to mel energies: the power spectrum, the mel scales, and banks of triangular filters.
 
 Filters are computed in float64 and rounded to float32 once, which brings features closer to the formula than filters
-computed in float32.
-"""
+computed in float32."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ Band = tuple[float, float]
 
 MOST_BINS = 1024
 """The most filters of a bank, several times what speech has been given. Without a limit, a typing error would ask for
-a matrix of gigabytes before anything could be said about it.
-"""
+a matrix of gigabytes before anything could be said about it."""
 
 
 def power_spectrum(frames: torch.Tensor, fft_length: int) -> torch.Tensor:

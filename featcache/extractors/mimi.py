@@ -4,8 +4,7 @@ A causal SEANet, a causal transformer with a sliding window, and a convolution t
 looks ahead, but each strided convolution completes a clip's last stride: with zeros in the SEANet, and with copies of
 the last step after the transformer. So in a padded batch the last frames of short rows would see padding; here each row
 is padded where it ends (see `ragged`). The transformer needs no mask: padding comes after every step that a row's own
-steps look at.
-"""
+steps look at."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ Shapes depend on `T` alone, and indices are computed from `lengths` on the devic
 `seanet_layers` and `run` put these layers together to SEANet encoders, which EnCodec, Mimi and SpeechTokenizer have.
 The architecture is SoundStream's (Zeghidour et al., 2021) in the form of EnCodec (Défossez et al., 2022, "High Fidelity
 Neural Audio Compression", section 3.1): a convolution; residual blocks, each followed by a strided convolution; an LSTM
-in some models; a last convolution.
-"""
+in some models; a last convolution."""
 
 from __future__ import annotations
 

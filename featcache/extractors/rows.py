@@ -4,8 +4,7 @@ A model's kernels are chosen by shape, so the last bits of a row change with the
 and codes that are nearly tied flip. Here a clip is always computed in a batch of the same shape: its padded length
 follows from its own length (`padded_length`), and the number of rows from the padded length (`rows`); a batch that is
 not full is filled up with copies of its first row. The extractor must do the rest: compute a row as if nothing followed
-its last sample (see `ragged` for convolutions).
-"""
+its last sample (see `ragged` for convolutions)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ the package of that name.
 
 A SEANet that looks to both sides, pads a clip by reflection at both ends, and has an LSTM that runs in both directions.
 In a padded batch, the reflection would be lost, and the backward LSTM would reach a short row's end with a memory of
-padding; here each row is reflected where it ends, and the LSTM runs back from there (see `ragged`).
-"""
+padding; here each row is reflected where it ends, and the LSTM runs back from there (see `ragged`)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The centroids come from `featcache fit-kmeans`, together with the config of the features that they were fitted to. Units
 are computed from audio, by that config's extractor, or from a version of those features. Both give the same codes:
-computed frames are rounded to the dtype that the version stores, or quantised in the same way.
-"""
+computed frames are rounded to the dtype that the version stores, or quantised in the same way."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ as in transformers.
 
 Two encoders hear a clip: DAC's; and a HuBERT or a WavLM, whose hidden states, averaged over its layers, go through a
 few more convolutions. Their outputs for a frame are quantised together. `dac` keeps padding out of the first encoder;
-`wav2vec2` keeps it out of the second, which attends to the whole clip, and whose first norm is over all of its time.
-"""
+`wav2vec2` keeps it out of the second, which attends to the whole clip, and whose first norm is over all of its time."""
 
 from __future__ import annotations
 

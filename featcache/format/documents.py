@@ -2,8 +2,7 @@
 
 A seal is the CRC-32C of all bytes of a document, of which eight hex digits are the seal itself: so one flipped bit is
 noticed, wherever it is. And a cache may come from a stranger: a document is parsed only if it is not too large and has
-not too many lists and objects, and then must be what a msgspec Struct declares.
-"""
+not too many lists and objects, and then must be what a msgspec Struct declares."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 zarr-python writes them, at once and from memory; they are read without it, since a chunk is the array's bytes and their
 CRC-32C. The document has the size and the checksum of every other file: so what was flipped, cut off or exchanged is
-told from what was written. A group's name is the hash of what is in it, and it never changes.
-"""
+told from what was written. A group's name is the hash of what is in it, and it never changes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """An opened corpus: the versions of its parts as one sequence. A position counts through all parts, by their names.
 
 The indexes of all parts are mapped when the corpus is opened, and stay where they are: what is asked of a position is
-looked up in the index of its part.
-"""
+looked up in the index of its part."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What is shown of a cache, a dataset or a batch: a line in a console; in a notebook a table, and a picture of an item.
 
-Ids, names and values may be a stranger's, and a cache may be damaged: all text is escaped, and nothing raises.
-"""
+Ids, names and values may be a stranger's, and a cache may be damaged: all text is escaped, and nothing raises."""
 
 from __future__ import annotations
 

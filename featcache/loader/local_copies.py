@@ -12,8 +12,7 @@ together have read as many frames as there are: of an epoch that takes shards on
 with. If all are in use, ranges are read from the store instead: to copy a shard again and again for single utterances
 would fetch far more.
 
-Threads and their locks do not survive a fork: a child begins anew when it reads.
-"""
+Threads and their locks do not survive a fork: a child begins anew when it reads."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
 the utterances of a few shards at a time knows what comes next. While the batches of one window are made, the shards of
 the next ones are copied to the local disk or into memory, in the order in which they are read, as far as there is room
 for them beside what is still needed. A copy is held until the last batch of these windows that reads it has been made;
-then it may make room for others at once.
-"""
+then it may make room for others at once."""
 
 from __future__ import annotations
 

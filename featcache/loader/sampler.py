@@ -11,8 +11,7 @@ other: an epoch then needs the shards of one window at a time, and each of them 
 `make_batches` is a pure function, and the same on every machine: the random numbers are PCG64's raw ones, seeded by a
 SeedSequence, which numpy has promised not to change (NEP 19; `Generator.permutation` and its like have no such
 promise), and the arithmetic is of integers and of single IEEE operations. What it computes for each utterance, it
-computes in chunks, so that sorting takes the most memory: some 18 bytes for each.
-"""
+computes in chunks, so that sorting takes the most memory: some 18 bytes for each."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ time begins within half a frame of the same point in versions of different rates
 
 Windows are of a fixed length, and drawn anew in each epoch. The place of an utterance's window is a hash of the seed,
 the epoch and the utterance's position: it does not depend on the rest of the batch, on the number of ranks or workers,
-or on whether training was resumed in between.
-"""
+or on whether training was resumed in between."""
 
 from __future__ import annotations
 

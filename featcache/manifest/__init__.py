@@ -4,8 +4,7 @@ They come in the formats of many tools: the table `FORMATS` has them, each reade
 docs/manifest.md shows them. The format is recognised by the name and the beginning, or given.
 
 Text is UTF-8, with or without a byte order mark; a file may be compressed by gzip (`train.csv.gz`). Blank lines are
-skipped. A manifest may have 10^7 rows: they are read and checked in batches, and only flat arrays are kept.
-"""
+skipped. A manifest may have 10^7 rows: they are read and checked in batches, and only flat arrays are kept."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ every signal-to-noise ratio. The id of a copy is the utterance's id with a suffi
 `utt-1_snr15`, `utt-1_sp0.9_snr15`. The clean copy at speed 1 is the utterance itself, and keeps its id.
 
 The copies follow from the section alone, and which copy an id names follows from its suffix. Extraction, checks and the
-loader all use this file.
-"""
+loader all use this file."""
 
 from __future__ import annotations
 

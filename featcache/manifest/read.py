@@ -2,8 +2,7 @@
 
 In memory, it may be a data frame of pandas or Polars, a table of Arrow, or a list of dictionaries. None of these
 packages is imported. All their tables have `len`, and give ranges of rows, columns by name, and lists of a column's
-values, under names that differ little.
-"""
+values, under names that differ little."""
 
 from __future__ import annotations
 

@@ -278,8 +278,7 @@ ENDS = {"end", "end_time"}
 
 SPELLINGS = {column.name: column.spellings for column in COLUMNS}
 """How each column may be spelled, in any case. A table with two spellings of one column is refused, unless one of them
-is exactly the column's own name, the key here: then the others are carried.
-"""
+is exactly the column's own name, the key here: then the others are carried."""
 
 _COLUMN_OF = {spelling: column.name for column in COLUMNS for spelling in column.spellings}
 

@@ -2,8 +2,7 @@
 
 A sample of the frames is drawn and clustered in memory, as float32; the rest of the version is never in memory, so the
 size of the sample determines the memory needed. The sample is clustered by Lloyd's algorithm: on features of
-speech, it ends sooner than mini-batches do, and at a lower inertia (figures in docs/extractors.md).
-"""
+speech, it ends sooner than mini-batches do, and at a lower inertia (figures in docs/extractors.md)."""
 
 from __future__ import annotations
 

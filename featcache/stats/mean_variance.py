@@ -8,8 +8,7 @@ spread over shards, in whatever order they are read, and with any number of thre
 
 The shift c preserves the digits of the variance when the mean is far from zero (Chan, Golub and LeVeque 1983,
 "Algorithms for computing the sample variance", The American Statistician 37). It is the mean of the beginnings of a few
-utterances, chosen in the order of their ids' hashes, so that it is always the same too.
-"""
+utterances, chosen in the order of their ids' hashes, so that it is always the same too."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Where the bytes of a version lie: a folder, or an object store. Nothing above this room asks which one it is.
 
 What is published appears whole or not at all, and a folder that is published never changes: its name says what is in
-it, so that two writers of the same name write the same bytes.
-"""
+it, so that two writers of the same name write the same bytes."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Nothing is renamed there, and nothing here needs a conditional request. A folder is published once its `MARK` is there,
 which is written last. A name stands for its content: whoever publishes a folder completes what others have begun, and
 lists it afterwards, since somebody may have removed some of it meanwhile. While it is written, there is a note of it in
-`work/`: so what killed writers have left is known without a listing of everything, and removed after a day.
-"""
+`work/`: so what killed writers have left is known without a listing of everything, and removed after a day."""
 
 from __future__ import annotations
 

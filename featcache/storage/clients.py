@@ -6,8 +6,7 @@ obstore loads a second copy of it, from a copy of its files: a library of anothe
 
 It repeats requests that fail on the way to the answer. If the connection breaks while a body comes, they are repeated
 here.
-A store that does not answer is waited for: two minutes, or as many seconds as `FEATCACHE_STORE_SECONDS` says.
-"""
+A store that does not answer is waited for: two minutes, or as many seconds as `FEATCACHE_STORE_SECONDS` says."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ In `work/` is what is being written, what is being removed, and what the dead ha
 of his own there, `<boot>-<random>/`, and holds a lock on it. Whatever ends him, the kernel lets go of the lock: so what
 nobody holds is a leftover. Locks of other machines, and of this one before it was started again, say nothing: what is
 theirs is a leftover once nothing in it has changed for a day. What is to be removed is renamed first, to
-`removed-<random>`. So it disappears as a whole, and a removal never follows a folder to its place.
-"""
+`removed-<random>`. So it disappears as a whole, and a removal never follows a folder to its place."""
 
 from __future__ import annotations
 

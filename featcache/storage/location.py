@@ -1,6 +1,5 @@
 """A location: a path on this machine, or a key in an object store. Both are continued as in `location / "name"`, and
-have `name`, `parent` and, as text, what a user would write.
-"""
+have `name`, `parent` and, as text, what a user would write."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ _CRASH = "crash.txt"
 _AT_MOST_BYTES = 64 << 20
 _FATAL_APART = 2
 """The number of runs that died while an utterance was extracted apart, after which it is not tried again: it ends not
-only its own process, but the run's too.
-"""
+only its own process, but the run's too."""
 
 
 class InFlight:

@@ -3,8 +3,7 @@
 Of the items of an id, that of the highest generation counts; of several of one generation, the first, in the order of
 the shards. No clock, no record of runs and no list of what replaces what is asked. An index is a group like a shard,
 named after the shards that it is of, so that one that is there is right; and it is extended by what is new, since the
-highest of some generations is the highest of their highest.
-"""
+highest of some generations is the highest of their highest."""
 
 from __future__ import annotations
 

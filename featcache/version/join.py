@@ -2,8 +2,7 @@
 
 An id alone does not say what an item was extracted from: two manifests may use it for different files, a row's `start`
 may have been edited since, or a file may have been exchanged and the new one be unreadable. So whatever joins a
-manifest with a version does it here. And of one item, all that is known of where it came from.
-"""
+manifest with a version does it here. And of one item, all that is known of where it came from."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A failure is of a row and of a generation of its id. It stands until there is an item of this generation or a later one.
 It is in the ledger before the shard that lacks the utterance is there. A damaged line is passed over: its utterance
-counts as missing, and is tried again.
-"""
+counts as missing, and is tried again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What was done and measured, for people: `runs/` has a record of each run, `probes/` of each probe of the extractor.
 
-Nothing follows from them: what is there, and what is missing, says the index. A damaged one is passed over.
-"""
+Nothing follows from them: what is there, and what is missing, says the index. A damaged one is passed over."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Tags: names for some shards of a version, by which it is read as it was then.
 
-The name of a shard says what is in it, so a list of names is all that there is to a tag.
-"""
+The name of a shard says what is in it, so a list of names is all that there is to a tag."""
 
 from __future__ import annotations
 

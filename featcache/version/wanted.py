@@ -3,8 +3,7 @@
 Before a run over a manifest makes its first shard, it keeps what the manifest wants: of each row the hashes of its id
 and of itself, and the lowest generation of its item. What is missing is that, without what the index has, and
 without failures that stand. What a run wants takes the place of what earlier ones did over the same manifest, and over
-manifests all of whose rows it has: so one that has moved, or has grown, leaves nothing behind.
-"""
+manifests all of whose rows it has: so one that has moved, or has grown, leaves nothing behind."""
 
 from __future__ import annotations
 

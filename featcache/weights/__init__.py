@@ -1,7 +1,6 @@
 """A model's weights: where they are, the hash of their content, and the model loaded from them.
 
-Nothing is unpickled, and no code that comes with weights is run unless `allow_remote_code` was called.
-"""
+Nothing is unpickled, and no code that comes with weights is run unless `allow_remote_code` was called."""
 
 from featcache.trust import allow_remote_code
 from featcache.weights.hub import locate

@@ -3,8 +3,7 @@ machine if it is not there. Every error becomes one line that says what to do.
 
 `huggingface_hub` downloads each file, retries, and shows its progress bar on a terminal. The files are downloaded one
 after another in this thread, and not by `snapshot_download`: its threads, even a single one, finish their files before
-an interrupt takes effect, and if the hub cannot list its files, it returns what is there as if that were all.
-"""
+an interrupt takes effect, and if the hub cannot list its files, it returns what is there as if that were all."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ are needed. The corpora are those in ../shared/data: 3,000 spoken digits at 8 kH
 Each codec extracts each corpus three times: killed in the middle and resumed; in one go, by another number of threads;
 and in rows as a GPU has them, up to 256 at once. The first two must be the same bits. All must have the codes that
 the model's own `encode` gives for each clip by itself. What differs is a tie where the latents agree to rounding, and
-an error otherwise. `naive` is what a batch of 16 clips padded with zeros differs by, in the same model.
-"""
+an error otherwise. `naive` is what a batch of 16 clips padded with zeros differs by, in the same model."""
 
 import json
 import random

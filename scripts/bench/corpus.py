@@ -8,8 +8,7 @@
 
 They are cut out of the sentences of LJSpeech in ../shared/data, laid end to end, each file at another place and
 with another gain. Where these are not found, out of syllables with the formants and the pauses of speech.
-Prints the path of the manifest, a CSV with id, path and duration.
-"""
+Prints the path of the manifest, a CSV with id, path and duration."""
 
 import csv
 import sys
@@ -78,8 +77,7 @@ def make_corpus(folder: Path, kind: str, hours: float) -> Path:
 def packed(manifest: Path, form: str) -> Path:
     """The manifest of the same corpus in another form, one of `FORMS`, which is made if it is not there.
 
-    A tar has 1,000 members, as NeMo's may have; a row group of Parquet has 100 rows, as those of datasets have.
-    """
+    A tar has 1,000 members, as NeMo's may have; a row group of Parquet has 100 rows, as those of datasets have."""
     home = manifest.parent / form
     if (home / "manifest.csv").exists():
         return home / "manifest.csv"
@@ -144,8 +142,7 @@ def make_digits(folder: Path, count: int = 3000) -> Path:
     """Make what stands for the Free Spoken Digit Dataset where that is not found; returns its manifest.
 
     Files are as long as those of `short`. Each is a tone for its digit over a tone for its speaker, of six, and some
-    noise. The last tenth is in the split `test`.
-    """
+    noise. The last tenth is in the split `test`."""
     (folder / "audio").mkdir(parents=True, exist_ok=True)
     random, form, rows = np.random.default_rng(0), KINDS["short"], []
     for number, seconds in zip(range(count), form.lengths(random), strict=False):

@@ -5,8 +5,7 @@
 The audio is noise: what it holds does not change the time. Each line is the best of the rounds, in which all
 take turns, so that a noisy neighbour meets them all. The others take one clip at a time; featcache is shown
 both so, and with all clips in one call, as a run makes it. A call costs whole blocks, of 640
-frames, or of 128 if it has few. The difference is that of the largest value, to featcache's.
-"""
+frames, or of 128 if it has few. The difference is that of the largest value, to featcache's."""
 
 import torch
 import torchaudio

@@ -8,8 +8,7 @@ its own, pinned to one core, first on 20 utterances, which imports what it needs
 extracts, and the block that makes ten epochs of batches. In each round the tools take turns. Figures are the best of
 the rounds, in CPU seconds of all threads and processes, as the machine may be at work for others; waiting for the disk
 is not in them, and only featcache flushes what it has written. `seconds` are by the clock. Ratios are medians of the
-ratios within a round. Megabytes are those of all files that a tool has written.
-"""
+ratios within a round. Megabytes are those of all files that a tool has written."""
 
 import contextlib
 import csv

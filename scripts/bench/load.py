@@ -17,8 +17,7 @@ Array2D is what its documentation has for matrices, and with_format converts to 
 list, told so and reshaped by hand, is its fastest: a slice of a memory map.
 
 Cold means that no byte of the features is in the page cache before each round, on the disk that holds --folder;
-"without asking ahead" is what the kernel's own readahead makes of it.
-"""
+"without asking ahead" is what the kernel's own readahead makes of it."""
 
 import math
 import os

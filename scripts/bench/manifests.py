@@ -2,8 +2,7 @@
 
 The same rows (an id, a path, a duration, a text and a speaker, as far as a format has them) are written in each format
 that lies in files of text, and read by `read_manifest` with all columns. CSV is read in turn with each; the least of
-the rounds counts. Seconds are those of the process on a core, so that others on the machine count little.
-"""
+the rounds counts. Seconds are those of the process on a core, so that others on the machine count little."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -12,8 +12,7 @@ All have the same values, which is checked. What featcache keeps is emptied befo
 shows what a mask costs that is kept. In each round all take turns, and the best of five calls in a row counts, as in
 timeit: the memory is then near. With --cold it is not: 64 MB of other memory are written before each call, and how
 fast the mask can be written decides. Times and ratios are medians of the rounds. The CPU has one thread, and malloc
-keeps what is freed: else the kernel's page faults, 2 ms for a mask of 2,000 frames, hide what is measured.
-"""
+keeps what is freed: else the kernel's page faults, 2 ms for a mask of 2,000 frames, hide what is measured."""
 
 import argparse
 from collections.abc import Callable

@@ -4,8 +4,7 @@
 
 The clips are 64 WAV files, each named by many rows of the manifest under an id of its own; every row is decoded and
 extracted by itself. Commands run in processes of their own, whose resident memory is read 20 times a second. Peaks
-are beyond what `import torch` takes; a run with nothing to do imports none.
-"""
+are beyond what `import torch` takes; a run with nothing to do imports none."""
 
 import argparse
 import subprocess

@@ -6,8 +6,7 @@
 A version of so many tiny utterances is made first, which takes some minutes and 0.2 kB each; with --folder it is kept
 there, and used again the next time. Memory is Private_Dirty of /proc/self/smaps_rollup, what a step leaves; and the
 most on the way is RssAnon, as a thread sees it every few milliseconds. Mapped files are in neither: they are the page
-cache's, and all processes share them. Cold means that the index is not in the page cache.
-"""
+cache's, and all processes share them. Cold means that the index is not in the page cache."""
 
 import pickle
 import threading

@@ -4,8 +4,7 @@
 
 Prints a JSON object: seconds, of this one call. `started` hands it a pool of processes that have imported Lhotse
 already; otherwise it starts them, as it does when called by a user. A process of its own and a small module, since
-those processes import it anew.
-"""
+those processes import it anew."""
 
 import csv
 import json

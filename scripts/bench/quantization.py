@@ -6,8 +6,7 @@
 The manifest is extracted three times, into a folder of its own, which goes afterwards. `bytes` are those of features
 on disk, for uint8 with their scales and offsets. Differences are in the features' units; `noise` is the root of the
 mean square of them over the standard deviation of the values. Time is of reading all utterances in padded batches of
-64 from the page cache, best of twenty: as values, and as levels, whose values a GPU would compute.
-"""
+64 from the page cache, best of twenty: as values, and as levels, whose values a GPU would compute."""
 
 from dataclasses import replace
 from functools import partial

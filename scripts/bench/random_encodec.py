@@ -5,8 +5,7 @@ that a classifier learns of them holds for another recording. Here the filters t
 the signal is so large that the ELUs between them rectify it: energies in random bands, as in a scattering transform
 (Andén and Mallat, "Deep Scattering Spectrum", 2014). The codebooks are k-means centroids of the encoder's own latents.
 
-It computes as much as the real one does; what its codes tell is not what the real ones tell.
-"""
+It computes as much as the real one does; what its codes tell is not what the real ones tell."""
 
 from pathlib import Path
 

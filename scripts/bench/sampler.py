@@ -5,8 +5,7 @@
 
 `padding` is how many frames are added to those that there are, `batches` how many an epoch has, and `again` how many of
 those that an utterance shares a batch with it meets again in the next epoch's. Lengths are at 100 frames a second:
-like those of LibriSpeech (most near 15 s, 12.3 s on average), or log-normal, as in read prompts (5 s).
-"""
+like those of LibriSpeech (most near 15 s, 12.3 s on average), or log-normal, as in read prompts (5 s)."""
 
 from itertools import islice
 from time import perf_counter

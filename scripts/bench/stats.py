@@ -4,8 +4,7 @@
     python scripts/bench/stats.py CACHE[/VERSION] [--threads 1 2] [--rounds 5]
 
 Reading is a copy of all features, a megabyte at a time, by one thread. What is on the disk is read once before: both
-then come from the page cache. In each round all take turns; rates are medians of the rounds.
-"""
+then come from the page cache. In each round all take turns; rates are medians of the rounds."""
 
 import numpy as np
 from harness import Table, options, present, remark, take_turns

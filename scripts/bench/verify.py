@@ -7,8 +7,7 @@ The comparison reads each chunk file of features into one buffer, a megabyte at 
 the whole: once over every byte. verify does that, and finds each item's checksum, values that are not finite,
 offsets, ids, durations, and metadata. The files are in the page cache. A second line of the comparison reads into
 memory that begins at a page, in the same pieces, as verify does: the kernel copies faster there. In each round
-all take turns; the table has the median of the rounds, and ratios are medians of the ratios within a round.
-"""
+all take turns; the table has the median of the rounds, and ratios are medians of the ratios within a round."""
 
 import argparse
 import mmap

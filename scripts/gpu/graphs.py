@@ -3,8 +3,7 @@
 A run computes batches of a few shapes, one for each padded length, and each shape many times. `Graphs` is how that
 might look in featcache: a graph for each shape, captured when it is first met. Every line compares with eager: the
 bits, the speed, the memory that is held, and the seconds that the first call takes.
-On a CPU there are no graphs: eager is compared with itself.
-"""
+On a CPU there are no graphs: eager is compared with itself."""
 
 from step import Step, main
 

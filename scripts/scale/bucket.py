@@ -3,8 +3,7 @@
     python scripts/scale/bucket.py [--shards 2000] [--latency 0 50]
 
 The store is moto's S3 on loopback, behind a proxy that counts requests and holds each back for the latency in ms; both
-share the cores with what is measured. Shards are uploaded as a run uploads them, of a few tiny items each.
-"""
+share the cores with what is measured. Shards are uploaded as a run uploads them, of a few tiny items each."""
 
 import os
 import sys

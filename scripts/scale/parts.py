@@ -3,8 +3,7 @@
     python scripts/scale/parts.py --rows 1000000 --parts 1 3 10 --open 10 100 1000
 
 One part is made by the store's own writer: items of one frame each, of rows of a Parquet manifest. The others are hard
-links of it under other names. Each figure is of a process of its own.
-"""
+links of it under other names. Each figure is of a process of its own."""
 
 import os
 import shutil

@@ -46,8 +46,7 @@ def split(manifest: Path | None, folder: Path, limit: int | None) -> dict[str, P
     """Write the manifests `all`, `train` and `test` into a folder: by the column `split`, with absolute paths.
 
     Without a manifest, of the Free Spoken Digit Dataset in ../shared/data; where it is not found, of tones.
-    Exits with a message where there is no such manifest, or nothing to train on or to test with.
-    """
+    Exits with a message where there is no such manifest, or nothing to train on or to test with."""
     if manifest is None and not (manifest := DATA).is_file():
         print(f"no {DATA}, and no --data: tones stand for spoken digits; accuracies say nothing", file=sys.stderr)
         manifest = make_digits(folder / "digits")

@@ -4,8 +4,7 @@ Snyder, Garcia-Romero, Sell, Povey and Khudanpur, "X-Vectors: Robust DNN Embeddi
 2018), table 1: five layers over time, which see 5, 9, 15, 15 and 15 frames; mean and standard deviation over time; two
 more layers; classes. Ours pads in time, since the shortest spoken digits have fewer than 15 frames.
 
-Shapes: `B` rows of a batch, `T` frames of the longest, `D` dimensions of a frame, `C` channels, `Q` codebooks.
-"""
+Shapes: `B` rows of a batch, `T` frames of the longest, `D` dimensions of a frame, `C` channels, `Q` codebooks."""
 
 from collections.abc import Callable, Sequence
 

@@ -19,7 +19,6 @@ from featcache.care.copying import copy_version
 from featcache.care.verify import verify
 from featcache.errors import ArgumentError, StoreError
 from featcache.spec import SideSpec
-from featcache.storage import clients
 from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
 from featcache.version.ledger import Failure
@@ -119,16 +118,8 @@ class TestCopies:
         copied = open_store(to / version.path.name).names("shards")
         assert {*copied} == {*version.shard_names(), "zarr.json"} - {shard.name}
 
-    def test_requests_that_fail_on_the_way(self, folder, s3, tmp_path, monkeypatch):
-        monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.001)
-        monkeypatch.setattr(clients, "_PAUSES", (0.001,) * 4)
-        numbers, faults = iter(range(10**9)), ["before", "503", "cut", "after"]
-
-        def some(method, path):
-            number = next(numbers)
-            return None if number % 5 else faults[number // 5 % 4]
-
-        s3.fault = some
+    def test_requests_that_fail_on_the_way(self, folder, s3, tmp_path):
+        s3.break_every(5)
         far = parse_location("to", "s3://speech/faults")
         copy_version(select_version(folder), far)
         copy_version(select_version(far), tmp_path)

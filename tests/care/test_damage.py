@@ -1,6 +1,5 @@
 """Damage to a shard: verify names it, and repair brings back what was there. (tests/format/test_shards.py spoils each
-byte and file of one.)
-"""
+byte and file of one.)"""
 
 import os
 import random
@@ -32,8 +31,7 @@ SPOILT = [  # most are slow: what is repaired, and how, is the same for all
 @pytest.mark.parametrize(("file", "spoil"), SPOILT)
 def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spoil):
     """One bit flipped; gone, empty, a byte too short or too long, a folder, or another shard's. From the shell: verify
-    exits with 1 and names the shard; repair brings back its utterances, and touches no other shard.
-    """
+    exits with 1 and names the shard; repair brings back its utterances, and touches no other shard."""
     shard = victim(cache)
     spoil(shard.folder / file)
     others = [path for path in shard.folder.parent.iterdir() if path.is_dir() and path != shard.folder]

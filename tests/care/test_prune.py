@@ -28,8 +28,7 @@ from featcache.version.wanted import Wanted
 
 def add(version: Version, ids, run: int, *, blind: bool = False) -> str:
     """Extract utterances anew, with other values than any before: whatever there is of them is replaced, but by a run
-    that is blind to it.
-    """
+    that is blind to it."""
     index = open_index(version)
     at = index.find(Strings.of(ids)).tolist()
     generations = [1 if blind or position < 0 else int(index.generation[position]) + 1 for position in at]

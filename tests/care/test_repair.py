@@ -116,8 +116,7 @@ def test_repairs_and_extractions_that_begin_together_do_no_harm(cli, plain, soun
 
 def add_hollow_shard(cache: Path) -> Path:
     """Add a shard of 4 · 10^4 items of 10^5 frames each, whose bytes are a hole in the file: 640 GB for who reads it,
-    and no space. Returns its chunk file.
-    """
+    and no space. Returns its chunk file."""
     version, count, times = only_version(cache), 40_000, 100_000
     shard = version.shard(add_shard(version, {f"item-{i}": np.zeros((1, 80), np.float16) for i in range(count)}))
     columns = columns_of(shard.folder)

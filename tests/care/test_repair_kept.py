@@ -257,8 +257,7 @@ def test_a_damaged_side_array_is_extracted_again_with_its_shard(plain, made):
 @pytest.fixture
 def replaced(cli, plain, scratch) -> tuple[Corpus, Path, list[str]]:
     """A cache whose utterances 0 and 5 were extracted anew each time their audio had changed, which was twice; its
-    shards, as they came.
-    """
+    shards, as they came."""
     corpus, cache, names = plain.copy(scratch / "corpus"), scratch / "cache", []
     for seed in (0, 50, 60):
         for row in (0, 5):

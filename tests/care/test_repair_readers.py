@@ -30,8 +30,7 @@ def overtaken(request, cache, plain, monkeypatch):
     """A damaged cache that is repaired just when somebody begins to read the damaged shard.
 
     After damage to the features, its items are in two other shards; after damage to the table, they are in one of the
-    same name.
-    """
+    same name."""
     shard = damage(cache, request.param)
     read, begun = Shard.__init__, []
 

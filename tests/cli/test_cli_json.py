@@ -41,8 +41,7 @@ def keys_of(document, known, prefix=""):
 @pytest.fixture(scope="module")
 def home(cli, plain, tmp_path_factory):
     """A cache with a failure and a tag, and one without; manifests of what is in it, of a file that is missing, of a
-    row that is new, and of some rows.
-    """
+    row that is new, and of some rows."""
     home = tmp_path_factory.mktemp("home")
     rows = [{"id": row["id"], "path": row["path"]} for row in plain.rows]
     plain.manifest([*rows, {"id": "gone", "path": "gone.wav"}], "with-gone.csv")

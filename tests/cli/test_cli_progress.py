@@ -18,8 +18,7 @@ from featcache.extraction.jobs import Progress
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_on_a_terminal_there_is_a_bar(cli, plain, scratch, columns):
     """Hours done, time left, failures, times real time fit in 80 columns, and the first words in 40; none of it is left
-    at the end.
-    """
+    at the end."""
     job = ("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Slow", seconds=0.05))
     code, shown = on_terminal(cli, columns, *job, "--threads", 1, "--shard-size", ONE_EACH)
     assert code == 0

@@ -17,8 +17,7 @@ def table(scratch):
 
 def test_a_key_is_the_configs_and_another_name_the_manifests(cli, plain, table, scratch):
     """Each config has the key; and a note, which is no part of the document, says how this version differs from the one
-    that is there.
-    """
+    that is there."""
     placed = "--set", f"data_root={plain.folder}"
     extract = "extract", table, "-o", scratch / "c", *placed, "-c", "fbank80", "-c", "mfcc13"
     assert cli(*extract).code == 0

@@ -63,8 +63,7 @@ def wait_for_end(pids: list[int]) -> None:
 
 def test_two_processes_make_what_one_makes(corpus, scratch):
     """Frames and rows, several versions at once, clips that fail; the summaries agree too. In Python, and so that a
-    call that names an engine is what the command does.
-    """
+    call that names an engine is what the command does."""
     # So slow that the first process cannot be done with all before the second is there.
     configs = ["fbank80", write_config(scratch, "Moments", module="row_extractors", piece=20, seconds=0.2)]
     options = {"threads": 2, "shard_megabytes": 0.05}

@@ -245,8 +245,7 @@ def tasks(count: int, hours: float = 0.0):
 @given(st.integers(0, 60), st.integers(1, 5), st.sets(st.integers(0, 59), max_size=4), st.data())
 def test_every_task_is_done_once_or_is_poison(count, workers, deadly, data):
     """Deaths that have another cause, and workers that are preempted, come at any time; a task that always kills is
-    poison, and costs no more than six workers.
-    """
+    poison, and costs no more than six workers."""
     chunks = Chunks(tasks(count), workers)
     done, poison, held = Counter(), Counter(), {}
     accidents = most_accidents = data.draw(st.integers(0, 5))

@@ -132,8 +132,7 @@ def test_a_terminal_that_is_closed_loses_nothing(plain, gated_config, gate, whol
 
 def test_a_second_interrupt_stops_at_once(cli, plain, gate, gated_config, scratch):
     """Nobody waits for an extractor that takes its time: this one never ends. At once too if both signals come before
-    anything was said, the second while the first is being handled.
-    """
+    anything was said, the second while the first is being handled."""
     for attempt in range(6):
         running = stand_at(gate, 0, cli, "extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c")
         running.send(signal.SIGINT)

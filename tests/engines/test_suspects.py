@@ -91,8 +91,7 @@ def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch)
 @pytest.mark.slow
 def test_clips_that_kill_their_process_cost_few_runs(cli, plain, scratch):
     """Three, each in a way that leaves no trace: the first costs two runs, the others one each. Asked for, they are
-    tried again, apart.
-    """
+    tried again, apart."""
     manifest, config = crashing(plain, "SIGKILL", "7", "SIGKILL"), write_config(scratch, "Crashing")
     job = ("extract", manifest, "-c", config, "-o", scratch / "c", "--threads", 1, "--shard-size", ONE_EACH)
     code, deaths = run_until_it_ends(cli, *job)
@@ -214,8 +213,7 @@ def test_what_ended_two_runs_though_it_was_apart_is_not_tried_again(cli, plain, 
 
 def test_marks_say_what_each_worker_works_on_and_go_with_the_run(version):
     """A long one is followed by a short one; ids may hold anything; an error takes the marks along, unless it is one
-    of memory.
-    """
+    of memory."""
     run = Run(version, {}).id
     folder = version.store.desk / run
     with InFlight([(version, run)], 2) as in_flight:

@@ -1,8 +1,7 @@
 """Rows that name other audio than what was extracted for their ids, and files that are others now.
 
 They are extracted again, or refused where they are many. If that fails, it stays visible until it succeeds, and nobody
-is given the older item as if it were this row's.
-"""
+is given the older item as if it were this row's."""
 
 import os
 import shutil
@@ -244,8 +243,7 @@ def test_whatever_is_edited_each_row_has_its_own_features_or_is_told(corpus, scr
     """Rows and files change at random, good and bad; each run looks at the files.
 
     After each run, a row is counted as present if and only if what is stored for it is what extracting it alone gives;
-    the dataset serves those rows, and no others; and all others are failures that stand.
-    """
+    the dataset serves those rows, and no others; and all others are failures that stand."""
     random = np.random.default_rng(seed)
     cache, truth = scratch / "c", {}
     good = {name: (corpus.folder / f"{name}.wav").read_bytes() for name in "abd"}

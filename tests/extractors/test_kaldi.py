@@ -160,8 +160,7 @@ def assert_as_close_as_they_are(
     they differ by on the same audio is the measure: featcache may be `max_factor` times that from either,
     and `rms_factor` times as far from the exact values as the worse of them. A wrong formula is off by orders
     of magnitude more. (An error's maximum over few frames is a matter of luck: over 250 random cases it was
-    up to 6 times theirs, their root mean square up to 2.1 times.)
-    """
+    up to 6 times theirs, their root mean square up to 2.1 times.)"""
     ours = by_featcache(waveform, sample_rate, params)
     theirs = by_torchaudio(waveform, sample_rate, params), by_native(waveform, sample_rate, params)
     truth = exact(waveform, sample_rate, params)

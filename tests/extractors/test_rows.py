@@ -159,8 +159,7 @@ def test_with_row_workers_these_compute_all_rows_and_decode_nothing(
 
 def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monkeypatch, tmp_path):
     """As on a GPU, where nearly all that is computed is to be wanted: the last batch of each length is filled up. What
-    is computed is told, though nothing is appended for long.
-    """
+    is computed is told, though nothing is appended for long."""
     soundfile.write(tmp_path / "a.wav", speech(20.0), 16000)
     lengths = np.random.default_rng(0).gamma(9, 0.03, 3000)
     rows = [f"{number},a.wav,{number % 60 / 4},{seconds:.3f}" for number, seconds in enumerate(lengths)]

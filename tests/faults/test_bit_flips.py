@@ -1,6 +1,5 @@
 """A bit flips in any file of a version: verify finds it, or nothing that anybody reads changes; repair, or the next
-extraction, brings back what was there.
-"""
+extraction, brings back what was there."""
 
 import os
 import random
@@ -133,8 +132,7 @@ SPOIL = {
 
 def assert_comes_back(cli, scenario, full, trials, file, spoil) -> None:
     """One trial: it is told, repair and extract restore every item, and leave nothing that verify would find but a tag,
-    which says only what was there once: one that was spoilt, or that repair says to be no longer whole.
-    """
+    which says only what was there once: one that was spoilt, or that repair says to be no longer whole."""
     cache = Path(shutil.copytree(full, trials / "cache"))
     kind = kind_of(cache, cache / file)
     spoil(cache / file)

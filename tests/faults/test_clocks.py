@@ -1,6 +1,5 @@
 """Clocks that are years ahead or behind, or jump: which item counts, and whether a version is whole, do not depend on
-them.
-"""
+them."""
 
 from dataclasses import replace
 

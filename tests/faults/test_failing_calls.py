@@ -1,6 +1,5 @@
 """Any call of the file system fails: one clear line and exit code 1, what was committed is good, and the same command
-finishes when the fault is gone. Faults that callers are to get over, such as short writes, are not noticed at all.
-"""
+finishes when the fault is gone. Faults that callers are to get over, such as short writes, are not noticed at all."""
 
 import errno
 import random
@@ -36,8 +35,7 @@ UNNOTICED = {
 
 def fail(cli, scenario, trials, fault, at, folder="") -> str:
     """One trial; returns the line on stderr, empty if the command did everything. Calls count in all of the cache, or
-    in a folder of its version.
-    """
+    in a folder of its version."""
     action, kinds, error, times = fault
     strike = Strike(at, action, kinds, error, times)
     where = f"{errno.errorcode.get(error, 'short')} at call {at} of {', '.join(kinds)}, {times} times {folder}"
@@ -59,8 +57,7 @@ def fail(cli, scenario, trials, fault, at, folder="") -> str:
 
 def count_calls(cli, scenario, trials, kinds, folder="", at_most=4096) -> int:
     """How many such calls the undisturbed command makes, in all of the cache, or in a folder of its version: the first
-    one that nothing would strike.
-    """
+    one that nothing would strike."""
     low, high = 0, at_most
     while low < high:  # a call that is struck kills
         at = (low + high) // 2

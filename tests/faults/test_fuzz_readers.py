@@ -1,7 +1,6 @@
 """Whatever the bytes, reading gives a value or an error of featcache: no other exception, crash, hang or gigabyte.
 
-`FEATCACHE_FUZZ_SECONDS=3600 pytest -m slow tests/faults/test_fuzz_readers.py` does it for an hour for each reader.
-"""
+`FEATCACHE_FUZZ_SECONDS=3600 pytest -m slow tests/faults/test_fuzz_readers.py` does it for an hour for each reader."""
 
 import json
 import os

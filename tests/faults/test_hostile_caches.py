@@ -28,8 +28,7 @@ def audio(tmp_path_factory) -> Corpus:
 @pytest.fixture(scope="module")
 def made(cli, audio, tmp_path_factory) -> dict[str, Path]:
     """By their configs: a cache of several shards, with a failure in its ledger and an index; and the same of quantised
-    features, which have side arrays.
-    """
+    features, which have side arrays."""
     caches = {config: tmp_path_factory.mktemp(config) / "cache" for config in ("fbank80", "fbank80-uint8")}
     for config, cache in caches.items():
         assert cli("extract", audio.manifest(), "-c", config, "-o", cache, "--shard-size", "0.01").code == 3

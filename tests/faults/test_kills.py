@@ -1,6 +1,5 @@
 """Killed at any call that changes a file, at any other, and at any moment: what is there is old or new, and a second
-run of the command ends as if nothing had happened.
-"""
+run of the command ends as if nothing had happened."""
 
 import random
 import signal

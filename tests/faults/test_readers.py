@@ -1,6 +1,5 @@
 """Readers, trainers and verify while repair takes shards away and extract adds some: they get what was written, or an
-error that says what to do. Local copies on a disk that fails: they get what was written.
-"""
+error that says what to do. Local copies on a disk that fails: they get what was written."""
 
 import errno
 import json

@@ -285,8 +285,7 @@ def test_every_file_that_is_not_what_was_written_is_noticed(sided):
 
 def test_a_flipped_bit_anywhere_in_a_shard_is_noticed(sided):
     """One bit of every byte of the shard's document and of its side arrays, and of every seventh byte else and of the
-    last ones: in data, metadata and checksums.
-    """
+    last ones: in data, metadata and checksums."""
     version, folder = sided
     for path in files_of(folder):
         size, name = path.stat().st_size, str(path.relative_to(folder))

@@ -1,6 +1,5 @@
 """Memory that is reused while a GPU may still work on it: pinned buffers, freed blocks, two batches at once; and what
-happens when there is too little of it.
-"""
+happens when there is too little of it."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,6 @@
 """CUDA's code paths on a simulated GPU, on which every access that nothing orders is found, however fast anything is.
 
-Each test also takes away what orders accesses, and sees that this is noticed.
-"""
+Each test also takes away what orders accesses, and sees that this is noticed."""
 
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor

@@ -61,8 +61,7 @@ KINDS = {
 def tone(seconds: float, rate: int = RATE, *, channels: int = 1, hertz: float = 440.0, seed: int | None = None):
     """A tone, float32 `[num_samples, channels]`; channel c is at (c + 1) * hertz.
 
-    With a seed it waxes and wanes, and has noise: such a signal compresses to frames of different sizes.
-    """
+    With a seed it waxes and wanes, and has noise: such a signal compresses to frames of different sizes."""
     at = np.arange(round(seconds * rate)) / rate
     samples = 0.4 * np.sin(2 * np.pi * hertz * np.outer(at, np.arange(1, channels + 1)))
     if seed is not None:

@@ -3,8 +3,7 @@
 What is forked is a real process in every other way: its own interpreter state, files, signals and limits, and it
 may be killed at any moment. Started by `processes.py` as `python cli_server.py SOCKET PARENT`, by the process of that
 pid; each connection asks for one process, is told its pid, and then how it ended. A server that has imported more, or
-has another environment, is itself such a process: `serve_beside`.
-"""
+has another environment, is itself such a process: `serve_beside`."""
 
 import ctypes
 import errno

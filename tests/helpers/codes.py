@@ -57,8 +57,7 @@ def assert_equal(extractor, waveforms, references, features=None):
     """Each waveform's codes are the reference's, but for rare ties; the share of those.
 
     Latents are looked at where codes differ: in a row of the waveform's own. A frame is tied once: the codebooks behind
-    the tie quantise another residual, and rightly give other codes.
-    """
+    the tie quantise another residual, and rightly give other codes."""
     features = extract(extractor, waveforms) if features is None else features
     total = tied = 0
     for waveform, reference, found in zip(waveforms, references, features, strict=True):

@@ -1,8 +1,7 @@
 """Runs every command, and what Python users do, on a cache that may be hostile: in this process, which is limited.
 
 Called by `cli(..., entry="every_command:run")`. A line of JSON on stdout tells of each: its name, its exit code, what
-it printed, and the traceback of an error that is none of featcache's own.
-"""
+it printed, and the traceback of an error that is none of featcache's own."""
 
 import json
 import os

@@ -63,8 +63,7 @@ def wait_for_word(descriptor, word=b"."):
 def wait_until(condition, seconds=MOST_SECONDS, tell=str):
     """Wait for what another process or thread does; also in folders that it renames meanwhile.
 
-    If it does not do so, what `tell` returns is said.
-    """
+    If it does not do so, what `tell` returns is said."""
     for _ in range(int(seconds / POLL_SECONDS)):  # not by the clock, which goes on while the machine does not
         with suppress(FileNotFoundError):
             if condition():

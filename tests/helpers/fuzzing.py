@@ -2,8 +2,7 @@
 
 `cli(READER, SECONDS, SEED, FOLDER, entry="fuzzing:run")`, or `python fuzzing.py` with these, runs one reader in a
 process whose memory is limited, and which native code may crash. Each input follows from the seed and its number, and
-lies in FOLDER while it is read. The last line on stdout is JSON: how many inputs there were, and what was wrong.
-"""
+lies in FOLDER while it is read. The last line on stdout is JSON: how many inputs there were, and what was wrong."""
 
 import gzip
 import json

@@ -69,8 +69,7 @@ def reseal(folder: Path, change: Change) -> None:
 
 def columns_of(group: Path) -> dict[str, np.ndarray]:
     """The columns of the table of a shard or an index, mapped to be written to; each has one value more than there are
-    items. What is written is sealed by `seal_files`, or `rename_shard`.
-    """
+    items. What is written is sealed by `seal_files`, or `rename_shard`."""
     columns = json.loads((group / "zarr.json").read_bytes())["attributes"]["featcache"]["columns"]
     size = (group / CHUNKS["items"]).stat().st_size // 8
     matrix = np.memmap(group / CHUNKS["items"], np.uint64, "r+", shape=(len(columns), size // len(columns)))

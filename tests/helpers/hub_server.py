@@ -1,7 +1,6 @@
 """A hub on loopback, which says over HTTP what huggingface_hub wants to hear, and has the faults that hubs have.
 
-Source: what huggingface_hub asks (`HfApi.model_info`, `hf_hub_download`), and what huggingface.co answers.
-"""
+Source: what huggingface_hub asks (`HfApi.model_info`, `hf_hub_download`), and what huggingface.co answers."""
 
 import hashlib
 import json

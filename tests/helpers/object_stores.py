@@ -3,14 +3,14 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 import uuid
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from http.client import HTTPConnection
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
@@ -66,7 +66,6 @@ class Proxy:
 
     def __init__(self, port):
         self.port = port
-        self.conditional = threading.Lock()
         self.environment = _ENVIRONMENT
         self.reset()
 
@@ -82,6 +81,11 @@ class Proxy:
         self.seconds, self.paths = 0.0, []
         self.fault = lambda method, path: None
 
+    def break_every(self, step):
+        """Break the first of so many requests, each in another way."""
+        numbers, faults = count(), cycle(["before", "503", "cut", "after"])
+        self.fault = lambda method, path: None if next(numbers) % step else next(faults)
+
     def sent_of(self, ending):
         """The bytes that were sent of files whose names have this ending."""
         return sum(count for path, count in self.sent_by_path.items() if path.endswith(ending))
@@ -96,12 +100,9 @@ class Proxy:
             request.close_connection = True
             return
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        # moto looks whether there is an object, and then writes it: one request at a time, as in a store.
-        is_conditional = "If-None-Match" in request.headers or "If-Match" in request.headers
-        with self.conditional if is_conditional else nullcontext():
-            connection.request(request.command, request.path, body, dict(request.headers.items()))
-            answer = connection.getresponse()
-            data = answer.read()
+        connection.request(request.command, request.path, body, dict(request.headers.items()))
+        answer = connection.getresponse()
+        data = answer.read()
         connection.close()
         if fault == "after":
             request.close_connection = True
@@ -143,10 +144,12 @@ def s3(s3_of_module, monkeypatch):
 
 
 def _lead(patch, s3):
-    """Have this process find the server, with clients that it has not used before."""
+    """Have this process find the server, with clients that it has not used before, and that do not wait long."""
     for name, value in s3.environment.items():
         patch.setenv(name, value)
     patch.setattr(clients, "_clients", OrderedDict())
+    patch.setattr(clients, "_FIRST_PAUSE", 0.001)
+    patch.setattr(clients, "_PAUSES", (0.001,) * 4)
 
 
 def any_store():

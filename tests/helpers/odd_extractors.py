@@ -116,8 +116,7 @@ class HalvesParams(ModelParams):
 class Halves(CodecExtractor[HalvesParams]):
     """Whether the mean of 10 ms is above 0.25: a tie where it is just that, decided by the shape of the batch.
 
-    A batch of several rows rounds up, by a millionth.
-    """
+    A batch of several rows rounds up, by a millionth."""
 
     Params = HalvesParams
     revision = 1

@@ -190,8 +190,7 @@ def commands(**options: Any) -> Iterator[Cli]:
 def on_terminal(cli: Cli, columns: int, *command: object, **options: Any) -> tuple[int, str]:
     """How a `featcache` command ends, and what it writes on a terminal of that width; 0 is one that knows no size.
 
-    The options are those of `Cli.start`.
-    """
+    The options are those of `Cli.start`."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24 if columns else 0, columns))
     running = cli.start(*command, stderr=Path(os.ttyname(theirs)), **options)
@@ -207,8 +206,7 @@ def on_terminal(cli: Cli, columns: int, *command: object, **options: Any) -> tup
 def run_script(cli: Cli, code: str, *arguments: object, **options: Any) -> str:
     """Run a script in a process of its own, in which featcache has been imported; returns what it prints.
 
-    It may use torch's workers. The options are those of `start_script`.
-    """
+    It may use torch's workers. The options are those of `start_script`."""
     done = start_script(cli, code, *arguments, **options).wait()
     assert done.code == 0, done.err
     return done.out
@@ -217,8 +215,7 @@ def run_script(cli: Cli, code: str, *arguments: object, **options: Any) -> str:
 def start_script(cli: Cli, code: str, *arguments: object, ignore: Sequence[str] = (), **options: Any) -> Running:
     """Start such a script; warnings, but for those whose messages begin with one of `ignore`, are errors in it.
 
-    The other options are those of `Cli.start`.
-    """
+    The other options are those of `Cli.start`."""
     path = Path(tempfile.mkdtemp(dir=cli.folder)) / "script.py"
     path.write_text(textwrap.dedent(code), encoding="utf-8")
     return cli.start(path, json.dumps(list(ignore)), *arguments, entry="cli_server:run_script", **options)
@@ -227,8 +224,7 @@ def start_script(cli: Cli, code: str, *arguments: object, ignore: Sequence[str] 
 def run_python(code: str, *arguments: object) -> str:
     """Run a script in a new interpreter with warnings as errors; returns what it prints.
 
-    Where nothing is about what is imported, or about memory, `run_script` is a hundred times as fast.
-    """
+    Where nothing is about what is imported, or about memory, `run_script` is a hundred times as fast."""
     done = python("-W", "error", "-c", textwrap.dedent(code), *arguments)
     assert done.code == 0, done.err
     return done.out

@@ -1,8 +1,7 @@
 """What featcache promises of a cache in which something went wrong, held against a cache on disk.
 
 A `Scenario` is a command that changes a cache. Whatever happens to the command, `assert_old_or_new` must hold at once,
-and `assert_finishes` when the command is run again with nothing in its way.
-"""
+and `assert_finishes` when the command is run again with nothing in its way."""
 
 import os
 import shutil
@@ -157,8 +156,7 @@ def _assert_opens(scenario: Scenario, cache: Path, there: Features, standing: se
 
 def assert_finishes(cli: Cli, scenario: Scenario, cache: Path, where: object = "", *, leftovers: bool = False) -> None:
     """The command once more does the rest: the cache is as if nothing had happened, and nothing is left over, unless
-    `leftovers` says that something may be.
-    """
+    `leftovers` says that something may be."""
     _age_hidden(cache)
     for command in scenario.finish or (scenario.command,):
         finished = cli.start(*scenario.arguments(cache, command)).wait(TRIAL_SECONDS)

@@ -65,8 +65,7 @@ class Strike:
 
 def spread_kills(calls: Counter[str], count: int) -> Iterator[Strike]:
     """Kills spread over a command of so many calls of each kind: two before a call, and every third in the middle of a
-    write.
-    """
+    write."""
     chance = random.Random(calls.total())
     for number in range(count):
         kinds = CHANGES if number % 3 else ("write",)

@@ -7,8 +7,7 @@ Memory that is given back while a stream may still use it is a fault, too, unles
 wait is found however fast anything is. The host's threads are one line: what one has waited for is over for all.
 
 Operations are seen by a mode of torch functions, which is per thread: a thread is watched while it works on a stream
-(`torch.cuda.stream`), and the thread of the test always.
-"""
+(`torch.cuda.stream`), and the thread of the test always."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ folder.
 
 Codebooks are filled with what their own inputs look like on `speech_like` audio: as transformers initialises most of
 them, they are zero, so every code would be 0 and every comparison of codes would pass. The encoder's biases are zeroed
-for the same reason: they would outweigh the signal.
-"""
+for the same reason: they would outweigh the signal."""
 
 import json
 import warnings

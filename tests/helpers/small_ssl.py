@@ -2,8 +2,7 @@
 
 They have the convolutions' strides and kernels of the real ones, so frames are counted as there, and as there channels
 are multiples of 32 (see `wav2vec2._VECTOR`). Biases and norms, which start as 0 and 1, are drawn too: otherwise much of
-what could be wrong would not show.
-"""
+what could be wrong would not show."""
 
 from dataclasses import replace
 from pathlib import Path

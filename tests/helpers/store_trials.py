@@ -1,7 +1,6 @@
 """Trials of a store in a folder, in a process with the shim: `python store_trials.py FOLDER TRIAL` forks a process for
 each call that changes something, strikes it there, and looks at what is left. It fails if a promise is broken, and
-writes how many trials there were.
-"""
+writes how many trials there were."""
 
 import errno
 import os

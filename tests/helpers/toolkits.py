@@ -23,8 +23,7 @@ class Made:
     manifest: Path
     """A manifest with the columns `path`, `start`, `duration`, `channel`, `text`, `speaker`, `digit`, `score`.
 
-    Some cells of `start` and `duration` are empty.
-    """
+    Some cells of `start` and `duration` are empty."""
     rows: dict[str, dict[str, str | float | None]]
     """The manifest's rows by id."""
 

@@ -1,8 +1,7 @@
 """Disks that fail while a cache is read: files truncated where they are, and sectors that cannot be read.
 
 What could end in a signal runs in a process of its own, which the kernel would end by SIGBUS if what it reads were
-mapped.
-"""
+mapped."""
 
 import os
 import shutil

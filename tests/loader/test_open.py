@@ -1,7 +1,6 @@
 """Which version `featcache.open` opens: by name, by folder, by config; and what that needs.
 
-What is said of names and folders that name none, or several, is in tests/version/test_versions.py.
-"""
+What is said of names and folders that name none, or several, is in tests/version/test_versions.py."""
 
 from dataclasses import dataclass
 

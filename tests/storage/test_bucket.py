@@ -58,10 +58,8 @@ def test_a_shard_takes_few_requests(s3, store):
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "503", "cut"])
-def test_a_request_that_fails_once_is_made_again(s3, store, monkeypatch, fault):
+def test_a_request_that_fails_once_is_made_again(s3, store, fault):
     """Whichever it is; also where it was done, and only its answer lost."""
-    monkeypatch.setattr(clients, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(clients, "_PAUSES", (0.001,) * 4)
     seen = set()
 
     def fail_first(method, path):

@@ -65,8 +65,7 @@ def test_what_is_no_cache_is_said_to_be_none(scratch):
 
 def test_a_path_may_name_a_version_by_its_config(scratch):
     """Where the cache holds one of that name, else it says which there are; its metadata may be damaged. A folder of
-    that name comes first.
-    """
+    that name comes first."""
     made = create(scratch)
     with pytest.raises(StoreError, match=f"mien: there is no such cache folder; {scratch} holds {made.path.name}$"):
         version_folders(scratch / "mien")

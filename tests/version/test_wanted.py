@@ -59,8 +59,7 @@ def plan(version: Version, manifest: str, rows: Rows, again=()) -> Wanted:
 
 def run(version: Version, manifest: str, rows: Rows, failing=(), stop: int | None = None) -> str | None:
     """A run over a manifest, which extracts what is missing, but for what fails, and ends after so many rows. Returns
-    the name of its shard, if it makes one.
-    """
+    the name of its shard, if it makes one."""
     wanted = plan(version, manifest, rows)
     numbers = find_missing([wanted], open_index(version), read_failures(version)).missing.get(manifest, ())
     ids, generations = list(rows), wanted.rows[2].tolist()

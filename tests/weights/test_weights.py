@@ -143,8 +143,7 @@ def test_copies_have_one_digest(saved, tmp_path):
 
 def test_whatever_decides_values_changes_the_digest(hubert):
     """One bit of one tensor, its name, its shape, its dtype; a key of config.json or of preprocessor_config.json;
-    code that comes with a model.
-    """
+    code that comes with a model."""
 
     def one_bit(tensors):
         tensors["encoder.layer_norm.bias"].view(torch.int32)[3] ^= 1

@@ -3,8 +3,7 @@ and folders that `save_to_disk` has written.
 
 The path of a row with audio inside is its place in the table, as in `train-00000.parquet/audio/123` (see
 `manifest.audio_locations`), or where there are no bytes, the path that the table has in their place, as `to_parquet` of
-files writes it.
-"""
+files writes it."""
 
 from __future__ import annotations
 

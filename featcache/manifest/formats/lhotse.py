@@ -2,8 +2,7 @@
 
 Shar is a folder of cuts, `cuts.000000.jsonl.gz`, each beside a tar with their audio, `recording.000000.tar`: of each
 cut in a member called by its id, with a suffix that is the same for all, and a JSON file that says nothing else than
-the cut. See https://github.com/lhotse-speech/lhotse/tree/master/lhotse/shar.
-"""
+the cut. See https://github.com/lhotse-speech/lhotse/tree/master/lhotse/shar."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Tables with a header or keys: CSV, TSV, JSON lines, Parquet, Arrow. Every fault is counted.
 
 Parquet and Arrow are read by pyarrow, the reference implementation, which pandas, datasets and Spark use too: a few
-thousand rows at a time, and only the columns that are wanted.
-"""
+thousand rows at a time, and only the columns that are wanted."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ NeMo's are JSON lines with `audio_filepath`, of files, or of members of tars. It
 `tarred_audio_manifest.json` and above `sharded_manifests/manifest_3.json`. Of a file with several rows, there is one
 member, `a.wav`, and the rows name `a.wav`, `a-sub1.wav`, `a-sub2.wav` and so on.
 
-SpeechBrain's are CSV with `$name` in its paths, and JSON that has an object for each id, with `{name}`.
-"""
+SpeechBrain's are CSV with `$name` in its paths, and JSON that has an object for each id, with `{name}`."""
 
 from __future__ import annotations
 
