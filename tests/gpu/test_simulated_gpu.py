@@ -2,9 +2,11 @@
 
 Each test also takes away what orders accesses, and sees that this is noticed."""
 
+import os
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from threading import current_thread
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -56,6 +58,15 @@ def test_cuda_is_the_gpu_that_the_thread_has_chosen(gpu):
         assert Device("cuda").torch_device == torch.device("cuda", 1)
         patch.setattr(torch.cuda, "is_initialized", lambda: False)
         assert Device("cuda").torch_device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("given", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
+def test_its_memory_grows_in_segments_unless_the_user_says_otherwise(gpu, monkeypatch, given):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with patch.dict(os.environ, {given: "backend:native"} if given else {}):
+        Device("cuda").configure_torch()
+        said = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    assert said == {"PYTORCH_ALLOC_CONF": None, None: "expandable_segments:True"}.get(given, "backend:native")
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["float16", "uint8"])
