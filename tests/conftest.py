@@ -148,7 +148,6 @@ def scratch():
 
 @pytest.fixture
 def version(scratch: Path) -> Version:
-    """An empty version."""
     return create_version(scratch)
 
 

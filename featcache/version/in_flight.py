@@ -171,10 +171,12 @@ def _made(folder: Path) -> Lock:
 
 def _is_running(run: Path) -> bool:
     """Whether a run still holds its folder; without locks, whether it has only made it."""
-    try:
-        return bool(is_held(run))
-    except OSError:
-        return next(run.iterdir(), None) is None
+    with suppress(FileNotFoundError):  # it has ended by itself meanwhile, and left nothing
+        try:
+            return bool(is_held(run))
+        except OSError:
+            return next(run.iterdir(), None) is None
+    return True
 
 
 class _Mark(msgspec.Struct):
@@ -184,11 +186,12 @@ class _Mark(msgspec.Struct):
 
 def _marks(run: Path) -> Iterator[tuple[list[str], bool]]:
     """The ids of the utterances of each mark, and whether they were extracted apart."""
-    for path in sorted(run.glob(f"{_MARK}*")):
-        with suppress(OSError, ValueError, StoreError):  # it is cleared, or not as we write it
-            line = open_store(run).read(path.name, _AT_MOST_BYTES).partition(b"\n")[0]
-            mark = msgspec.json.decode(line, type=_Mark)
-            yield mark.ids, mark.apart
+    with suppress(FileNotFoundError):  # another run has removed them meanwhile
+        for path in sorted(run.glob(f"{_MARK}*")):
+            with suppress(OSError, ValueError, StoreError):  # it is cleared, or not as we write it
+                line = open_store(run).read(path.name, _AT_MOST_BYTES).partition(b"\n")[0]
+                mark = msgspec.json.decode(line, type=_Mark)
+                yield mark.ids, mark.apart
 
 
 def _was_fatal(run: Path) -> bool:

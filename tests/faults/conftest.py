@@ -155,7 +155,6 @@ def indexing(faulty, kept, from_nothing) -> Scenario:
 
 @pytest.fixture(params=["from_nothing", "extraction_of_more", "repair", "pruning", "indexing"])
 def scenario(request) -> Scenario:
-    """Each of the scenarios."""
     return request.getfixturevalue(request.param)
 
 

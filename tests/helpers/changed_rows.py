@@ -25,7 +25,6 @@ def make_corpus(folder: Path) -> Corpus:
 
 
 def with_row(corpus: Corpus, id_: str, name: str = "changed.csv", **columns):
-    """The manifest with one row changed."""
     rows = [{**row, **columns} if row["id"] == id_ else row for row in corpus.rows]
     return corpus.manifest(rows, name)
 

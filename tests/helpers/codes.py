@@ -31,7 +31,6 @@ class Reference:
 
 
 def digits(count, rate):
-    """Spoken digits at a rate."""
     return [
         torchaudio.functional.resample(torch.from_numpy(waveform), original, rate)
         for waveform, original in real_speech.digits(count)

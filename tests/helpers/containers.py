@@ -12,7 +12,6 @@ from corpora import Corpus
 
 
 def write_tar(path: Path, members: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
-    """A tar of files."""
     with tarfile.open(path, "w", format=form) as tar:
         for name, data in members.items():
             add(tar, name, data)

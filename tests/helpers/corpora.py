@@ -21,7 +21,6 @@ class Corpus:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, id_: str, path: str | Path, **columns: Any) -> None:
-        """Add a row."""
         self.rows.append({"id": id_, "path": str(path), **columns})
 
     def manifest(self, rows: list[dict[str, Any]] | None = None, name: str = "manifest.csv") -> Path:

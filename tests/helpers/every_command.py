@@ -25,7 +25,6 @@ SECONDS = 60
 
 
 def run(cache: str, manifest: str) -> None:
-    """Run everything."""
     from featcache.cli import main
     from featcache.errors import FeatcacheError, FeatcacheWarning
 

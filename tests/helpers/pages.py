@@ -90,8 +90,6 @@ def text_of(name: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A code block."""
-
     page: str
     """The page, by its path in the repository."""
     line: int

@@ -85,7 +85,6 @@ class SimulatedGpu:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch this thread."""
         self._own.is_watched = True
         try:
             with _Watch(self):

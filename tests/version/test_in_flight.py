@@ -8,7 +8,7 @@ from small_shards import create
 from featcache.errors import StoreError
 from featcache.storage.files import Lock
 from featcache.strings import Strings
-from featcache.version.in_flight import InFlight, find_suspects, forget_suspects
+from featcache.version.in_flight import InFlight, Suspects, find_suspects, forget_suspects, remove_marks
 from featcache.version.ledger import Failure
 
 NAMES = ["20260101T000000.000000Z-0001", "20260102T000000.000000Z-0002"]
@@ -59,6 +59,18 @@ def test_a_run_that_lives_is_left_alone(version, scratch):
         for one, run in ((version, NAMES[0]), (other, NAMES[1])):
             forget_suspects(one, Strings.of([]).hashes())
             assert (one.store.desk / run / "in_flight.1").read_bytes().startswith(b'{"ids": ["a"]')
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOSYS])
+def test_a_run_that_ends_while_somebody_looks_is_no_error(version, monkeypatch, number):
+    die(version, NAMES[0], ["a"], crash="Segmentation fault")
+
+    def gone(run):
+        remove_marks(run)
+        raise OSError(number, "")
+
+    monkeypatch.setattr("featcache.version.in_flight.is_held", gone)
+    assert find_suspects(version, {}) == Suspects()
 
 
 @pytest.mark.parametrize("made", [0, 1])

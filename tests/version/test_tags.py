@@ -25,7 +25,6 @@ from featcache.version.version import Version
 
 @pytest.fixture(params=["folder", "memory"])
 def place(request, tmp_path):
-    """A place for a cache."""
     if request.param == "folder":
         return tmp_path / "features"
     pytest.importorskip("obstore")
