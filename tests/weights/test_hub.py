@@ -40,7 +40,6 @@ def hub(repository):
 
 @pytest.fixture
 def home(scratch):
-    """An empty HF_HOME."""
     return scratch / "home"
 
 
