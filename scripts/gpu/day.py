@@ -84,6 +84,12 @@ def noise(asked: argparse.Namespace) -> list[str]:
     return story(asked, "train_xvector", ["--limit", "60", "--epochs", "2"] if asked.small else ["--epochs", "3"])
 
 
+def cores(asked: argparse.Namespace) -> list[str]:
+    size = ["--hours", "0.1", "--rounds", "1"] if asked.small else ["--hours", "6", "--rounds", "2"]
+    command = [sys.executable, "scripts/bench/extract.py", "--no-peers", "--folder", str(asked.work)]
+    return [*command, "--threads", str(min(8, len(os.sched_getaffinity(0)))), *size]
+
+
 def story(asked: argparse.Namespace, name: str, options: list[str]) -> list[str]:
     return [sys.executable, f"scripts/stories/{name}.py", "--device", asked.device, *options]
 
@@ -97,6 +103,9 @@ STEPS = {
     "loading": Step("whether the loader keeps a GPU busy", 1.5, script("loading")),
     "tokens": Step("what training gains from codes that are there", 1.5, tokens, False),
     "noise": Step("what noise costs that is drawn on the CPU", 1, noise, False),
+    "cores": Step(
+        "what threads on the CPU, which has many cores here, lose to the interpreter's lock", 1, cores, False
+    ),
     "sanitizer": Step("whether any kernel leaves its memory", 1.5, sanitizer, False),
 }
 
