@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,8 @@ _ALIGNED = 16
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Parameters of `mallopt(3)`."""
 
+_VIRTUAL_MEMORY = 102
+"""`CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED` of `cuda.h`."""
 
 _SYSTEM = Path("/sys")
 
@@ -171,7 +173,7 @@ class Device:
             torch.backends.cudnn.deterministic = True
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             # Otherwise torch keeps freed memory for each shape by itself: 32 GiB for EnCodec, and not 14.
-            if "PYTORCH_ALLOC_CONF" not in os.environ and torch.version.cuda:
+            if "PYTORCH_ALLOC_CONF" not in os.environ and _has_virtual_memory():
                 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         else:
             keep_freed_memory()
@@ -285,6 +287,17 @@ def _has_gpu_driver() -> bool:
     except OSError:
         return Path("/dev/kfd").exists() or Path("/dev/dxg").exists()  # the latter in Windows' Linux
     return True
+
+
+def _has_virtual_memory() -> bool:
+    """Whether NVIDIA's driver maps a GPU's memory piece by piece: that of some virtual GPUs does not, and in Windows'
+    Linux, some fail at it (https://github.com/pytorch/pytorch/issues/192330)."""
+    found = ctypes.c_int(0)
+    with suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuInit(0)
+        driver.cuDeviceGetAttribute(ctypes.byref(found), _VIRTUAL_MEMORY, 0)
+    return bool(found.value) and not Path("/dev/dxg").exists()
 
 
 def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:

@@ -61,12 +61,13 @@ def test_cuda_is_the_gpu_that_the_thread_has_chosen(gpu):
 
 
 @pytest.mark.parametrize("given", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
-def test_its_memory_grows_in_segments_unless_the_user_says_otherwise(gpu, monkeypatch, given):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with patch.dict(os.environ, {given: "backend:native"} if given else {}):
+@pytest.mark.parametrize("can", [True, False])
+def test_its_memory_grows_in_segments_if_it_can_unless_the_user_says_otherwise(gpu, monkeypatch, given, can):
+    monkeypatch.setattr("featcache.device._has_virtual_memory", lambda: can)
+    with patch.dict(os.environ, {given: "it"} if given else {}):
         Device("cuda").configure_torch()
         said = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
-    assert said == {"PYTORCH_ALLOC_CONF": None, None: "expandable_segments:True"}.get(given, "backend:native")
+    assert said == {"PYTORCH_CUDA_ALLOC_CONF": "it", None: "expandable_segments:True" if can else None}.get(given)
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["float16", "uint8"])

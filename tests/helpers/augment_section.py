@@ -33,7 +33,6 @@ def write_config_of(path: Path, augment: dict[str, Any], **sections: Any) -> Pat
 
 
 def extract(manifest: Path, config: Config, cache: Path, *, threads: int = 2, **options: Any) -> Summary:
-    """Extract in this process."""
     return featcache.extract(manifest, config, cache, featcache.Options("cpu", threads, **options))
 
 
