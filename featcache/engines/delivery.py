@@ -176,32 +176,26 @@ class Delivery:
             finally:
                 self._telling.release()
 
-    @property
-    def can_append(self) -> bool:
-        """Whether the next batch is complete, and nobody appends it; the caller holds `state`."""
-        return not self._is_appending and self.appended in self._complete
+    def take(self) -> Batch | None:
+        """The next batch, if it is complete and none is being appended; the caller holds `state`, and then appends it.
+        After one that could not be written, there is none."""
+        if self._is_appending or self.appended not in self._complete:
+            return None
+        self._is_appending = True
+        batch = self._complete.pop(self.appended)
+        self._progress.waiting_seconds -= batch.waiting_seconds
+        return batch
 
-    def append(self) -> None:
-        """Append the next batches in order, as far as they are complete; nothing if another thread is doing so. Raises
-        StoreError if the cache cannot be written. A batch is half written then, and nothing is appended after it."""
-        while (batch := self._take()) is not None:
-            started = perf_counter()
-            self._write(batch)
-            with self._state:
-                self._is_appending = False
-                self.appended += 1
-                self.appended_seconds += batch.seconds
-                self._progress.stages["write"] += perf_counter() - started
-                self._state.notify_all()
-
-    def _take(self) -> Batch | None:
+    def append(self, batch: Batch) -> None:
+        """Append a batch that was taken. Raises StoreError if the cache cannot be written: it is half written then."""
+        started = perf_counter()
+        self._write(batch)
         with self._state:
-            if not self.can_append:
-                return None
-            self._is_appending = True
-            batch = self._complete.pop(self.appended)
-            self._progress.waiting_seconds -= batch.waiting_seconds
-            return batch
+            self._is_appending = False
+            self.appended += 1
+            self.appended_seconds += batch.seconds
+            self._progress.stages["write"] += perf_counter() - started
+            self._state.notify_all()
 
     def _write(self, batch: Batch) -> None:
         shard = batch.shard

@@ -1,10 +1,10 @@
 """Runs shard tasks in this process, by a few worker threads.
 
-Each worker takes the most urgent work: complete batches, to append them to their shards in order (`delivery.py`), so
-that there is no writer thread; otherwise rows that fill a batch, to compute them; otherwise a batch of utterances, to
-decode it and, unless it becomes rows, extract it; otherwise, if no more utterances may be taken, rows that do not fill
-a batch. On a GPU, some workers do rows only, and the others everything else. One thread beyond the budget waits for the
-disk, flushing finished shards while the workers go on.
+Each worker takes the most urgent work: the next batch in order, if it is complete, to append it to its shard
+(`delivery.py`), so that there is no writer thread; otherwise rows that fill a batch, to compute them; otherwise a batch
+of utterances, to decode it and, unless it becomes rows, extract it; otherwise, if no more utterances may be taken, rows
+that do not fill a batch. On a GPU, some workers do rows only, and the others everything else. One thread beyond the
+budget waits for the disk, flushing finished shards while the workers go on.
 
 When the run is stopped, no more utterances are taken, and those that were are finished. Then the shards that have begun
 are committed with what is in them."""
@@ -180,7 +180,7 @@ class _Workers:
             self._state.notify_all()
 
     def _next(self, only_rows: bool) -> _Work | None:
-        """The most urgent work; waits while there is none. None once there will be none.
+        """The most urgent work; waits while there is none. None once there will be none, or something has failed.
 
         With row workers, these get rows only, and the others everything else."""
         started = perf_counter()
@@ -189,8 +189,8 @@ class _Workers:
             try:
                 while self._error is None:
                     self._is_exhausted = self._is_exhausted or self._stop.is_set()
-                    if may_take and self._delivery.can_append:
-                        return self._append
+                    if may_take and (batch := self._delivery.take()) is not None:
+                        return partial(self._append, batch)
                     if may_compute and (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
@@ -232,8 +232,8 @@ class _Workers:
             return None if self._decoding else self._queue.take_oldest()
         return self._queue.take_oldest(self._delivery.appended) if self._is_far_ahead else None
 
-    def _append(self, worker: int, times: WorkerTimes) -> None:
-        self._delivery.append()
+    def _append(self, batch: Batch, worker: int, times: WorkerTimes) -> None:
+        self._delivery.append(batch)
 
     def _take(self, worker: int, times: WorkerTimes) -> None:
         """Take a batch, decode it, extract what does not become rows, and put the rows into the queue."""
