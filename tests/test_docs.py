@@ -8,6 +8,7 @@ import shutil
 import click
 import numpy as np
 import pytest
+import soundfile
 from damage import flip
 from make_cache import add_shard, make_features, make_version
 from pages import ROOT, blocks_of, text_of
@@ -95,6 +96,15 @@ def test_the_readme_names_the_files_of_a_cache(clone):
     assert version.name in text_of("README.md"), "the fingerprint of fbank80, in the output shown"
     for entry in version.glob("*/"):
         assert entry.name in text_of("README.md")
+
+
+def test_examples_are_small_and_are_what_their_names_say():
+    files = sorted((ROOT / "examples" / "speech").iterdir())
+    assert sum(path.stat().st_size for path in files) < 500_000
+    for path in files:
+        found = soundfile.info(path)
+        assert found.samplerate == (22050 if "22k" in path.name else 16000)
+        assert found.channels == (2 if path.stem == "both" else 1)
 
 
 # The format page
@@ -214,3 +224,8 @@ def test_links_resolve_and_no_machine_is_named(page):
         linked = (page.parent / name).resolve() if name else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), target
+
+
+def test_ci_can_be_run():
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+    assert ".ci/run" in text_of("README.md")

@@ -1,5 +1,6 @@
 """Every code block of the documentation runs, page after page, in one folder, as for a reader with a clone."""
 
+import os
 import shutil
 
 import hub_server
@@ -68,3 +69,17 @@ def test_what_is_not_run_or_made_small_is_on_the_pages():
     shown = "".join(block.text for page in pages_in_order() for block in blocks_of(page, "sh"))
     assert [command for command in (*INSTALLS, *SMALL) if command not in shown] == []
     assert {*PACKAGES} <= {*pages_in_order()}
+
+
+def test_what_the_pages_compute(reader):
+    augment, masks, stats = (reader.read(f"docs/{name}.md") for name in ("augment", "masks", "stats"))
+    assert augment["features"].isfinite().all()
+    assert augment["loss"].isfinite()
+    assert masks["attended"].isfinite().all()
+    assert masks["chunks"].shape == (120, 120)
+    assert masks["draw"](0, 17, 120) == masks["draw"](0, 17, 120)
+    assert stats["normalised"].isfinite().all()
+    loader = reader.read("docs/loader.md")
+    assert loader["batch"]["features"].shape[0] == len(loader["batch"]["speaker"])
+    assert loader["sampler"].epoch == 9
+    assert os.path.exists(reader.folder / "fbank40.yaml")
