@@ -211,7 +211,9 @@ def _report(
             is_record = isinstance(finding, DamagedRecord)
             if is_record or len(sound) == len(checked):  # of what is missing, the damaged shards may have some
                 problems.append(Problem("record" if is_record else "unfinished", f"{version.path}: {finding}"))
-        problems += [Problem("tag", what) for _, what in check_tags(version, [shard.name for shard in sound])]
+        damaged_names = {name for name, one in checked.items() if one.problems}
+        others = [name for name in version.store.names("shards") if name not in damaged_names]
+        problems += [Problem("tag", what) for _, what in check_tags(version, others)]
         failures = standing_failures(version, index)
         failed = len(failures)
         if manifest is not None:
