@@ -34,8 +34,9 @@ def to_waveform(
     `[num_samples]`, contiguous, which may share their memory. `channel` is the utterance's own, from 0; None for the
     policy's.
 
-    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr resamples it to floor(num_samples *
-    rate / source_rate + 0.5) samples, and gives the same bits in any thread.
+    A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr resamples it to num_samples *
+    rate / source_rate samples, rounded to the nearest number (half a sample up or down, always the same way), and gives
+    the same bits in any thread.
 
     Another speed, a number of at most six digits, takes no further step: the recording is resampled as if its rate were
     source_rate * speed Hz. So it lasts 1 / speed as long, and pitch and formants change with it, as with sox's `speed`
