@@ -120,9 +120,9 @@ class Extracted:
     """For each side array, the entries of all items one after the other, and how many each item has."""
     seconds: float
     """Seconds of worker threads that computing the features took."""
-    resampled: Mapping[str, int]
-    """The sample rate, in Hz, of each file that has another than the config; by the utterance's id, without the suffix
-    of a copy."""
+    remarks: Mapping[str, tuple[int, str]]
+    """Of each utterance whose file has another sample rate than the config, or that is silent: that rate in Hz, and why
+    it is silent, else empty; by the utterance's id, without the suffix of a copy."""
     traceback: str
     """That of the last exception by which the extractor failed an utterance; empty if it failed none."""
 
@@ -138,7 +138,7 @@ class BatchPart:
     def __init__(self, spec: FeatureSpec, root: AudioLocation) -> None:
         self.spec = spec
         self.items: list[Item] = []
-        self.resampled: dict[str, int] = {}
+        self.remarks: dict[str, tuple[int, str]] = {}
         """As `Extracted` has it."""
         self._root = root
         self._failures: list[Failure] = []
@@ -166,7 +166,7 @@ class BatchPart:
             failures=self._failures,
             side=clips.side,
             seconds=seconds,
-            resampled=self.resampled,
+            remarks=self.remarks,
             traceback=self._traceback,
         )
 

@@ -137,10 +137,9 @@ class AudioExtractor:
             clips.append(clip)
             id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
             assert decoded.samples is not None
-            if why := why_silent(decoded.samples, clip):
-                config.silent[id_] = why
-            if item.sample_rate != config.sample_rate:
-                part.resampled[id_] = item.sample_rate
+            silent = why_silent(decoded.samples, clip)
+            if silent or item.sample_rate != config.sample_rate:
+                part.remarks[id_] = item.sample_rate, silent
         if config.row_extractor is not None:
             pending = PendingRows(config.row_extractor, part, clips)
             if at_once:

@@ -192,8 +192,8 @@ class VersionJob:
     builds_index: bool = True
     """Whether the run builds the index when it has ended well. The jobs of an array leave that to `featcache index`."""
     counts: VersionCounts = field(default_factory=VersionCounts)
-    _last_resampled: str = ""
-    """The last utterance that was counted as resampled; copies of it may follow."""
+    _last_remark: str = ""
+    """The last utterance that was counted as resampled or silent; copies of it may follow."""
     fault: str = ""
     """That the extractor raises exceptions again and again; empty if it does not."""
     traceback: str = ""
@@ -204,20 +204,18 @@ class VersionJob:
 
     def count(self, extracted: Extracted) -> VersionCounts:
         """Count what the version gets from a part of a batch; parts come in order. Returns the counts of the part."""
-        resampled = {id_: rate for id_, rate in extracted.resampled.items() if id_ != self._last_resampled}
-        if resampled:
-            self._last_resampled = [*resampled][-1]
-        upsampled = sum(rate < self.built.sample_rate for rate in resampled.values())
-        silent = [self.built.silent.popitem() for _ in range(len(self.built.silent))]
+        remarks = {id_: remark for id_, remark in extracted.remarks.items() if id_ != self._last_remark}
+        self._last_remark = next(reversed(remarks), self._last_remark)
+        silent = [f"{id_}: {why}" for id_, (_, why) in remarks.items() if why]
         counts = VersionCounts(
             extracted=len(extracted.items),
             failed=len(extracted.failures),
             num_bytes=extracted.features.nbytes + sum(entries.nbytes for entries, _ in extracted.side.values()),
             seconds=extracted.seconds,
-            upsampled=upsampled,
-            downsampled=len(resampled) - upsampled,
+            upsampled=sum(rate < self.built.sample_rate for rate, _ in remarks.values()),
+            downsampled=sum(rate > self.built.sample_rate for rate, _ in remarks.values()),
             silent=len(silent),
-            first_silent=": ".join(silent[0]) if silent else "",
+            first_silent=next(iter(silent), ""),
         )
         self.counts.add(counts)
         self._count_raised(extracted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -55,8 +55,6 @@ class BuiltConfig:
     config: Config
     device: Device
     """The device of the run."""
-    silent: dict[str, str] = field(default_factory=dict)
-    """Utterances whose waveforms are silent, with why; whoever counts them takes them out."""
 
     @cached_property
     def extractor(self) -> Extractor[Params]:
