@@ -91,9 +91,7 @@ def decode(
             num_bytes = longest * recording.num_channels * np.dtype(np.float32).itemsize
             reserve(num_bytes, longest / recording.sample_rate)
         content_hash = recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
-        identity = FileIdentity(
-            recording.size, recording.mtime_ns, recording.sample_rate, content_hash, recording.by_ffmpeg
-        )
+        identity = FileIdentity(*recording.stamp, recording.sample_rate, content_hash, recording.by_ffmpeg)
         cuts = recording.cut(good)
         for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
@@ -144,7 +142,7 @@ def span_of(recording: Recording, num_samples: int, segment: Cut, max_seconds: f
     if recording.shortfall and (segment.duration is None or stop > num_samples):
         return AudioError(Reason.TRUNCATED, recording.shortfall)
     if num_samples == 0:
-        return AudioError(Reason.EMPTY, f"its {recording.size:,} bytes hold no samples, according to its header")
+        return AudioError(Reason.EMPTY, f"its {recording.stamp.size:,} bytes hold no samples, according to its header")
     if not 0 <= first < num_samples or stop > num_samples + round(END_TOLERANCE_SECONDS * rate):
         end = "the end" if segment.duration is None else f"{stop / rate:.3f} s"
         asked = f"the segment goes from {first / rate:.3f} s to {end}"

@@ -74,16 +74,17 @@ def format_of(beginning: bytes) -> str | None:
 class FFmpegDecoder:
     """Decodes a file from its beginning on. It has what `Recording` needs of a soundfile.SoundFile.
 
-    `format_name` is what `format_of` says of the file, and `unknown` what stands for a number of samples that is not
-    known. The descriptor's position stays. Raises AudioError if the file cannot be read, has no sound, or PyAV is not
-    installed."""
+    `format_name` is what `format_of` says of the file. The descriptor's position stays. Raises AudioError if the file
+    cannot be read, has no sound, or PyAV is not installed."""
 
     subtype = "FLOAT"
     """Samples may be NaN or infinite."""
+    frames = 0
+    """The number of samples, which is not known."""
     extra_info = ""
     """What libsndfile logs."""
 
-    def __init__(self, descriptor: int, format_name: str, unknown: int) -> None:
+    def __init__(self, descriptor: int, format_name: str) -> None:
         try:
             import av
         except ImportError as error:  # with a reason that is tried again in the next run
@@ -91,7 +92,7 @@ class FFmpegDecoder:
             message = f"cannot be decoded here: {needed}: pip install 'featcache[formats]'"
             raise AudioError(Reason.FILE_UNREADABLE, message) from error
         self._error: type[Exception] = av.FFmpegError
-        self.format, self.frames, self.samplerate, self.channels = format_name, unknown, 0, 0
+        self.format, self.samplerate, self.channels = format_name, 0, 0
         try:
             self._container: Any = av.open(f"/proc/self/fd/{descriptor}", format=format_name)
         except (av.FFmpegError, ValueError) as error:

@@ -82,18 +82,15 @@ class Kept(Generic[_Result]):
                     break
                 self._drop(oldest)
 
-    def after_fork(self) -> None:
-        """Forget, in a child, what threads of its parent were making: here nobody goes on with it."""
-        for key in [key for key, future in self._results.items() if not future.done()]:
-            del self._results[key]
-
 
 _all_kept: weakref.WeakSet[Kept[Any]] = weakref.WeakSet()
 
 
 def _in_child() -> None:
+    """Forget what threads of the parent were making: here nobody goes on with it."""
     for kept in _all_kept:
-        kept.after_fork()
+        for key in [key for key, future in kept._results.items() if not future.done()]:
+            del kept._results[key]
     _lock.release()
 
 

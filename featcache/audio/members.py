@@ -137,8 +137,8 @@ def fetch_ahead(container: Url, wait: Callable[[float], object]) -> None:
         _open_fetched(container, stamp, wait).close()
 
 
-def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, os.stat_result]:
-    """An audio file or a container of this machine, open, and what it was before it was opened. Raises AudioError if
+def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, FileStamp]:
+    """An audio file or a container of this machine, open, and its stamp before it was opened. Raises AudioError if
     there is none, or it is empty or cannot be read."""
     try:
         status = os.stat(path)
@@ -147,7 +147,7 @@ def open_file(path: Path | str, what: str = "file") -> tuple[io.FileIO, os.stat_
             raise AudioError(Reason.FILE_MISSING, f"the path is {kind}")
         if status.st_size == 0:
             raise AudioError(Reason.EMPTY if what == "file" else Reason.TRUNCATED, f"the {what} holds 0 bytes")
-        return io.FileIO(path), status
+        return io.FileIO(path), FileStamp(status.st_size, status.st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AudioError(Reason.FILE_MISSING, f"there is no such {what}") from error
     except OSError as error:
@@ -325,8 +325,7 @@ def _next_piece(stream: Any) -> bytes:
     """What a stream gives next; nothing at its end, also if it was cut short. Raises AudioError if it is damaged, or
     compressed in a way that is not read: nothing of it is used then, since checksums stand at the end."""
     try:
-        data: bytes = stream.read1(_UNPACKED_PIECE)
-        return data
+        return bytes(stream.read1(_UNPACKED_PIECE))
     except EOFError:
         return b""
     except (OSError, zlib.error, lzma.LZMAError) as error:

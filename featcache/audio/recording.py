@@ -71,11 +71,8 @@ class Recording:
     """A file that is being decoded, by one thread at a time; what is not a file of this machine, from the copy that
     `fetched` gives. Raises AudioError if it cannot be opened, or is not audio."""
 
-    size: int
-    """The size of the file, in bytes, before it was opened."""
-    mtime_ns: int
-    """When the file was last modified, in nanoseconds since the epoch, before it was opened; for a file at a URL, see
-    `FileStamp`."""
+    stamp: FileStamp
+    """The file's size, and when it was last modified, before it was opened."""
     sample_rate: int
     """In Hz."""
     num_channels: int
@@ -99,16 +96,15 @@ class Recording:
     def __init__(self, location: AudioSource | str, fetched: Callable[[CopiedSource], Fetched] = copy_of) -> None:
         self._is_copy = isinstance(location, CopiedSource)
         if isinstance(location, CopiedSource):
-            self._file, (self.size, self.mtime_ns) = _open_copy(fetched(location))
+            self._file, self.stamp = _open_copy(fetched(location))
         else:
-            self._file, status = open_file(location)
-            self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
+            self._file, self.stamp = open_file(location)
         self._bytes: bytes | None = None  # all of a small file, once they were read
         self._decoder: _Decoder | FFmpegDecoder | None = None  # of a FLAC or WAV, made when it must be
         self.position, self.damage, self.shortfall = 0, None, None
         try:
-            self._plain = plain_header(self._file.fileno(), self.size)
-            if self._plain is None or (self._plain.samples_at is None and self.size > _FLAC_AT_ONCE):
+            self._plain = plain_header(self._file.fileno(), self.stamp.size)
+            if self._plain is None or (self._plain.samples_at is None and self.stamp.size > _FLAC_AT_ONCE):
                 self._open_decoder()
                 return
         except _FAULTS as error:
@@ -120,7 +116,7 @@ class Recording:
     def _open_decoder(self) -> None:
         """Open the file with libsndfile or FFmpeg, and take from there what the recording says of it."""
         self._decoder, states_length = _start(self._file)
-        self.shortfall = shortfall(self._decoder, self._file.fileno(), self.size)
+        self.shortfall = shortfall(self._decoder, self._file.fileno(), self.stamp.size)
         self.sample_rate = self._decoder.samplerate
         self.num_channels = self._decoder.channels
         self.num_samples = self._decoder.frames if states_length else UNKNOWN
@@ -140,7 +136,7 @@ class Recording:
         """The hash of the file's bytes, which are those that are decoded unless it `has_changed`; `UNKNOWN_HASH` if it
         cannot be read to its end."""
         try:
-            if self.size <= _SMALL_BYTES:
+            if self.stamp.size <= _SMALL_BYTES:
                 return hash_of_bytes(self._all_bytes())
             if self._is_copy:  # of this recording alone
                 return hash_of_content(self._file.fileno())
@@ -151,7 +147,7 @@ class Recording:
     def has_changed(self) -> bool:
         """Whether the size or time of the file has changed since it was opened. A copy of it does not change."""
         status = os.fstat(self._file.fileno())
-        return not self._is_copy and (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns)
+        return not self._is_copy and (status.st_size, status.st_mtime_ns) != self.stamp
 
     def count_samples(self) -> int:
         """The samples of each channel, by decoding them: where the header does not say it. Raises AudioError if it is
@@ -209,8 +205,8 @@ class Recording:
 
     def _all_bytes(self) -> bytes:
         """The bytes of the file, of which a small one keeps them: it is read once."""
-        data = os.pread(self._file.fileno(), self.size, 0) if self._bytes is None else self._bytes
-        self._bytes = data if self.size <= _SMALL_BYTES else None
+        data = os.pread(self._file.fileno(), self.stamp.size, 0) if self._bytes is None else self._bytes
+        self._bytes = data if self.stamp.size <= _SMALL_BYTES else None
         return data
 
     def _plain_samples(self, first: int, stop: int) -> NDArray[np.float32] | None:
@@ -233,7 +229,7 @@ class Recording:
         flat, done = samples.reshape(-1), 0
         while done < len(flat):
             first, num_bytes = at + 2 * done, 2 * min(len(flat) - done, _SMALL_BYTES)
-            if self.size <= _SMALL_BYTES:
+            if self.stamp.size <= _SMALL_BYTES:
                 data = self._all_bytes()[first : first + num_bytes]
             else:
                 data = os.pread(self._file.fileno(), num_bytes, first)
@@ -246,7 +242,7 @@ class Recording:
 
     def _is_believable(self, num_samples: int) -> bool:
         """Whether the file may hold so many samples, whatever its header says."""
-        return num_samples <= _SAMPLES_PER_BYTE * self.size
+        return num_samples <= _SAMPLES_PER_BYTE * self.stamp.size
 
     def _seek(self, position: int) -> None:
         assert isinstance(self._decoder, _Decoder)
@@ -310,7 +306,7 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, bool]:
             if why := cut_in_header(file.fileno(), os.fstat(file.fileno()).st_size):
                 raise AudioError(Reason.TRUNCATED, why) from None
             raise
-        return FFmpegDecoder(file.fileno(), format_name, UNKNOWN), False
+        return FFmpegDecoder(file.fileno(), format_name), False
     if decoder.format != "MP3" or mp3_end(file.fileno()) is not None:
         return decoder, decoder.frames != UNKNOWN
     decoder.close()

@@ -158,8 +158,7 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = 
         with _disk_may_fail():
             os.posix_fallocate(file.fileno(), 0, stamp.size)
         with ThreadPoolExecutor(_RANGES_AT_ONCE, "featcache-fetch-range") as pool:
-            for _ in pool.map(get_range, range(0, stamp.size, _RANGE)):
-                pass
+            list(pool.map(get_range, range(0, stamp.size, _RANGE)))
     except BaseException as error:
         file.close()
         if not isinstance(error, _NoRangesError):

@@ -171,11 +171,9 @@ def _records(data: bytes, at: int) -> Mapping[bytes, bytes]:
     while start < len(data) and data[start]:
         digits = data[start : start + 20].partition(b" ")[0]
         length = _number(digits, at, base=10)
-        if length <= len(digits):  # such a record would never end
-            raise _DamagedError(f"has a damaged header before byte {at:,}")
         record = data[start + len(digits) + 1 : start + length - 1]
         key, equals, value = record.partition(b"=")
-        if not equals:
+        if length <= len(digits) or not equals:  # a record of no length would never end
             raise _DamagedError(f"has a damaged header before byte {at:,}")
         if key in (b"path", b"linkpath", b"size", b"GNU.sparse.name"):
             found[key] = value
