@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
-import logging
 import math
 import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -39,11 +39,22 @@ _LOGGED = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
 FAILURES_LEFT = 3
 """The exit code of a command that has finished, though some utterances failed."""
 
+
+class MessageFile(io.FileIO):
+    """A file of messages: a full disk below it does not decide how the work ends."""
+
+    def write(self, data: Any, /) -> int:
+        """Write what can be written, and drop the rest."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
 _quiet = threading.Event()
 
-_log = logging.getLogger("featcache.log")
-_log.propagate = False
-_log.setLevel(logging.INFO)
+_logs: list[MessageFile] = []
+"""The file of `--log`, if there is one."""
 
 
 def terminal_columns() -> int:
@@ -116,8 +127,9 @@ def complain(error: object) -> None:
 def log(message: str) -> str:
     """Add a message to the file of `--log`, if there is one. Returns it as it is printed."""
     lines = [printable(line) for line in message.split("\n  ")]
-    for line in lines:
-        _log.info("%s", line)
+    for file in _logs:
+        now = datetime.now(UTC)
+        file.write("".join(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}\n" for line in lines).encode())
     return "\n  ".join(lines)
 
 
@@ -131,29 +143,20 @@ def keep_log(path: Path) -> None:
     """Add what is printed for people to a file, with the time in UTC, until the command has ended. Raises ArgumentError
     if there is such a file, and it is no log; StoreError if the file cannot be written."""
     try:
-        with suppress(FileNotFoundError), path.open("rb") as file:
-            if (begin := file.read(64)) and not _LOGGED.match(begin):
+        with suppress(FileNotFoundError), path.open("rb") as before:
+            if (begin := before.read(64)) and not _LOGGED.match(begin):
                 raise ArgumentError(f"--log: {path} is there, and is no log of featcache: give another file")
-        handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
+        file = MessageFile(path, "a")
     except OSError as error:
         raise StoreError(f"--log: {path}: cannot be written: {error.strerror}") from error
-    handler.formatter = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    handler.formatter.converter = time.gmtime
-    _log.addHandler(handler)
-    _log.info("featcache %s, process %d on %s", __version__, os.getpid(), os.uname().nodename)
+    _logs.append(file)
+    log(f"featcache {__version__}, process {os.getpid()} on {os.uname().nodename}")
 
     def close() -> None:
-        _log.removeHandler(handler)
-        handler.close()
+        _logs.remove(file)
+        file.close()
 
     click.get_current_context().find_root().call_on_close(close)
-
-
-class _LogFile(logging.FileHandler):
-    """Drops what cannot be written: a full disk below a log does not decide how the work ends."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
 
 
 def note_unfinished(version: Version) -> None:

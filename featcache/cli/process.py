@@ -25,9 +25,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
-from typing import Any
 
-from featcache.cli.common import note
+from featcache.cli.common import MessageFile, note
 
 INTERRUPTED = 130
 
@@ -48,7 +47,7 @@ def standard_streams() -> Iterator[None]:
     before = sys.stderr
     if before is None or before is sys.__stderr__:
         sys.stderr = io.TextIOWrapper(
-            io.BufferedWriter(_Messages(2, "w", closefd=False)),
+            io.BufferedWriter(MessageFile(2, "w", closefd=False)),
             before.encoding if before else "utf-8",
             "backslashreplace",
             line_buffering=True,
@@ -89,16 +88,6 @@ def stdout_for_results() -> Iterator[None]:
         ctypes.CDLL(None).fflush(None)  # while descriptor 1 is standard error
         os.dup2(copy, 1)
         os.close(copy)
-
-
-class _Messages(io.FileIO):
-    """A file that takes all that is written, whether or not it can keep it."""
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return len(data)
 
 
 @contextmanager

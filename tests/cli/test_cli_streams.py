@@ -96,6 +96,12 @@ def test_a_log_on_a_full_disk_stops_nothing(cli, plain, scratch):
     assert check(scratch / "c").problems == []
     assert cli("extract", "nowhere.csv", stderr=full).code == 2
     assert cli("extract", stderr=full).code == 2
+    log = scratch / "log"
+    log.write_text("2026-03-01T14:05:00Z before\n" * 10_000)
+    command = ("extract", plain.manifest(), "-o", scratch / "d", "--log", log)
+    logged = cli(*command, limits={"FSIZE": log.stat().st_size - 100})
+    assert (logged.code, logged.err) == (0, "")
+    assert log.read_text().endswith("Z before\n")
 
 
 # What native libraries print
