@@ -28,6 +28,9 @@ SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _STANDARD_NAMES = ("model.safetensors", "pytorch_model.bin")
 """The names that transformers gives to a model's weights. If they are in several files, an index has this name."""
 
+_ONE_OF_SEVERAL = re.compile(r"-\d+-of-(?!0*1\.)\d+\.")
+"""What the names of files have in them if weights are in several."""
+
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 """The files that may say how a model wants its waveforms prepared."""
 
@@ -128,13 +131,10 @@ def weight_files(located: Located) -> list[Path]:
     if located.file:
         return [located.file]
     folder = located.folder
-    for name in _STANDARD_NAMES:
-        if (folder / name).is_file():
-            return [folder / name]
-        if listed := _listed_in_index(located, name):
-            if missing := [file.name for file in listed if not file.is_file()]:
-                raise weights_error(folder, f"lacks {listing(missing)}, which its index lists")
-            return listed
+    if listed := _standard_files(located):
+        if missing := [file.name for file in listed if not file.is_file()]:
+            raise weights_error(folder, f"lacks {listing(missing)}, which its index lists")
+        return listed
     found = weight_candidates(folder)
     if len(found) != 1:
         names = listing(path.name for path in found)
@@ -145,14 +145,23 @@ def weight_files(located: Located) -> list[Path]:
 
 
 def has_all_weights(folder: Path) -> bool:
-    """Whether a folder holds weights, and every file that an index lists."""
-    listed = [file for name in _STANDARD_NAMES for file in _listed_in_index(Located(folder), name)]
-    return bool(weight_candidates(folder)) and all(file.is_file() for file in listed)
+    """Whether a folder holds weights, and if they are in several files, the index and every file that it lists."""
+    files = _standard_files(Located(folder))
+    if not files:
+        files = weight_candidates(folder)
+        return bool(files) and not any(_ONE_OF_SEVERAL.search(file.name) for file in files)
+    return all(file.is_file() for file in files)
 
 
-def _listed_in_index(located: Located, name: str) -> list[Path]:
-    index = read_json(located, f"{name}.index.json").get("weight_map")
-    return [located.folder / str(file) for file in sorted(set(index.values()))] if isinstance(index, dict) else []
+def _standard_files(located: Located) -> list[Path]:
+    """The file of the first standard name that there is, or those that its index lists; [] if there is neither."""
+    for name in _STANDARD_NAMES:
+        if (located.folder / name).is_file():
+            return [located.folder / name]
+        index = read_json(located, f"{name}.index.json").get("weight_map")
+        if isinstance(index, dict) and index:
+            return [located.folder / file for file in sorted({str(file) for file in index.values()})]
+    return []
 
 
 # Tensors, and the hash of what decides values

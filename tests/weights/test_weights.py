@@ -86,8 +86,18 @@ def test_a_cache_that_is_not_whole_is_as_good_as_none(saved, no_hub):
     HubertModel.from_pretrained(saved / "hubert").save_pretrained(snapshot, max_shard_size="5KB")
     shutil.copy(saved / "hubert" / "preprocessor_config.json", snapshot)
     assert weights.locate("org/name", COMMIT).folder == snapshot
-    next(snapshot.glob("model-*.safetensors")).unlink()
-    assert "hf download org/name" in fault(weights.locate, "org/name", COMMIT)
+    first, *others = sorted(snapshot.glob("model-*.safetensors"))
+    for lost in (others[0], snapshot / "model.safetensors.index.json", *others[1:]):  # at last, one file is left
+        lost.unlink()
+        assert "hf download org/name" in fault(weights.locate, "org/name", COMMIT)
+    assert first.is_file()
+
+
+def test_a_cache_need_not_have_what_the_index_of_another_form_lists(saved, no_hub):
+    """The files of indexes are downloaded with a repository's other JSON; the weights, in one form."""
+    snapshot = shutil.copytree(saved / "hubert", no_hub / "models--org--name" / "snapshots" / COMMIT)
+    (snapshot / "pytorch_model.bin.index.json").write_text('{"weight_map": {"bias": "pytorch_model-1-of-2.bin"}}')
+    assert digest(weights.locate("org/name", COMMIT).folder) == digest(saved / "hubert")
 
 
 def test_one_form_of_the_weights_is_downloaded():

@@ -61,6 +61,8 @@ def test_a_missing_shard_is_named(saved, tmp_path):
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.unlink()
     assert f"lacks {shard.name}" in load_fault(HubertModel, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"bias": ["one"], "weight": 2}}')
+    assert "lacks 2, ['one'], which its index lists" in load_fault(HubertModel, tmp_path)
 
 
 class Malicious:
