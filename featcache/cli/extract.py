@@ -191,6 +191,8 @@ def extract(
     from featcache.engines.main_job import extract as extract_features
     from featcache.extraction.extraction import Summary
     from featcache.extraction.options import Options
+    from featcache.version.corpus import manifests_of_parts
+    from featcache.version.selection import is_corpus
 
     run_options = Options(**{name: value for name, value in chosen.items() if value is not None})
     loaded = [load_config(config, keys) for config in configs]
@@ -200,6 +202,8 @@ def extract(
                 note(f"loading {config.name}: {weights}")
     if (partition := run_options.own_partition) is not None and partition.chosen_by:
         note(f"--partition {partition}, by {partition.chosen_by}")
+    if trial and (is_corpus(cache) or manifests_of_parts(manifests)):
+        raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
     known_keys = list(dict.fromkeys(key for config in loaded for key in config.keys))
     shown = _Shown(reading["values"], known_keys, trial, progress, as_json)
     result = extract_features(
@@ -237,8 +241,6 @@ class _Shown:
 
     def read(self, manifest: Manifest, part: str) -> None:
         """Refuse names of `--set` that neither the manifest nor a config has."""
-        if self._trial and part:
-            raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
         refuse_unused(self._values, self._keys, manifest, is_part=bool(part))
 
     @contextmanager

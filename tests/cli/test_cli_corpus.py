@@ -211,13 +211,16 @@ def test_commands_do_each_part(cli, audio, corpus, extract, scratch):
         (["p0.csv", "none.csv"], "none.csv: there is no such file"),
         (["p0.csv", "-"], "-: standard input is one manifest"),
         (["p0.csv", "other/p0.csv"], "would both be the part p0"),
+        (["p0.csv", "p1.csv", "--dry-run", "--trial"], "featcache: --trial is about one manifest"),
     ],
 )
 def test_what_is_refused(cli, audio, corpus, manifests, message):
     (audio.folder / "other").mkdir()
     audio.manifest(audio.rows[:1], "other/p0.csv")
-    given = [name if name == "-" else audio.folder / name for name in manifests]
-    assert message in cli.refused("extract", *given, "-o", corpus)
+    given = [name if name.startswith("-") else audio.folder / name for name in manifests]
+    said = cli.refused("extract", *given, "-o", corpus)
+    assert message in said
+    assert said.count("\n") == 1
     assert not corpus.exists()
 
 
