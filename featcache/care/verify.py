@@ -6,13 +6,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from featcache.audio.remote import StoppedError
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted
 from featcache.format.documents import AT_MOST_BYTES, decoder_of
@@ -56,7 +57,7 @@ class CheckedShard(NamedTuple):
     problems: list[Problem]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """What `verify` found in a version."""
 
@@ -83,9 +84,9 @@ class Report:
     notes: list[str] = field(default_factory=list)
     """What is worth knowing and no damage."""
     interrupted: bool = False
-    """Whether the verification was stopped. Then `problems` has those found before, and the counts are 0."""
+    """Whether the verification was stopped. Then it tells of the shards that were looked at before."""
     shards_left_out: int = 0
-    """The number of shards that were not looked at, because they are not in the subset."""
+    """The number of shards that were not looked at, because they are not in the subset, or it was stopped before."""
     damaged_utterances: int | None = 0
     """The number of utterances in damaged shards, which `utterances` does not count; None if a shard does not say how
     many it holds."""
@@ -143,21 +144,16 @@ def verify(
         there = version.shard_names()
         names = [name for name in there if subset is None or subset.has(name)]
         checked = {name: one for name, one in checked.items() if name in names}
+        unchecked = [name for name in names if name not in checked]
         try:
-            checked |= _check_shards(
-                version, [name for name in names if name not in checked], data, threads, report, stop
-            )
-            problems = [problem for one in checked.values() for problem in one.problems]
-            if not Version.has_group(version.store):  # which Zarr libraries look for
-                what = f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"
-                problems.insert(0, Problem("metadata", what))
-            if stop.is_set():
-                return Report(str(version.path), len(names), 0, 0, 0, data, problems, interrupted=True)
-            result, index = _report(version, there, checked, problems, data, manifest, subset)
+            checked |= _check_shards(version, unchecked, data, threads, report, stop)
+            result, index = _report(version, there, checked, data, manifest, subset, stop.is_set())
         except ShardGoneError:  # a repair has taken it away, and what was sound in it is in another one
             if {*there} <= {*version.shard_names()}:
                 raise
             continue
+        if result.interrupted:
+            return result
         lacking = not is_second_look and any(problem.kind in _LACKING for problem in result.problems)
         now = version.shard_names()
         if now == there or (not lacking and {*there} <= {*now}):
@@ -171,75 +167,89 @@ def verify(
         more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
         problem = Problem("source", f"{ids[0]}{more}: {file}: {fault}", id=ids[0] if len(ids) == 1 else None)
         result.problems.append(problem)
-    return replace(result, notes=[*result.notes, *source_notes], interrupted=stop.is_set())
+    result.notes += source_notes
+    result.interrupted = stop.is_set()
+    return result
 
 
 def _report(
     version: Version,
     there: list[str],
     checked: Mapping[str, CheckedShard],
-    problems: list[Problem],
     data: bool,
     manifest: Manifest | None,
     subset: Subset | None,
+    interrupted: bool,
 ) -> tuple[Report, Index | None]:
     """What checked shards come to: the shards of the subset, of all that are there. And the index of the items that
-    count; None if it cannot be built."""
-    problems, notes = [*problems], [*_notes(version)]
+    count; None if it cannot be built, or the verification was stopped."""
     sound = [one.shard for one in checked.values() if one.shard is not None and not one.problems]
+    damaged = {name: one.shard for name, one in checked.items() if one.problems}
+    result = Report(
+        path=str(version.path),
+        shards=len(checked),
+        utterances=sum(shard.info.items for shard in sound),
+        frames=sum(shard.info.frames for shard in sound),
+        num_bytes=sum(shard.num_bytes for shard in sound),
+        data=data,
+        interrupted=interrupted,
+        shards_left_out=len(there) - len(checked),
+        damaged_utterances=None if None in damaged.values() else sum(one.info.items for one in damaged.values() if one),
+    )
+    if not Version.has_group(version.store):  # which Zarr libraries look for
+        what = f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"
+        result.problems.append(Problem("metadata", what))
+    result.problems += [problem for one in checked.values() for problem in one.problems]
+    if interrupted:
+        return result, None
+    result.notes += _notes(version)
+    index = _index(version, there, sound, subset, result)
+    if index is not None:
+        for finding in find_lacking(version, index):
+            is_record = isinstance(finding, DamagedRecord)
+            if is_record or not damaged:  # of what is missing, the damaged shards may have some
+                kind = "record" if is_record else "unfinished"
+                result.problems.append(Problem(kind, f"{version.path}: {finding}"))
+        undamaged = [name for name in version.store.names("shards") if name not in damaged]
+        result.problems += [Problem("tag", what) for _, what in check_tags(version, undamaged)]
+        failures = standing_failures(version, index)
+        result.failed = len(failures)
+        if manifest is not None:
+            expanded = expand(manifest, copies_of(version.info.config))
+            lacking, result.failed, result.surplus = _against(expanded, index, failures)
+            result.problems += lacking
+        is_sound = np.isin(index.shards, [shard.name for shard in sound])
+        result.utterances = int(is_sound[index.shard].sum())
+        if subset is None:
+            result.repeated = _count_newest(index, sound) - result.utterances
+    result.notes += _notes_on_records(version)
+    return result, index
+
+
+def _index(
+    version: Version, there: list[str], sound: list[Shard], subset: Subset | None, result: Report
+) -> Index | None:
+    """The index of the items of sound shards that count; with a subset, of all that are there, or None if it cannot be
+    built. Adds to the result what is wrong."""
     kept_at = f"index/{index_name(version, there)}"
     is_kept = version.store.exists(kept_at)
     index = load_index(version, there)
     if is_kept and index is None:
-        notes.append(f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next")
-    if subset is not None:
-        notes.append(
-            f"subset {subset.number}/{subset.of}: {len(checked):,} of {counted(len(there), 'shard')}; utterances that "
-            "are in two shards were not looked for"
+        result.notes.append(
+            f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next"
         )
-        try:
-            index = build_index(version, there) if index is None else index
-        except DamagedError as error:
-            problems.append(Problem("metadata", error.what))
-            notes.append("without that shard, it was not looked at what is missing, changed or failed")
-    elif index is None or len(sound) < len(there):
-        index = index_of(sound)  # their tables have just been checked, and are not read again
-    utterances, repeated = sum(shard.info.items for shard in sound), 0
-    failed = surplus = 0
-    if index is not None:
-        for finding in find_lacking(version, index):
-            is_record = isinstance(finding, DamagedRecord)
-            if is_record or len(sound) == len(checked):  # of what is missing, the damaged shards may have some
-                problems.append(Problem("record" if is_record else "unfinished", f"{version.path}: {finding}"))
-        damaged_names = {name for name, one in checked.items() if one.problems}
-        others = [name for name in version.store.names("shards") if name not in damaged_names]
-        problems += [Problem("tag", what) for _, what in check_tags(version, others)]
-        failures = standing_failures(version, index)
-        failed = len(failures)
-        if manifest is not None:
-            lacking, failed, surplus = _against(expand(manifest, copies_of(version.info.config)), index, failures)
-            problems += lacking
-        inside = {shard.name for shard in sound}
-        numbers = [number for number, name in enumerate(index.shards) if name in inside]
-        utterances = int(np.isin(index.shard, numbers).sum())
-        repeated = _count_newest(index, sound) - utterances if subset is None else 0
-    damaged = [one.shard for one in checked.values() if one.problems]
-    result = Report(
-        path=str(version.path),
-        shards=len(checked),
-        utterances=utterances,
-        frames=sum(shard.info.frames for shard in sound),
-        num_bytes=sum(shard.num_bytes for shard in sound),
-        data=data,
-        problems=problems,
-        failed=failed,
-        surplus=surplus,
-        repeated=repeated,
-        notes=[*notes, *_notes_on_records(version)],
-        damaged_utterances=None if None in damaged else sum(shard.info.items for shard in damaged if shard),
-        shards_left_out=len(there) - len(checked),
+    if subset is None:  # their tables have just been checked, and are not read again
+        return index if index is not None and len(sound) == len(there) else index_of(sound)
+    result.notes.append(
+        f"subset {subset.number}/{subset.of}: {result.shards:,} of {counted(len(there), 'shard')}; utterances that are "
+        "in two shards were not looked for"
     )
-    return result, index
+    try:
+        return build_index(version, there) if index is None else index
+    except DamagedError as error:
+        result.problems.append(Problem("metadata", error.what))
+        result.notes.append("without that shard, it was not looked at what is missing, changed or failed")
+        return None
 
 
 def _check_shards(
@@ -333,10 +343,6 @@ def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) 
 
 
 # A shard
-
-
-class StoppedError(Exception):
-    """Whoever asked does not want to know any more."""
 
 
 def examine_shard(version: Version, name: str, data: bool, stopped: Callable[[], bool] = lambda: False) -> CheckedShard:

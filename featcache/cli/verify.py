@@ -12,6 +12,7 @@ import click
 from featcache.cli import options
 from featcache.cli.common import as_document, note, print_json, progress_bar, read_manifest, say, say_problems
 from featcache.cli.corpora import version_or_corpus
+from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.errors import DamagedError, MissingDependencyError, counted, megabytes
 from featcache.storage.location import Location, parse_location
 
@@ -115,20 +116,33 @@ def verify(
             continue
         some = None if subset is None else Subset(*subset)
         total = sum(some is None or some.has(name) for name in version.shard_names())
-        with progress_bar(total if sources is None else 2 * total, "shards") as bar:
+        with stoppable() as stop, progress_bar(total if sources is None else 2 * total, "shards") as bar:
             files = None if sources is None else SourceCheck(sources == "content", root, urls)
             result = check(
-                version, data=data, manifest=wanted, sources=files, subset=some, threads=threads, report=bar.update
+                version,
+                data=data,
+                manifest=wanted,
+                sources=files,
+                subset=some,
+                threads=threads,
+                report=bar.update,
+                stop=stop,
             )
+        if result.interrupted:
+            found.append((result, None))
+            break
         again = _recompute(version, root, recompute, device, threads, urls) if recompute else None
         found.append((result, again))
+    interrupted = any(result.interrupted for result, _ in found)
     damaged = any(result.problems or (again and again.problems) for result, again in found)
     if as_json:
         documents = [{**as_document(result), "recomputed": again and as_document(again)} for result, again in found]
-        print_json({"ok": not damaged, "versions": documents})
+        print_json({"ok": not (damaged or interrupted), "versions": documents})
     else:
         for result, again in found:
             _print(result, again, manifest and _as_given(manifest, root), "" if tag is None else f"@{tag}")
+    if interrupted:
+        return INTERRUPTED
     return 1 if damaged else 3 if any(result.failed for result, _ in found) else 0
 
 
@@ -181,6 +195,8 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: 
         note(f"{shards} damaged: {repair}")
     elif any(problem.kind == "metadata" for problem in problems):
         note(f"the metadata of the version is damaged: {repair}")
+    elif result.interrupted:
+        say("  interrupted: the rest was not looked at")
     elif all(problem.kind == "source" for problem in problems) and not (again and again.problems):
         say("  no damage found")
     if other_files := sum(problem.kind == "source" for problem in result.problems):

@@ -62,7 +62,7 @@ def test_a_verification_that_is_stopped_says_so(cache):
     flip(version.shard(name).folder / "zarr.json", 40)
     found = verify(version, report=stop_after_one, stop=stop)
     assert found.interrupted
-    assert (found.shards, found.damaged_shards, len(looked_at)) == (3, [name], 1)
+    assert (found.shards, found.shards_left_out, found.damaged_shards, len(looked_at)) == (1, 2, [name], 1)
     assert not verify(version).interrupted
 
 

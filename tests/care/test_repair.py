@@ -136,7 +136,7 @@ def add_hollow_shard(cache: Path) -> Path:
 def test_an_interrupt_ends_verification_at_once(cli, plain, cache, command):
     """In the middle of a shard of 640 GB; nobody waits for the end of it."""
     chunk = add_hollow_shard(cache)
-    more = ["--manifest", plain.manifest()] if command == "repair" else []
+    more = ["--manifest", plain.manifest()] if command == "repair" else ["--json"]
     running = cli.start(command, cache, *more, "--threads", 2)
 
     def num_read() -> int:
@@ -156,6 +156,9 @@ def test_an_interrupt_ends_verification_at_once(cli, plain, cache, command):
     assert max(counts) - counts[0] < chunk.stat().st_size / 4
     finished = running.wait()
     assert finished.code == 130
+    if command == "verify":
+        (version,) = finished.json()["versions"]
+        assert (version["interrupted"], version["shards"] + version["shards_left_out"]) == (True, 4)
     (line,) = finished.err.splitlines()
     assert "interrupted" in line
     assert len(only_version(cache).shard_names()) == 4
