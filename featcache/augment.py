@@ -12,6 +12,7 @@ Frames beyond an utterance's length, its padding, are not changed. A CPU and a G
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -35,9 +36,9 @@ class Draws:
         self.generator = torch.Generator(device)
         self.generator.manual_seed(hash_of(f"{kind} {seed} {step}"))
 
-    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Numbers in [low, high), float32."""
-        drawn = torch.rand(shape, generator=self.generator, device=self.device, dtype=torch.float32)
+    def uniform(self, count: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Numbers in [low, high), float32 `[count]`."""
+        drawn = torch.rand(count, generator=self.generator, device=self.device, dtype=torch.float32)
         return drawn * (high - low) + low
 
     def normal(self, like: Tensor) -> Tensor:
@@ -62,22 +63,23 @@ class Draws:
         return torch.empty_like(order).scatter_(0, order, order.roll(1))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Augmentation(nn.Module):
-    """The base of augmentations.
+    """The base of augmentations. Raises ArgumentError if an argument is out of range.
 
     They are called with features, floats `[batch, frames, ...]`; with `lengths` in frames, integers `[batch]` on the
     features' device, or without if no row has padding; and with the `step` of the training. Raises ArgumentError if
-    shapes, dtypes or devices do not fit.
+    shapes, dtypes or devices do not fit."""
 
-    Args:
-        seed: The seed, a whole number, which together with the step and the shapes determines all random numbers.
-        probability: The probability, 0 to 1, that a row is augmented, independently for each row.
-    """
+    seed: int = 0
+    """The seed, a whole number, which together with the step and the shapes determines all random numbers."""
+    probability: float = 1.0
+    """The probability, 0 to 1, that a row is augmented, independently for each row."""
 
-    def __init__(self, *, seed: int = 0, probability: float = 1.0) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        self.seed = require_int("seed", seed)
-        self.probability = require_number("probability", probability, 0, 1)
+        self.seed = require_int("seed", self.seed)
+        self.probability = require_number("probability", self.probability, 0, 1)
 
     def draws(self, step: Any, device: torch.device) -> Draws:
         """The random numbers of one call; an ArgumentError if `step` is not a whole number."""
@@ -93,7 +95,8 @@ class Augmentation(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows."""
-        return ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if _is_setting(name, value))
+        settings = [(name, value) for name, value in vars(self).items() if name[0] != "_" and name != "training"]
+        return ", ".join(f"{name}={value!r}" for name, value in settings if isinstance(value, (int, float, str, tuple)))
 
 
 def check_floats(features: Tensor) -> None:
@@ -123,43 +126,31 @@ def require_range(name: str, value: float | tuple[float, float]) -> tuple[float,
     return low, high
 
 
-def _is_setting(name: str, value: Any) -> bool:
-    return not name.startswith("_") and name != "training" and isinstance(value, (int, float, str, tuple))
-
-
+@dataclass(eq=False, repr=False)
 class GaussianNoise(Augmentation):
     """Adds Gaussian noise, of a given size or at a given signal-to-noise ratio.
 
     Takes any float tensor with a batch dimension: features, or hidden activations, such as those before the pooling of
     an x-vector network. Gradients pass through.
 
-    Args:
-        std: The standard deviation of the noise; with `(low, high)`, drawn from that range for each row.
-        snr_db: The signal-to-noise ratio in dB, exact for each row: the mean square of the row's values over that of
-            its noise. May be a range, like `std`. The ratio is of feature values: 20 dB on log energies is not 20 dB
-            on speech. A row of zeros gets no noise.
-        seed: The seed; see `featcache.augment`.
-        probability: The probability that a row gets noise.
+    Either `std` or `snr_db` must be given; both or neither is an ArgumentError."""
 
-    Raises:
-        ArgumentError: Both or neither of `std` and `snr_db` are given, or a number is out of range.
-    """
+    std: float | tuple[float, float] | None = None
+    """The standard deviation of the noise; with `(low, high)`, drawn from that range for each row."""
+    snr_db: float | tuple[float, float] | None = field(default=None, kw_only=True)
+    """The signal-to-noise ratio in dB, exact for each row: the mean square of the row's values over that of its noise.
+    May be a range, like `std`. The ratio is of feature values: 20 dB on log energies is not 20 dB on speech. A row of
+    zeros gets no noise."""
 
-    def __init__(
-        self,
-        std: float | tuple[float, float] | None = None,
-        *,
-        snr_db: float | tuple[float, float] | None = None,
-        seed: int = 0,
-        probability: float = 1.0,
-    ) -> None:
-        super().__init__(seed=seed, probability=probability)
-        if (std is None) == (snr_db is None):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.std is None) == (self.snr_db is None):
             raise ArgumentError("give the noise's std, or its snr_db, and not both")
-        self.std = None if std is None else require_range("std", std)
-        self.snr_db = None if snr_db is None else require_range("snr_db", snr_db)
         if self.std is not None:
+            self.std = require_range("std", self.std)
             require_number("std", self.std[0], 0)
+        if self.snr_db is not None:
+            self.snr_db = require_range("snr_db", self.snr_db)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
         """Add noise to floats `[batch, ...]`, or with `lengths`, `[batch, frames, ...]`: a tensor of their shape and
@@ -170,8 +161,8 @@ class GaussianNoise(Augmentation):
         is_frame = None if lengths is None else check_batch(features, lengths)
         draws = self.draws(step, features.device)
         limits = self.std or self.snr_db
-        assert limits is not None
-        size = draws.uniform(len(features), low=limits[0], high=limits[1])
+        assert isinstance(limits, tuple)
+        size = draws.uniform(len(features), *limits)
         noise = draws.normal(features)
         if self.std is None:
             signal_power, noise_power = (_power(values, is_frame) for values in (features.detach(), noise))
@@ -208,24 +199,19 @@ class Mixed(NamedTuple):
     """The share of a row's own features, float32 `[batch]`; 1 for a row that was not mixed."""
 
 
+@dataclass(eq=False, repr=False)
 class Mixup(Augmentation):
     """A weighted mean of each row and another row of the batch.
 
     Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412. Every row is a partner
-    once.
+    once."""
 
-    Args:
-        alpha: The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the nearer to 0 or 1.
-        seed: The seed; see `featcache.augment`.
-        probability: The probability that a row is mixed.
+    alpha: float = 0.2
+    """The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the nearer to 0 or 1."""
 
-    Raises:
-        ArgumentError: A number is out of range.
-    """
-
-    def __init__(self, alpha: float = 0.2, *, seed: int = 0, probability: float = 1.0) -> None:
-        super().__init__(seed=seed, probability=probability)
-        self.alpha = require_number("alpha", alpha, 0.01)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.alpha = require_number("alpha", self.alpha, 0.01)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
         """Mix a batch. See `Augmentation` for the arguments."""
@@ -240,36 +226,25 @@ class Mixup(Augmentation):
         return Mixed(mixed.where(both, features), partner, weight)
 
 
+@dataclass(eq=False, repr=False)
 class MixEnergies(Augmentation):
     """Mixes another row of the batch into each as background: adds the powers of features that are logarithms.
 
     For log mel energies: the result is that of the sum of both waveforms, apart from phase. Every row is a partner
-    once.
+    once."""
 
-    Args:
-        snr_db: The ratio in dB of a row's mean power to its partner's, each over its own frames and dimensions; with
-            `(low, high)`, drawn from that range for each row.
-        log: What the features are: natural logarithms of "power", as in Kaldi's fbank, or of "magnitude", as in the
-            mels of vocoders; "power10", logarithms of power to base 10; or "db".
-        seed: The seed; see `featcache.augment`.
-        probability: The probability that a row is mixed.
+    snr_db: float | tuple[float, float] = (10.0, 20.0)
+    """The ratio in dB of a row's mean power to its partner's, each over its own frames and dimensions; with `(low,
+    high)`, drawn from that range for each row."""
+    log: str = field(default="power", kw_only=True)
+    """What the features are: natural logarithms of "power", as in Kaldi's fbank, or of "magnitude", as in the mels of
+    vocoders; "power10", logarithms of power to base 10; or "db"; anything else is an ArgumentError."""
 
-    Raises:
-        ArgumentError: A number is out of range, or `log` is none of these.
-    """
-
-    def __init__(
-        self,
-        snr_db: float | tuple[float, float] = (10.0, 20.0),
-        *,
-        log: str = "power",
-        seed: int = 0,
-        probability: float = 1.0,
-    ) -> None:
-        super().__init__(seed=seed, probability=probability)
-        if log not in _NEPERS:
-            raise ArgumentError(f"log is {log!r}: it must be one of {', '.join(_NEPERS)}")
-        self.snr_db, self.log = require_range("snr_db", snr_db), log
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.log not in _NEPERS:
+            raise ArgumentError(f"log is {self.log!r}: it must be one of {', '.join(_NEPERS)}")
+        self.snr_db = require_range("snr_db", self.snr_db)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Mixed:
         """Mix a batch of logarithms `[batch, frames, dims]`, in float32; a row's weight is its share of the power. See
@@ -279,7 +254,8 @@ class MixEnergies(Augmentation):
         is_frame = check_batch(features, lengths)
         draws = self.draws(step, features.device)
         partner = draws.partners(len(features))
-        snr = draws.uniform(len(features), low=self.snr_db[0], high=self.snr_db[1]) * _NEPERS["db"]
+        assert isinstance(self.snr_db, tuple)
+        snr = draws.uniform(len(features), *self.snr_db) * _NEPERS["db"]
         chosen = self.chosen(draws, len(features))
         both = is_frame & is_frame[partner] & chosen[:, None]
         powers = features.float() * _NEPERS[self.log]
@@ -302,53 +278,37 @@ def _mean_power(powers: Tensor, is_frame: Tensor) -> Tensor:
     return torch.where(values > 0, total - values.clamp(min=1).float().log(), 0.0)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SpecAugment(Augmentation):
     """Masks bands of time and of frequency, independently for each row.
 
     Source: Park et al. 2019, "SpecAugment: A Simple Data Augmentation Method for Automatic Speech Recognition",
     arXiv:1904.08779. The defaults are the paper's policy LD, except for time warping (80 frames in the paper) and
     `max_time_fraction` (1.0 in the paper). As in the paper, the width and then the position of a mask are drawn
-    uniformly; masks may overlap.
+    uniformly; masks may overlap."""
 
-    Args:
-        time_masks: The number of time masks in each row.
-        time_width: The largest width of a time mask, in frames.
-        max_time_fraction: The largest share of a row's own frames that one time mask may cover.
-        freq_masks: The number of frequency masks in each row.
-        freq_width: The largest width of a frequency mask, in dimensions.
-        time_warp: The largest shift by time warping, in frames, as described for `warp_time`. 0 turns it off.
-        value: What replaces masked values; "mean" is the mean of the row's own values, for features whose mean is not
-            0.
-        seed: The seed; see `featcache.augment`.
-        probability: The probability that a row is augmented.
+    time_masks: int = 2
+    """The number of time masks in each row."""
+    time_width: int = 100
+    """The largest width of a time mask, in frames."""
+    max_time_fraction: float = 0.2
+    """The largest share of a row's own frames that one time mask may cover."""
+    freq_masks: int = 2
+    """The number of frequency masks in each row."""
+    freq_width: int = 27
+    """The largest width of a frequency mask, in dimensions."""
+    time_warp: int = 0
+    """The largest shift by time warping, in frames, as described for `warp_time`. 0 turns it off."""
+    value: float | Literal["mean"] = 0.0
+    """What replaces masked values; "mean" is the mean of the row's own values, for features whose mean is not 0."""
 
-    Raises:
-        ArgumentError: A number is out of range.
-    """
-
-    def __init__(
-        self,
-        *,
-        time_masks: int = 2,
-        time_width: int = 100,
-        max_time_fraction: float = 0.2,
-        freq_masks: int = 2,
-        freq_width: int = 27,
-        time_warp: int = 0,
-        value: float | Literal["mean"] = 0.0,
-        seed: int = 0,
-        probability: float = 1.0,
-    ) -> None:
-        super().__init__(seed=seed, probability=probability)
-        self.time_masks = require_int("time_masks", time_masks, 0)
-        self.time_width = require_int("time_width", time_width, 0)
-        self.max_time_fraction = require_number("max_time_fraction", max_time_fraction, 0, 1)
-        self.freq_masks = require_int("freq_masks", freq_masks, 0)
-        self.freq_width = require_int("freq_width", freq_width, 0)
-        self.time_warp = require_int("time_warp", time_warp, 0)
-        if value != "mean" and not is_number(value):
-            raise ArgumentError(f"value is {value!r}: give a number, or 'mean'")
-        self.value = value
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("time_masks", "time_width", "freq_masks", "freq_width", "time_warp"):
+            setattr(self, name, require_int(name, getattr(self, name), 0))
+        self.max_time_fraction = require_number("max_time_fraction", self.max_time_fraction, 0, 1)
+        if self.value != "mean" and not is_number(self.value):
+            raise ArgumentError(f"value is {self.value!r}: give a number, or 'mean'")
 
     def forward(self, features: Tensor, lengths: Tensor | None = None, *, step: int) -> Tensor:
         """Mask a batch `[batch, frames, dims]`: a tensor of its shape and dtype. Time masks stay within `lengths`. See
@@ -397,17 +357,16 @@ def warp_time(features: Tensor, lengths: Tensor, window: int, draws: Draws) -> T
     from both ends, and its shift uniformly from -window to window; values between frames are interpolated linearly.
     First and last frames stay in place. Rows of up to 2 * window + 2 frames have no such point and are not changed, nor
     is padding. Features are `[batch, frames, ...]`, lengths int64 `[batch]`."""
+    lengths = lengths[:, None]
     room = lengths - 2 * window - 2
-    drawn = draws.up_to(room.clamp(min=1) - 1), draws.up_to(torch.full_like(lengths, 2 * window))
-    point = (drawn[0] + window + 1).float()
-    moved = point + drawn[1] - window
+    point = (draws.up_to(room.clamp(min=1) - 1) + window + 1).float()
+    moved = point + draws.up_to(torch.full_like(lengths, 2 * window)) - window
     last = (lengths - 1).float()
     at = torch.arange(features.shape[1], device=features.device, dtype=torch.float32).expand(len(lengths), -1)
-    point, moved, last = point[:, None], moved[:, None], last[:, None]
     before = at * (point / moved)
     after = last - (last - at) * ((last - point) / (last - moved))
     source = torch.where(at < moved, before, after)
-    stays = (room < 1)[:, None] | (at > last)
+    stays = (room < 1) | (at > last)
     source = torch.where(stays, at, source).clamp(min=0)
     left = source.floor().clamp(max=max(features.shape[1] - 1, 0))
     right = torch.minimum(left + 1, last).clamp(min=0)

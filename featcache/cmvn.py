@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -37,6 +37,14 @@ class HasVersion(Protocol):
         """The version, with its `path` and its `info.fingerprint`."""
 
 
+class GroupStatistics(TypedDict, total=False):
+    """The statistics of groups, as `Cmvn` takes them."""
+
+    groups: Sequence[str]
+    group_mean: Any
+    group_std: Any
+
+
 class Cmvn(nn.Module):
     """Normalisation by the statistics of a version: subtracts each dimension's mean, divides by its standard deviation.
 
@@ -47,14 +55,13 @@ class Cmvn(nn.Module):
     Args:
         mean: The means over all frames, `[*item_shape]`.
         std: The standard deviations over all frames, `[*item_shape]`.
-        groups: The names of groups with their own statistics; unique.
-        group_mean: The groups' means, `[groups, *item_shape]`.
-        group_std: The groups' standard deviations, `[groups, *item_shape]`.
         norm_means: Whether to subtract means (Kaldi's name).
         norm_vars: Whether to divide by standard deviations (Kaldi's name).
         unknown: What to do with rows of unknown groups: "error" raises an error, "global" uses the statistics of all
             frames.
         dtype: The dtype of the result; by default float32, or float64 for float64 features.
+        **groups: `groups`, the unique names of groups with their own statistics; with `group_mean` and `group_std`, the
+            groups' means and standard deviations, each `[groups, *item_shape]`. All three are given, or none.
 
     Raises:
         ArgumentError: Shapes or names do not fit together, or the statistics are not finite.
@@ -76,25 +83,28 @@ class Cmvn(nn.Module):
         mean: Any,
         std: Any,
         *,
-        groups: Sequence[str] = (),
-        group_mean: Any = None,
-        group_std: Any = None,
         norm_means: bool = True,
         norm_vars: bool = True,
         unknown: Literal["error", "global"] = "error",
         dtype: torch.dtype | None = None,
+        **groups: Unpack[GroupStatistics],
     ) -> None:
         super().__init__()
         if unknown not in ("error", "global"):
             raise ArgumentError(f"unknown is {unknown!r}: it must be 'error' or 'global'")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ArgumentError(f"dtype is {dtype!r}: give a float dtype, such as torch.float16")
+        self.norm_means, self.norm_vars, self.unknown, self.dtype = norm_means, norm_vars, unknown, dtype
+        self._set_statistics(mean, std, **groups)
+
+    def _set_statistics(
+        self, mean: Any, std: Any, groups: Sequence[str] = (), group_mean: Any = None, group_std: Any = None
+    ) -> None:
         if len(set(groups)) < len(groups):
             raise ArgumentError("groups: two groups have the same name")
-        self.norm_means, self.norm_vars, self.unknown, self.dtype = norm_means, norm_vars, unknown, dtype
         numbers = _group_numbers(groups)
         order = np.argsort(numbers, kind="stable")
-        means, stds = (_stacked(*given, order) for given in ((mean, group_mean), (std, group_std)))
+        means, stds = _stacked(mean, group_mean, order), _stacked(std, group_std, order)
         if means.shape != stds.shape or not (means.isfinite().all() and stds.isfinite().all() and (stds >= 0).all()):
             raise ArgumentError(
                 f"mean is {list(means.shape[1:])} and std {list(stds.shape[1:])}: they must be finite and of the same "
@@ -125,11 +135,11 @@ class Cmvn(nn.Module):
                 f"{path}: statistics of {stats.version}, but the cache is {cache.version.path.name}: "
                 f"`featcache stats {quote(str(cache.version.path))} -o FILE` computes its own"
             )
-        of_groups: dict[str, Any] = {}
+        groups: GroupStatistics = {}
         if stats.by is not None:
             group_std = np.sqrt(stats.group_variance)
-            of_groups = {"groups": stats.groups, "group_mean": stats.group_mean, "group_std": group_std}
-        return cls(stats.mean, stats.std, **of_groups, **options)
+            groups = {"groups": stats.groups, "group_mean": stats.group_mean, "group_std": group_std}
+        return cls(stats.mean, stats.std, **groups, **options)
 
     @property
     def groups(self) -> list[str]:
