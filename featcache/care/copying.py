@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from featcache.care.verify import Problem
 from featcache.errors import ArgumentError, DamagedError, StoreError, listing
@@ -127,7 +126,7 @@ def copy_parts_list(corpus: Location, to: Location) -> None:
 
 def _refuse_inside(version: Version, cache: Location) -> None:
     """Refuse to copy a version to where it is, or into itself."""
-    given, path = (str(place.resolve() if isinstance(place, Path) else place) for place in (cache, version.path))
+    given, path = (str(place.resolve()) for place in (cache, version.path))
     if given == path.rpartition("/")[0] or f"{given}/".startswith(f"{path}/"):
         raise ArgumentError(f"{cache}: is where {version.path} is: give another cache to copy to")
 

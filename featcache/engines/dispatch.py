@@ -38,7 +38,6 @@ from featcache.extraction.audio_files import can_be_read, failure_of
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
 from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
-from featcache.storage.location import absolute
 from featcache.version.in_flight import find_suspects, remove_marks
 from featcache.version.index import open_index
 from featcache.version.join import RowKeys, join
@@ -218,7 +217,7 @@ class _Dispatch:
     ) -> None:
         self._group, self._control, self._team = group, control, team
         versions = [
-            (absolute(job.version.path), {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id})
+            (job.version.path.absolute(), {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id})
             for job in group.jobs
         ]
         self._setup = WorkerSetup(Setup.of(group), versions, options)

@@ -28,7 +28,7 @@ from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.jobs import JobGroup
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, locate
-from featcache.storage.location import Location, absolute
+from featcache.storage.location import Location
 from featcache.trust import allow_commands, allow_remote_code, allowed_commands, remote_code_is_allowed
 from featcache.version.version import Version
 
@@ -149,7 +149,7 @@ class Setup:
             has_urls=group.has_urls,
             paths_there=[] if group.has_urls else paths_there(group.root, group.some_paths),
             configs=[config.config for config in group.configs],
-            source=None if group.source is None else absolute(group.source.version.path),
+            source=None if group.source is None else group.source.version.path.absolute(),
             allows_remote_code=remote_code_is_allowed(),
             allowed_commands=allowed_commands(),
         )

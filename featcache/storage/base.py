@@ -121,10 +121,6 @@ class Store(Protocol):
         """What writers have left that are dead, by keys; it is removed, as far as possible, unless told otherwise."""
 
     @property
-    def real_name(self) -> str:
-        """The name of the folder, behind links."""
-
-    @property
     def desk(self) -> Path:
         """A folder of this machine, for what others need not see: marks of what is in flight. It is made if missing."""
 

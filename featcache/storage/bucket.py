@@ -245,10 +245,6 @@ class Bucket:
             self._delete([key])
 
     @property
-    def real_name(self) -> str:
-        return self.location.name
-
-    @property
     def desk(self) -> Path:
         """Below the temporary folder (`TMPDIR`): of this user alone, and for everything that writes there the same."""
         mine = Path(tempfile.gettempdir(), f"featcache-{os.getuid()}")

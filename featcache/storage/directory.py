@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.storage import base
 from featcache.storage.base import MARK, Buffer, checked_key, in_parallel
-from featcache.storage.files import Lock, flush, is_held, make_folder, map_file, write_through
+from featcache.storage.files import Lock, flush, hold_folder, make_folder, map_file, write_through
 
 _BLOCK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
@@ -85,15 +85,13 @@ class Directory:
 
     def exists(self, key: str) -> bool:
         path = self._path(key)
-        try:
-            with os.scandir(path) as entries:
-                return not key or next(entries, None) is not None
-        except FileNotFoundError:
-            return False
-        except NotADirectoryError:
-            return os.path.lexists(path)
-        except OSError as error:
-            raise _reading_error(error, path) from error
+        with _reading(path), suppress(FileNotFoundError):
+            try:
+                with os.scandir(path) as entries:
+                    return not key or next(entries, None) is not None
+            except NotADirectoryError:
+                return os.path.lexists(path)
+        return False
 
     def names(self, folder: str) -> list[str]:
         path = self._path(folder)
@@ -186,14 +184,14 @@ class Directory:
             if path.is_dir():  # which nobody here has made
                 path.rmdir()
             lock = Lock(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-            is_ours = taken(lock)
+            is_ours = lock.is_granted()
             said = "" if is_ours else os.pread(lock.descriptor, _SAID_BYTES, 0).decode(errors="replace")
         with lock:
             if not is_ours:
                 holder = "".join(filter(str.isprintable, said)) or "another run"
                 if wait is None:
                     raise LockedError(f"{self.location}: is in use by {holder}")
-                while not taken(lock):
+                while not lock.is_granted():
                     wait(holder)
                     time.sleep(_POLL_SECONDS)  # `flock` itself waits without listening to signals
             with suppress(OSError):  # on a full disk, what the last holder said stays
@@ -202,15 +200,19 @@ class Directory:
             yield
 
     def sweep(self, *, remove: bool = True) -> list[str]:
-        work = self.location / "work"
+        """See `Store`: leftovers are names that are given here, and no others."""
+        work, left = self.location / "work", list[str]()
         with _writing_to(work), suppress(FileNotFoundError):
             _refuse_link(work)
-            return [f"work/{name}" for name in sweep_work(work, remove=remove)]
-        return []
-
-    @property
-    def real_name(self) -> str:
-        return self.location.resolve().name
+            names = sorted(os.listdir(work))
+            left += filter(_REMOVED.fullmatch, names)
+            if remove:
+                for name in left:
+                    _discard(work / name)
+            if written := [*filter(_WRITTEN.fullmatch, names)]:
+                with suppress(OSError), in_work(work) as own:  # nothing is known of a folder that cannot be written
+                    left += [name for name in written if _is_left(work / name, own, remove)]
+        return [f"work/{name}" for name in left]
 
     @property
     def desk(self) -> Path:
@@ -329,18 +331,12 @@ def _refuse_link(path: Path) -> None:
 @contextmanager
 def in_work(work: Path) -> Iterator[Path]:
     """The context to write something in: a fresh folder, which is held meanwhile, and removed in the end."""
-    while True:
-        path = work / f"{_boot()}-{secrets.token_hex(8)}"
-        path.mkdir()
-        with suppress(FileNotFoundError):
-            lock = Lock(path, os.O_RDONLY | os.O_DIRECTORY)
-            if taken(lock) and path.exists():  # else it has been swept before it was held
-                break
-    try:
-        yield path
-    finally:
-        _discard(path)
-        lock.release()
+    path = work / f"{_boot()}-{secrets.token_hex(8)}"
+    with hold_folder(path):
+        try:
+            yield path
+        finally:
+            _discard(path)
 
 
 def remove_folder(path: Path, work: Path) -> None:
@@ -352,57 +348,26 @@ def remove_folder(path: Path, work: Path) -> None:
     _discard(aside)
 
 
-def sweep_work(work: Path, *, remove: bool) -> list[str]:
-    """The names of leftovers, and only of names that are given here; they are removed if they are to be."""
-    names = sorted(os.listdir(work))
-    left = [*filter(_REMOVED.fullmatch, names)]
-    if remove:
-        for name in left:
-            _discard(work / name)
-    if written := [*filter(_WRITTEN.fullmatch, names)]:
-        with suppress(OSError), in_work(work) as own:  # nothing is known of a folder that cannot be written
-            for name in written:
-                with suppress(OSError):  # it is gone, or not ours to remove
-                    if _is_left(work / name, own, remove):
-                        left.append(name)
-    return left
-
-
 def _is_left(path: Path, own: Path, remove: bool) -> bool:
     """Whether the writer of a folder is dead, which is then removed if it is to be; `own` is a new folder, and held."""
-    with Lock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as lock:
-        if path.name.startswith(_boot()) and _excludes(own):
+    with suppress(OSError), Lock(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as lock:
+        # Some file systems have no locks, or grant all: they also grant one on what is held.
+        if path.name.startswith(_boot()) and not Lock(own, os.O_RDONLY).is_granted():
             is_left = lock.take()
         else:  # by the clock of the file system, which is the same for all
-            is_left = own.stat().st_mtime - max(_changes(path)) > _DAY_SECONDS
+            is_left = own.stat().st_mtime - _last_change(path) > _DAY_SECONDS
         if is_left and remove:
             remove_folder(path, path.parent)  # while nobody else can hold it
         return is_left
+    return False  # it is gone, or not ours to remove
 
 
-def _excludes(own: Path) -> bool:
-    """Whether locks keep others away here, by a folder that is held: some file systems have none, or grant all."""
-    try:
-        return is_held(own)
-    except OSError:
-        return False
-
-
-def _changes(folder: Path) -> Iterator[float]:
-    """When a folder and everything in it last changed."""
-    yield folder.lstat().st_mtime
+def _last_change(folder: Path) -> float:
+    """When a folder or anything in it changed last. Raises FileNotFoundError if something of it goes meanwhile."""
+    paths = [os.fspath(folder)]
     for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            with suppress(FileNotFoundError):
-                yield os.lstat(os.path.join(parent, name)).st_mtime
-
-
-def taken(lock: Lock) -> bool:
-    """Whether a lock is ours now, or everybody's: there are file systems without locks."""
-    try:
-        return lock.take()
-    except OSError:
-        return True
+        paths += [os.path.join(parent, name) for name in (*folders, *files)]
+    return max(os.lstat(path).st_mtime for path in paths)
 
 
 def _discard(folder: Path) -> None:

@@ -116,6 +116,13 @@ class Lock:
             return False
         return True
 
+    def is_granted(self) -> bool:
+        """Whether the lock is ours now, or everybody's: there are file systems without locks."""
+        try:
+            return self.take()
+        except OSError:
+            return True
+
     # Defaults, since at the interpreter's exit the module's own names may be gone.
     def release(self, close: Callable[[int], None] = os.close, opening: threading.RLock = _opening) -> None:
         """Close the file, and with it let go of the lock."""
@@ -139,6 +146,17 @@ def is_held(path: Path) -> bool:
     file cannot be opened, or its file system has no locks."""
     with Lock(path, os.O_RDONLY) as lock:
         return not lock.take()
+
+
+def hold_folder(path: Path) -> Lock:
+    """Make a folder, and take its lock. Until it is held, others may take it for one that the dead have left, and
+    remove it: then it is made again. Raises OSError if it cannot be made or opened."""
+    while True:
+        path.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            lock = Lock(path, os.O_RDONLY | os.O_DIRECTORY)
+            if lock.is_granted() and path.exists():
+                return lock
 
 
 def _close_all() -> None:

@@ -39,6 +39,12 @@ class ObjectPath:
         """The location that this one is in."""
         return ObjectPath(self.root, self.key.rpartition("/")[0])
 
+    def absolute(self) -> ObjectPath:
+        """The same: it depends on no working directory, and is no link."""
+        return self
+
+    resolve = absolute
+
 
 Location = Path | ObjectPath
 """Where something of a cache is."""
@@ -47,7 +53,7 @@ Location = Path | ObjectPath
 def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
     """The location that a user names, as `as_location` reads it; a relative path is made absolute, since the working
     directory may change."""
-    return absolute(as_location(name, text))
+    return as_location(name, text).absolute()
 
 
 def as_location(name: str, text: str | Path | ObjectPath) -> Location:
@@ -78,8 +84,3 @@ def as_location(name: str, text: str | Path | ObjectPath) -> Location:
     if not bucket or {".", ".."} & {*parts}:
         raise ArgumentError(f"{name}: {text} names no location in a bucket: give {scheme}://BUCKET/FOLDER")
     return ObjectPath(f"{scheme}://{bucket}", "/".join(parts))
-
-
-def absolute(location: Location) -> Location:
-    """The same location, for a process whose working directory may be another."""
-    return location.absolute() if isinstance(location, Path) else location

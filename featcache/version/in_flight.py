@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import Reason, StoreError
 from featcache.storage.base import open_store
-from featcache.storage.files import Lock, is_held
+from featcache.storage.files import hold_folder, is_held
 from featcache.strings import Strings
 from featcache.version.ledger import Failure
 from featcache.version.version import Version
@@ -63,7 +63,7 @@ class InFlight:
         with ExitStack() as opened:
             try:
                 for folder in self._folders:
-                    opened.callback(_made(folder).release)
+                    opened.enter_context(hold_folder(folder))
                 opened.callback(self._forget)
                 self._files = [
                     [opened.enter_context(FileIO(folder / f"{_MARK}{worker}", "w")) for folder in self._folders]
@@ -155,18 +155,6 @@ def _dead_runs(version: Version, living: Set[str] = frozenset(), dead: Set[str] 
         return run in dead or not (run in living or _is_running(runs / run))
 
     return [folder for folder in folders if not folder.is_symlink() and is_dead(folder.name)]
-
-
-def _made(folder: Path) -> Lock:
-    """The lock of a folder, which is made. Until it is held, others may take it for one that a dead run has left."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):
-            lock = Lock(folder, os.O_RDONLY)
-            with suppress(OSError):  # no locks on this file system
-                lock.take()
-            if folder.exists():
-                return lock
 
 
 def _is_running(run: Path) -> bool:

@@ -5,8 +5,7 @@ The name of a shard says what is in it, so a list of names is all that there is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -45,8 +44,7 @@ def make_tag(version: Version, name: str, index: Index) -> Tag:
     if not len(index):
         raise StoreError(f"{version.path}: has no utterances yet, so there is nothing to tag")
     tag = Tag(made=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", items=len(index), shards=sorted(index.shards), name=name)
-    document = msgspec.to_builtins(tag)
-    version.store.put(f"tags/{name}", encode_line(document))
+    version.store.put(f"tags/{name}", encode_line(msgspec.to_builtins(tag)))
     return tag
 
 
@@ -85,30 +83,26 @@ def at_tag(version: Version, name: str | None) -> Version:
     return Version(version.store, version.info, tag=name, shards=tag.shards)
 
 
-def tags_to_show(version: Version) -> list[dict[str, Any]]:
-    """What there is to say of each tag of a version: `name`, `made`, `utterances`, and what is wrong, `fault`."""
-    faults = dict(check_tags(version, version.shard_names()))
-    shown = []
+def tags_to_show(version: Version, shards: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """What there is to say of each tag of a version, which has these shards, by default those that are there: `name`,
+    `made`, `utterances`, and what is wrong, `fault`."""
+    there, shown = {*(version.shard_names() if shards is None else shards)}, []
     for name in tag_names(version):
-        known: dict[str, Any] = {"name": name, "made": None, "utterances": None, "fault": faults.get(name)}
-        with suppress(StoreError):
+        known: dict[str, Any] = {"name": name, "made": None, "utterances": None}
+        try:
             tag = read_tag(version, name)
-            known |= {"made": tag.made, "utterances": tag.items}
+            known |= {"made": tag.made, "utterances": tag.items, "fault": _fault(tag, there)}
+        except DamagedError as error:
+            known["fault"] = str(error)
         shown.append(known)
     return shown
 
 
-def check_tags(version: Version, shards: Sequence[str]) -> Iterator[tuple[str, str]]:
+def check_tags(version: Version, shards: Iterable[str]) -> list[tuple[str, str]]:
     """The tags by which a version that has these shards cannot be read any more, and what is wrong with each."""
-    for name in tag_names(version):
-        try:
-            fault = _fault(read_tag(version, name), {*shards})
-        except DamagedError as error:
-            fault = str(error)
-        if fault:
-            yield name, fault
+    return [(tag["name"], tag["fault"]) for tag in tags_to_show(version, shards) if tag["fault"] is not None]
 
 
-def _fault(tag: Tag, shards: set[str]) -> str:
+def _fault(tag: Tag, shards: set[str]) -> str | None:
     gone = [name for name in tag.shards if name not in shards]
-    return f"the tag {tag.name} names shards that are gone or damaged: {listing(gone)}" if gone else ""
+    return f"the tag {tag.name} names shards that are gone or damaged: {listing(gone)}" if gone else None

@@ -33,7 +33,7 @@ from featcache.errors import DamagedError, ExtractorError, StoreError, listing
 from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
 from featcache.format.group import read_attributes
 from featcache.format.shard import Shard
-from featcache.spec import DTYPES, QUANTIZATION, SIDE_NAME, FeatureSpec, SideSpec
+from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.base import MARK, Store, open_store
 from featcache.storage.location import Location
 
@@ -48,18 +48,7 @@ PLAIN_GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
 
 _FRAME_VALUES = 1 << 22
 _CODES = 1 << 24
-_LIBRARIES = (
-    "featcache",
-    "numpy",
-    "torch",
-    "torchaudio",
-    "transformers",
-    "soundfile",
-    "miniaudio",
-    "av",
-    "soxr",
-    "zarr",
-)
+_LIBRARIES = ("numpy", "torch", "torchaudio", "transformers", "soundfile", "miniaudio", "av", "soxr", "zarr")
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=AT_MOST_NAME)]
 
@@ -106,11 +95,10 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
         """Raise ValueError if the spec contradicts itself, no memory is enough for one frame, or the config is odd."""
         spec = self.spec
         msgspec.convert(self.config, _Config)
-        _check_side_specs(spec.side)
-        for name, shape in [
-            ("frame", spec.item_shape),
-            *((f"entry of {one.name}", one.item_shape) for one in spec.side),
-        ]:
+        shapes = {"frame": spec.item_shape} | {f"entry of {one.name}": one.item_shape for one in spec.side}
+        if len(shapes) < 1 + len(spec.side):
+            raise ValueError(f"side arrays {listing(one.name for one in spec.side)}: two of them have the same name")
+        for name, shape in shapes.items():
             if math.prod(shape) > _FRAME_VALUES:
                 raise ValueError(f"one {name} has {math.prod(shape):,} values, and may have {_FRAME_VALUES:,}")
         if spec.is_quantized and spec.dtype != "float32":
@@ -120,19 +108,6 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
             raise ValueError("scales and offsets of another form than the features")
         if sum(spec.codebook_sizes) > _CODES or (spec.codebook_sizes and spec.dtype.startswith("float")):
             raise ValueError(f"codes of {sum(spec.codebook_sizes):,} values, of dtype {spec.dtype}")
-
-
-def _check_side_specs(specs: Sequence[SideSpec]) -> None:
-    """Raise ValueError if side arrays cannot be stored beside each other."""
-    for spec in specs:
-        if not re.fullmatch(SIDE_NAME, spec.name):
-            raise ValueError(f"side array {spec.name!r}: a name is lower-case letters, digits and _")
-        if spec.dtype not in DTYPES:
-            raise ValueError(f"side array {spec.name}: {spec.dtype!r} is none of {', '.join(DTYPES)}")
-        if min(spec.item_shape, default=1) < 1:
-            raise ValueError(f"side array {spec.name}: entries of shape {list(spec.item_shape)} hold no value")
-    if len({spec.name for spec in specs}) < len(specs):
-        raise ValueError(f"side arrays {listing(spec.name for spec in specs)}: two of them have the same name")
 
 
 class _Kind(msgspec.Struct):
@@ -174,7 +149,7 @@ def library_versions() -> dict[str, str]:
 
     They are recorded with every version and shard, and are no part of the fingerprint."""
     versions = {"python": platform.python_version(), "machine": platform.machine()}
-    for library in _LIBRARIES:
+    for library in ("featcache", *_LIBRARIES):
         with suppress(PackageNotFoundError):  # an optional one
             versions[library] = version_of(library)
     try:
@@ -231,7 +206,10 @@ class Version:
             data = seal_group(msgspec.to_builtins(info), path)
             read_info(data, path)
         except (ValueError, DamagedError) as error:
-            raise ExtractorError(f"config {info.name}: features that cannot be stored: {error}") from error
+            side = listing(f"{one.name!r} of {one.dtype} {[*one.item_shape]}" for one in info.spec.side) or "none"
+            raise ExtractorError(
+                f"config {info.name}: features that cannot be stored: {error}; their side arrays are {side}"
+            ) from error
         store = open_store(path)
         for key, content in ((MARK, data), (f"shards/{MARK}", PLAIN_GROUP)):
             if not store.exists(key):
@@ -250,7 +228,7 @@ class Version:
     def original_name(self) -> str | None:
         """The name that the folder was made with, if it has another one now: it was renamed, or is a copy."""
         name = self.info.folder_name
-        return None if name in (self.path.name, self.store.real_name) else name
+        return None if name in (self.path.name, self.path.resolve().name) else name
 
     @staticmethod
     def has_group(store: Store) -> bool:

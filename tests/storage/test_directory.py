@@ -251,7 +251,7 @@ def test_a_folder_that_a_link_leads_to_is_read(store, tmp_path):
     assert store.read(f"cd/{MARK}", 10) == FILES[MARK]
     store.publish({**FILES, "more": b""}, "cd")
     assert (store.location / "cd").is_symlink()
-    assert store.real_name == "elsewhere"
+    assert store.location.resolve().name == "elsewhere"
     assert store.names("") == ["ab", "cd", "tags", "work"]
 
 

@@ -137,7 +137,7 @@ class TestReading:
         assert below.names("") == ["0b", "a"]
         assert below.read("a", 3) == b"f/a"
         assert dict(below.walk("0b")) == {f"0b/{path}": len(data) for path, data in shard("0b").items()}
-        assert below.real_name == "f"
+        assert below.location.resolve().name == "f"
 
     def test_a_store_is_pickled_as_its_place(self, store):
         store.put("a", b"data")

@@ -84,7 +84,7 @@ def test_a_run_that_can_mark_nothing_leaves_nothing(version, scratch, monkeypatc
             raise OSError(errno.EMFILE, "Too many open files", str(path))
         return Lock(path, *flags)
 
-    monkeypatch.setattr("featcache.version.in_flight.Lock", lock)
+    monkeypatch.setattr("featcache.storage.files.Lock", lock)
     with pytest.raises(StoreError, match="cannot be written: Too many open files"), InFlight(runs, 1):
         pass
     assert [path for one, _ in runs for path in one.store.desk.iterdir()] == []
