@@ -16,6 +16,7 @@ from featcache.adapters.caches import cache_of, missing_toolkit, position_of, re
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
+from featcache.loader.spans import Spans
 from featcache.manifest.copies import copies_of
 from featcache.strings import Strings
 
@@ -52,7 +53,7 @@ class Reader(FeaturesReader):  # type: ignore[misc]
         Raises MissingItemError if there is no such utterance, DamagedError if its shard is damaged."""
         position = position_of(self._cache, key)
         first, end, _ = slice(left_offset_frames, right_offset_frames).indices(int(self._cache.lengths[position]))
-        frames = self._cache.gather(np.array([position]), np.array([first]), np.array([max(0, end - first)]))[0]
+        frames = self._cache.gather(Spans(*np.array([[position], [first], [max(0, end - first)]])))[0]
         return np.asarray(frames.float() if frames.is_floating_point() else frames)
 
 

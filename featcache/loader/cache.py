@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.errors import ArgumentError, MissingDependencyError, MissingItemError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.loader.shards import Shards
-from featcache.loader.spans import check_codebooks, check_padding, frames_between, positions_in
+from featcache.loader.spans import Spans, check_codebooks, check_padding, frames_between, positions_in
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 from featcache.version.index import Index, load_index
@@ -39,6 +39,13 @@ _Default = TypeVar("_Default")
 
 Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"
 """Utterances: all by id, or all by position."""
+
+
+class Stored(TypedDict, total=False):
+    """How stored features are taken: arguments of `Cache.batch`, which says what they do."""
+
+    raw: bool
+    check: bool | None
 
 
 class Cache:
@@ -196,8 +203,7 @@ class Cache:
         codebooks: int | None = None,
         padding_value: float = 0,
         out: torch.Tensor | None = None,
-        raw: bool = False,
-        check: bool | None = None,
+        **stored: Unpack[Stored],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The features of several utterances, or of a part of each, padded at their ends to the longest.
 
@@ -224,23 +230,20 @@ class Cache:
         """
         codebooks = check_codebooks(self.spec, codebooks)
         check_padding(self.spec, padding_value)
-        if raw and self.spec.is_quantized and padding_value != 0:
+        if stored.get("raw") and self.spec.is_quantized and padding_value != 0:
             hint = "levels are padded with 0; give padding_value to dequantize"
             raise ArgumentError(f"padding_value is {padding_value}: {hint}")
         positions = self._positions(keys)
         firsts, counts = None, self.index.num_frames[positions]
         if start is not None or duration is not None:
             firsts, counts = frames_between(counts, self.spec.frame_rate, 0 if start is None else start, duration)
-        features = self.gather(
-            positions, firsts, counts, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check
-        )
+        spans = Spans(positions, firsts, counts)
+        features = self.gather(spans, codebooks=codebooks, padding_value=padding_value, out=out, **stored)
         return features, tensor_of(counts)
 
     def gather(
         self,
-        positions: NDArray[np.int64],
-        firsts: NDArray[np.int64] | None,
-        counts: NDArray[np.int64],
+        spans: Spans,
         *,
         codebooks: int | None = None,
         padding_value: float = 0,
@@ -248,29 +251,28 @@ class Cache:
         raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
-        """The features that `batch` returns: of utterances by their positions, `counts` frames of each from `firsts`
-        on, or from its beginning; int64 `[batch]`, not negative. Only `out` is checked: it may be buffers, too, to take
-        the memory from; by default the cache's own."""
+        """The features that `batch` returns, of frames that are there. Only `out` is checked: it may be buffers, too,
+        to take the memory from; by default the cache's own."""
         as_values = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
+        read = spans
         if is_checked:  # all of each utterance has one checksum
-            frames_of = self._shards.frames(positions, None, self.index.num_frames[positions])
-        else:
-            frames_of = self._shards.frames(positions, firsts, counts)
+            read = Spans(spans.positions, None, self.index.num_frames[spans.positions])
+        frames_of = self._shards.frames(read)
         # Memory is asked for once the reader has found the frames there, in files of their size.
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
-        shape = (len(positions), int(counts.max(initial=0)), *item_shape)
+        shape = (len(spans.positions), int(spans.counts.max(initial=0)), *item_shape)
         dtype = np.dtype(self.spec.dtype) if as_values else self.version.dtype
         padded = tensor_in(self._buffers if out is None else out, shape, dtype)
         rows = padded.numpy()
         with self._shards.read_ahead(frames_of):
-            parts = self._checked(rows, positions, firsts, counts, frames_of) if is_checked else iter(frames_of)
+            parts = self._checked(rows, spans, frames_of) if is_checked else iter(frames_of)
             if codebooks is not None:
                 parts = (frames[:, :codebooks] for frames in parts)
             if frames_of and not (is_checked or as_values):
                 pad_into(rows, [*parts], padding_value)  # faster than row by row
                 return padded
-            for row, position, frames in zip(rows, positions.tolist(), parts, strict=True):
+            for row, position, frames in zip(rows, spans.positions.tolist(), parts, strict=True):
                 if as_values:
                     scale, offset = self._shards.quantization(position)
                     dequantize_array(frames, scale, offset, out=row[: len(frames)])
@@ -279,20 +281,13 @@ class Cache:
                 row[len(frames) :] = padding_value
         return padded
 
-    def _checked(
-        self,
-        rows: NDArray[Any],
-        positions: NDArray[np.int64],
-        firsts: NDArray[np.int64] | None,
-        counts: NDArray[np.int64],
-        whole: Sequence[NDArray[Any]],
-    ) -> Iterator[NDArray[Any]]:
+    def _checked(self, rows: NDArray[Any], spans: Spans, whole: Sequence[NDArray[Any]]) -> Iterator[NDArray[Any]]:
         """The frames of a batch, read and checked one utterance after the other, each while it is in the processor's
         cache: each is valid until the next one. It is read into its row, where that takes all of it as it is stored."""
         room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.version.dtype)
         are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
-        begins = np.zeros_like(counts) if firsts is None else firsts
-        columns = positions.tolist(), begins.tolist(), counts.tolist()
+        firsts = np.zeros_like(spans.counts) if spans.firsts is None else spans.firsts
+        columns = spans.positions.tolist(), firsts.tolist(), spans.counts.tolist()
         for row, position, first, count, frames in zip(rows, *columns, whole, strict=True):
             out = row if are_alike and count == len(frames) else room
             yield self._shards.load_checked(position, frames, out)[first : first + count]

@@ -6,13 +6,12 @@ import copy
 import operator
 import warnings
 from collections import UserList
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, Self, SupportsIndex, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -23,17 +22,8 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, require_int
 from featcache.loader.cache import Buffers, Cache
 from featcache.loader.display import Batch, beginning, card
-from featcache.loader.spans import Crop, Windows, positions_in
-from featcache.loader.utterances import (
-    DatasetVersion,
-    Names,
-    Where,
-    by_version,
-    caches_by_name,
-    find_utterances,
-    labels_by_column,
-    take,
-)
+from featcache.loader.spans import Crop, Spans, Windows, positions_in
+from featcache.loader.utterances import DatasetVersion, Selection, find_utterances, take, versions_of
 from featcache.manifest import Manifest, Table
 from featcache.strings import Strings
 
@@ -41,22 +31,16 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
-class FrameRanges:
+class FrameRanges(Spans):
     """The frames that a batch holds of one version."""
 
     version: DatasetVersion
-    positions: NDArray[np.int64]
-    """The positions of the utterances in its cache; int64 `[batch]`."""
-    firsts: NDArray[np.int64] | None
-    """The first frame of each; int64 `[batch]`; None for the first that it has."""
-    counts: NDArray[np.int64]
-    """The number of frames of each; int64 `[batch]`."""
 
     def gather(self, out: torch.Tensor | Buffers | None = None, raw: bool = False) -> torch.Tensor:
         """The padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised ones as levels, padded with 0."""
-        version, frames = self.version, (self.positions, self.firsts, self.counts)
+        version = self.version
         padding_value = 0 if raw else version.padding_value
-        return version.cache.gather(*frames, codebooks=version.codebooks, padding_value=padding_value, out=out, raw=raw)
+        return version.cache.gather(self, codebooks=version.codebooks, padding_value=padding_value, out=out, raw=raw)
 
 
 class FeatureDataset(Dataset[dict[str, Any]]):
@@ -93,10 +77,10 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             by a function that gets each row as a dictionary, `id` and all columns, and says whether to take it.
         skip_missing: Leave out utterances missing from the cache instead of raising an error; `skipped` lists them.
         on_changed: What to do about rows whose features are of another path, start, duration or channel under the same
-            id, or of an older file while extracting the new one failed: "error" refuses them, "warn" takes the features
-            and gives a `FeatcacheWarning`, "use" takes them.
-        copies: Include all copies that the versions' configs make of each utterance, with the columns `speed` and, if
-            there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in the manifest.
+            id, or of an older file while extracting the new one failed: "error", the default, refuses them, "warn"
+            takes the features and gives a `FeatcacheWarning`, "use" takes them.
+        copies: By default, include all copies that the versions' configs make of each utterance, with the columns
+            `speed` and, if there is noise, `snr` (dB; NaN for clean copies). If false, only the ids in the manifest.
         columns: Names of the manifest's columns to keep; by default all. A mapping also sets their types:
             `{"speaker": str, "digit": int}`.
         classes: The name of a column of labels, or several: they become numbers from 0, in the labels' order as text,
@@ -127,41 +111,25 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         cache: Cache | Mapping[str, Cache],
         manifest: str | Path | Manifest | Table | None = None,
         *,
-        where: Where | None = None,
-        skip_missing: bool = False,
-        on_changed: Literal["error", "warn", "use"] = "error",
-        copies: bool = True,
-        columns: Names = None,
-        classes: str | Collection[str] | Mapping[str, Sequence[str]] = (),
         padding_value: float | Mapping[str, float] = 0,
         crop: Crop | int | None = None,
         codebooks: int | Mapping[str, int] | None = None,
+        **selection: Unpack[Selection],
     ) -> None:
         self.cache = cache
-        caches = caches_by_name(cache)
-        self.names = list(caches)
-        labels = labels_by_column(classes)
-        found = find_utterances(
-            caches, manifest, where=where, columns=columns, classes=labels, copies=copies, on_changed=on_changed
-        )
-        found, self.classes = found.with_classes(labels)
-        found, self.skipped = found.without_missing(caches, skip_missing)
+        versions = versions_of(cache, codebooks, padding_value)
+        self.names = [version.name for version in versions]
+        found, self.skipped = find_utterances(versions, manifest, **selection)
         self.dropped: list[str] = []
         self._epoch = _epoch_in_memory(0, is_shared=crop is not None)
         self._windows: Windows | None = None
         if crop is not None:
             crop = crop if isinstance(crop, Crop) else Crop(frames=crop)
-            self._windows = Windows(crop, [each.spec.frame_rate for each in caches.values()])
-            found, self.dropped = found.without_short(caches, self._windows)
-        self.columns = found.columns
+            self._windows = Windows(crop, [version.cache.spec.frame_rate for version in versions])
+            found, self.dropped = found.without_short(self._windows)
+        self.columns, self.classes, self.versions = found.columns, found.classes, found.versions
         # A cache's own ids are not pickled with the dataset.
-        self._ids = None if found.ids is next(iter(caches.values())).ids else found.ids
-        padding = by_version(cache, "padding_value", padding_value)
-        codes = by_version(cache, "codebooks", codebooks)
-        self.versions = [
-            DatasetVersion(name, each, found.positions[name], codes.get(name), padding.get(name, 0))
-            for name, each in caches.items()
-        ]
+        self._ids = None if found.ids is versions[0].cache.ids else found.ids
 
     def __repr__(self) -> str:
         versions = ", ".join(version.cache.version.path.name for version in self.versions)
@@ -212,8 +180,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """The number of frames of each utterance in the first version, after cropping; int64 `[utterances]`."""
-        version = self.versions[0]
-        lengths = version.cache.lengths if version.positions is None else version.cache.lengths[version.positions]
+        lengths = self.versions[0].values_of(self.versions[0].cache.lengths)
         return lengths if self._windows is None else np.minimum(lengths, self._windows.length)
 
     def subset(self, rows: Sequence[int] | NDArray[Any]) -> Self:
@@ -233,16 +200,14 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         part = copy.copy(self)
         part._ids = self.ids.take(at)
         part.columns = {name: take(column, at) for name, column in self.columns.items()}
-        part.versions = [replace(version, positions=version.positions_of(at)) for version in self.versions]
+        part.versions = [version.take(at) for version in self.versions]
         part._epoch = _epoch_in_memory(self.epoch, is_shared=self._windows is not None)
         return part
 
     @property
     def shards(self) -> NDArray[np.int64]:
         """The number of the shard that has each utterance in the first version, from 0; int64 `[utterances]`."""
-        version = self.versions[0]
-        shards = np.asarray(version.cache.index.shard)
-        return shards if version.positions is None else shards[version.positions]
+        return self.versions[0].values_of(np.asarray(self.versions[0].cache.index.shard))
 
     @property
     def epoch(self) -> int:
@@ -306,10 +271,10 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         """The frames that a batch of some rows holds of each version in an epoch."""
         positions = [version.positions_of(rows) for version in self.versions]
         lengths = [version.cache.index.num_frames[at] for version, at in zip(self.versions, positions, strict=True)]
-        if self._windows is None:
-            return [FrameRanges(*each) for each in zip(self.versions, positions, repeat(None), lengths)]
-        firsts, counts = self._windows.ranges(lengths, positions[0], epoch)
-        return [FrameRanges(*each) for each in zip(self.versions, positions, firsts, counts, strict=True)]
+        firsts: Sequence[NDArray[np.int64] | None] = [None] * len(lengths)
+        if self._windows is not None:
+            firsts, lengths = self._windows.ranges(lengths, positions[0], epoch)
+        return [FrameRanges(*each) for each in zip(positions, firsts, lengths, self.versions, strict=True)]
 
     def _rows(self, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         """Some rows, counted from the first one; int64 `[rows]`. Raises IndexError if there is no such row."""

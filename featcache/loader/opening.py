@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
@@ -23,6 +23,14 @@ class _Config(Protocol):
     def resolved(self) -> dict[str, Any]: ...
 
 
+class Nearer(TypedDict, total=False):
+    """Where copies of shards are kept: arguments of `open`, which says what they do."""
+
+    ram: str | float | None
+    copy_to: str | Path | None
+    copy_limit: str | float | None
+
+
 def open(  # noqa: A001
     path: str | Path,
     name: str | None = None,
@@ -31,9 +39,7 @@ def open(  # noqa: A001
     tag: str | None = None,
     check: bool = False,
     strict: bool = False,
-    ram: str | float | None = None,
-    copy_to: str | Path | None = None,
-    copy_limit: str | float | None = None,
+    **nearer: Unpack[Nearer],
 ) -> Cache:
     """Open a version of a cache for reading; or of a corpus, which gives a `Corpus`: all its parts as one sequence.
 
@@ -67,10 +73,10 @@ def open(  # noqa: A001
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache, or its URL")
     tiers = None
-    if (ram, copy_to, copy_limit) != (None, None, None):
+    if nearer:
         from featcache.loader.local_copies import Tiers
 
-        tiers = Tiers.parse(ram, copy_to, copy_limit)
+        tiers = Tiers.parse(**nearer)
     location = parse_location("path", path)
     if config is not None:
         config = _load(config)

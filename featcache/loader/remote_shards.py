@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, DamagedError
+from featcache.errors import ArgumentError
 from featcache.format.shard import Frames
-from featcache.loader.local_copies import LocalCopies, LocalCopy, Tiers, blaming_the_copy
+from featcache.loader.local_copies import LocalCopies, Tiers, blaming_the_copy
 from featcache.loader.shards import Shards
 from featcache.storage.base import in_parallel
 from featcache.storage.directory import Directory
@@ -71,7 +71,6 @@ class _CopiedShards(Shards):
     def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies) -> None:
         super().__init__(version, index, check=check)
         self.copies = copies
-        self._copied: dict[int, LocalCopy] = {}
 
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         if self.copies.has_news:
@@ -101,15 +100,6 @@ class _CopiedShards(Shards):
         opened = Directory(copy.path.parent).open(copy.path.name, None)
         return Frames(opened, copy.features.shape, copy.features.dtype, str(copy.path), None)
 
-    def _not_as_written(self, number: int, id_: str) -> DamagedError:
-        copy = self._copied.get(number)
-        return super()._not_as_written(number, id_) if copy is None else _spoilt(copy, id_)
-
-
-def _spoilt(copy: LocalCopy, id_: str) -> DamagedError:
-    where = copy.path or "memory"
-    return DamagedError(f"{id_}: damaged: its features in {where} are not what was written; remove this copy")
-
 
 @dataclass(frozen=True)
 class ToFetch:
@@ -127,7 +117,7 @@ class ToFetch:
 
     def hold(self) -> Callable[[], None] | None:
         """Copy it, and keep the copy until the function is called that is returned; see `LocalCopies.hold`."""
-        return self.copies.hold(self.number, self.shards._chunk(self.number))
+        return self.copies.hold(self.number, self.shards._file(self.number))
 
 
 class ObjectShards(Shards):
@@ -144,8 +134,7 @@ class ObjectShards(Shards):
     def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies | None) -> None:
         super().__init__(version, index, check=check)
         self.copies = copies
-        self._copied: dict[int, LocalCopy] = {}
-        self._chunks: dict[int, Frames] = {}
+        self._most_files = max(1, len(index.shards))  # none of them takes a descriptor
 
     def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
         """The context to read such arrays in: they are in memory, or copied from the store just now."""
@@ -182,7 +171,7 @@ class ObjectShards(Shards):
     def _of_shard(self, number_and_ranges: tuple[int, list[tuple[int, int]]]) -> list[NDArray[Any]]:
         number, ranges = number_and_ranges
         firsts, counts = zip(*ranges, strict=True)
-        chunk = self._chunk(number)
+        chunk = self._file(number)
         chunk.require_within(firsts, counts)
         copy = None if self.copies is None else self.copies.features(number, chunk, sum(counts))
         if copy is None:
@@ -190,19 +179,6 @@ class ObjectShards(Shards):
             return chunk.read_ranges(firsts, counts)
         self._copied[number] = copy
         return [copy.features[first : first + count] for first, count in ranges]
-
-    def _not_as_written(self, number: int, id_: str) -> DamagedError:
-        copy = self._copied.get(number)
-        return super()._not_as_written(number, id_) if copy is None else _spoilt(copy, id_)
-
-    def _chunk(self, number: int) -> Frames:
-        chunk = self._chunks.get(number)
-        if chunk is None:
-            shard = self._shard(number)
-            opened = shard.open_features()
-            self._check_form(shard, opened.shape, opened.dtype)
-            chunk = self._chunks.setdefault(number, opened)
-        return chunk
 
 
 def fetches(dataset: FeatureDataset) -> bool:

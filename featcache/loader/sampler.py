@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -50,6 +50,11 @@ class Batching(TypedDict, total=False):
     shards_in_memory: int | None
 
 
+_DEFAULTS = Batching(
+    max_frames=None, batch_size=None, shuffle=True, seed=0, rank=0, world_size=1, drop_last=False, shards_in_memory=None
+)
+
+
 class BucketBatchSampler(Sampler[list[int]]):
     """Batches of utterances of similar length, as lists of positions; torch's DataLoader takes it as `batch_sampler`.
 
@@ -66,10 +71,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         max_frames: The limit on the frames of a batch including padding, rows × longest. An utterance without frames
             counts as one frame.
         batch_size: The limit on the rows of a batch. At least one of the two limits must be given.
-        shuffle: If false, the longest batches come first, in the same order in every epoch.
-        seed: The seed of the order; not negative.
-        rank: The rank whose batches to yield. All other arguments must be the same for all ranks.
-        world_size: The number of ranks.
+        shuffle: By default true. If false, the longest batches come first, in the same order in every epoch.
+        seed: The seed of the order; not negative, by default 0.
+        rank: The rank whose batches to yield, by default 0. All other arguments must be the same for all ranks.
+        world_size: The number of ranks, by default 1.
         drop_last: Drop batches that do not make a whole round over the ranks, instead of halving others; with
             `batch_size` alone, also drop utterances that do not make a whole batch. Which ones are dropped is drawn in
             each epoch.
@@ -87,20 +92,14 @@ class BucketBatchSampler(Sampler[list[int]]):
         self,
         lengths: Sequence[int] | NDArray[Any] | torch.Tensor,
         *,
-        max_frames: int | None = None,
-        batch_size: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        drop_last: bool = False,
         shards: Sequence[int] | NDArray[Any] | None = None,
-        shards_in_memory: int | None = None,
+        **batching: Unpack[Batching],
     ) -> None:
-        self.rank = require_int("rank", rank, 0)
-        self.rules = Rules(max_frames, batch_size, shuffle, seed, world_size, drop_last, shards_in_memory)
-        if self.rank >= self.rules.world_size:
-            raise ArgumentError(f"rank is {rank}; with world_size={world_size} ranks are 0 to {world_size - 1}")
+        rules: dict[str, Any] = {**_DEFAULTS, **batching}
+        self.rank = require_int("rank", rules.pop("rank"), 0)
+        self.rules = Rules(**rules)
+        if self.rank >= (count := self.rules.world_size):
+            raise ArgumentError(f"rank is {self.rank}; with world_size={count} ranks are 0 to {count - 1}")
         self.lengths = _checked(lengths, self.rules.max_frames)
         self.shards = _checked_shards(shards, self.rules.shards_in_memory, len(self.lengths))
         self._pass = _Pass(self, 0)

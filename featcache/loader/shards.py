@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, StoreError, listing
 from featcache.format.shard import Frames, Shard, SideArray
+from featcache.loader.spans import Spans
 from featcache.spec import QUANTIZATION
 from featcache.storage.files import Readahead
-from featcache.storage.location import Location
 from featcache.version.index import Index
 from featcache.version.version import Version
+
+if TYPE_CHECKING:
+    from featcache.loader.local_copies import LocalCopy
 
 _FILES_OPEN = 128
 """The most shards' files that are open to be read from, unless an eighth of what the process may open is less."""
@@ -42,6 +45,7 @@ class Shards:
         self._checksums: dict[int, NDArray[np.uint64]] = {}
         self._sides: dict[tuple[str, int], SideArray] = {}
         self._files: dict[int, Frames] = {}
+        self._copied: dict[int, LocalCopy] = {}  # those that are read from copies
         self._most_files = max(1, min(_FILES_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
         self._readahead = Readahead()
 
@@ -54,14 +58,12 @@ class Shards:
         index = self.index
         return int(index.shard[position]), int(index.first_frame[position]), int(index.num_frames[position])
 
-    def frames(
-        self, positions: NDArray[np.int64], firsts: NDArray[np.int64] | None, counts: NDArray[np.int64]
-    ) -> list[NDArray[Any]]:
-        """Some frames of several utterances, likewise: `counts` of each from `firsts` on, or from its beginning."""
-        begins = self.index.first_frame[positions]
-        if firsts is not None:
-            begins = begins + firsts
-        return self._slices(self.index.shard[positions].tolist(), begins.tolist(), counts.tolist())
+    def frames(self, spans: Spans) -> list[NDArray[Any]]:
+        """Some frames of several utterances, likewise."""
+        begins = self.index.first_frame[spans.positions]
+        if spans.firsts is not None:
+            begins = begins + spans.firsts
+        return self._slices(self.index.shard[spans.positions].tolist(), begins.tolist(), spans.counts.tolist())
 
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:
         """Frames of a shard of one utterance after the other, read from its file: `[count, *item_shape]`."""
@@ -97,7 +99,7 @@ class Shards:
         entries = self.side(QUANTIZATION, position)
         if len(entries) != 1:
             shard = self._shard(int(self.index.shard[position]))
-            raise _damaged(shard, "not one scale and offset for each item")
+            raise DamagedError(f"{shard.folder}: damaged: not one scale and offset for each item", shard.store.location)
         scale_and_offset: NDArray[np.float32] = entries[0]
         return scale_and_offset
 
@@ -111,16 +113,17 @@ class Shards:
         return int(checksums[self._item(position, len(checksums))])
 
     def _not_as_written(self, number: int, id_: str) -> DamagedError:
-        shard = self._shard(number)
-        what = f"{id_}: damaged: its features in {shard.folder} are not what was written"
-        return DamagedError(what, _version_of(shard))
+        copy, shard = self._copied.get(number), self._shard(number)
+        where = shard.folder if copy is None else copy.path or "memory"
+        what = f"{id_}: damaged: its features in {where} are not what was written"
+        return DamagedError(what, shard.store.location) if copy is None else DamagedError(f"{what}; remove this copy")
 
     def _item(self, position: int, count: int) -> int:
         """The number of an utterance's item in its shard, which holds `count`."""
         item = int(self.index.item[position])
         if item >= count:
             shard = self._shard(int(self.index.shard[position]))
-            folder = _version_of(shard) / "index"
+            folder = shard.store.location / "index"
             raise DamagedError(f"{folder}: damaged: there is no item {item} in shard {shard.name}: remove this folder")
         return item
 
@@ -130,7 +133,7 @@ class Shards:
         if list(map(len, slices)) != counts:
             at = next(at for at, frames in enumerate(slices) if len(frames) != counts[at])
             shard, end = self._shard(shards[at]), firsts[at] + counts[at]
-            path = _version_of(shard)
+            path = shard.store.location
             raise DamagedError(f"{path}: damaged: shard {shard.name} ends before frame {end}", path)
         return slices
 
@@ -164,15 +167,7 @@ class Shards:
         return features
 
     def _open(self, number: int) -> NDArray[Any]:
-        shard = self._shard(number)
-        features = shard.features
-        self._check_form(shard, features.shape, features.dtype)
-        return features
-
-    def _check_form(self, shard: Shard, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Refuse features that are not the version's."""
-        if (shape[1:], dtype) != (self.version.info.spec.item_shape, self.version.dtype):
-            raise _damaged(shard, f"features are {dtype} {list(shape)}")
+        return self._shard(number).features
 
     def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
         names = [spec.name for spec in self.version.info.spec.side]
@@ -180,12 +175,3 @@ class Shards:
             there = listing(names) or "none"
             raise StoreError(f"{self.version.path}: has no side array {name!r}; it has {there}")
         return shard.side(name, check=check)
-
-
-def _version_of(shard: Shard) -> Location:
-    """The place of a shard's version: of a corpus, that of one of its parts."""
-    return shard.folder.parent.parent
-
-
-def _damaged(shard: Shard, what: str) -> DamagedError:
-    return DamagedError(f"{shard.folder}: damaged: {what}", _version_of(shard))

@@ -27,6 +27,18 @@ Where = Literal["random", "start", "center"]
 Short = Literal["pad", "drop", "error"]
 
 
+@dataclass(frozen=True)
+class Spans:
+    """Some frames of some utterances of a version."""
+
+    positions: NDArray[np.int64]
+    """The positions of the utterances; int64 `[n]`."""
+    firsts: NDArray[np.int64] | None
+    """The first frame of each; int64 `[n]`; None for the first that it has."""
+    counts: NDArray[np.int64]
+    """The number of frames of each; int64 `[n]`."""
+
+
 def frames_between(
     lengths: NDArray[np.int64], rate: float, start: ArrayLike, duration: ArrayLike | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

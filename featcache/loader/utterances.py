@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,12 @@ Column = Strings | NDArray[Any]
 Names = Collection[str] | Mapping[str, type] | None
 """Which columns of a manifest to take, or also their types (`str`, `int`, `float`); None for all."""
 
+Classes = str | Collection[str] | Mapping[str, Sequence[str]]
+"""Columns of labels, or also the labels of each."""
+
+OnChanged = Literal["error", "warn", "use"]
+"""What to do about rows with features of another row or file."""
+
 Types = Mapping[str, type]
 """The types that columns are to have, by name: `str`, `int` or `float`. Others hold numbers if all their values are."""
 
@@ -39,8 +45,6 @@ Where = Mapping[str, object] | Callable[[dict[str, Any]], object]
 
 _RESERVED = ("id", "ids", "features", "lengths")
 """The names that items and batches use themselves."""
-
-_ON_CHANGED = ("error", "warn", "use")
 
 _NUMBER_BYTES = np.frombuffer(b"0123456789+-.eE", np.uint8)
 _WHOLE = r"[+-]?(?:0|[1-9][0-9]*)"
@@ -52,6 +56,17 @@ _CHUNK = 1 << 16
 _Value = TypeVar("_Value")
 
 
+class Selection(TypedDict, total=False):
+    """The arguments of `FeatureDataset` that say which utterances and which columns it has."""
+
+    where: Where | None
+    skip_missing: bool
+    on_changed: OnChanged
+    copies: bool
+    columns: Names
+    classes: Classes
+
+
 @dataclass(frozen=True)
 class DatasetVersion:
     """A version in a dataset."""
@@ -59,20 +74,33 @@ class DatasetVersion:
     name: str
     """The name by which the dataset knows it."""
     cache: Cache
-    positions: NDArray[np.int64] | None
-    """The positions of the dataset's utterances in the cache, int64 `[utterances]`; None if they are all of them."""
-    codebooks: int | None
+    codebooks: int | None = None
     """How many codebooks to read; None for all."""
-    padding_value: float
+    padding_value: float = 0
     """The value of a batch's frames beyond an utterance's end."""
+    positions: NDArray[np.int64] | None = None
+    """The positions of the dataset's utterances in the cache, int64 `[utterances]`, -1 for those that it lacks; None if
+    they are all that it has."""
 
     def __post_init__(self) -> None:
         check_codebooks(self.cache.spec, self.codebooks)
         check_padding(self.cache.spec, self.padding_value)
 
+    def find(self, ids: Strings) -> DatasetVersion:
+        """The version with the positions of these utterances."""
+        return replace(self, positions=None if ids is self.cache.ids else self.cache.index.find(ids))
+
+    def take(self, rows: NDArray[np.int64]) -> DatasetVersion:
+        """The version with the positions of some of the dataset's rows."""
+        return replace(self, positions=self.positions_of(rows))
+
     def positions_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The positions of some of the dataset's rows."""
         return rows if self.positions is None else self.positions[rows]
+
+    def values_of(self, column: NDArray[Any]) -> NDArray[Any]:
+        """What a column of the cache's utterances has of the dataset's, `[utterances]`."""
+        return column if self.positions is None else column[self.positions]
 
 
 @dataclass(frozen=True)
@@ -83,28 +111,28 @@ class Utterances:
     """The manifest or the cache that they are from, for messages."""
     ids: Strings
     columns: dict[str, Column]
-    positions: Mapping[str, NDArray[np.int64] | None]
-    """By the versions' names, the positions there: int64 `[utterances]`, -1 if it lacks the utterance; None if the
-    utterances are all of that version's."""
+    versions: list[DatasetVersion]
+    classes: dict[str, list[str]] = field(default_factory=dict)
+    """The labels of the columns that have numbers in place of them, by number."""
 
-    def without_missing(self, caches: Mapping[str, Cache], are_allowed: bool) -> tuple[Utterances, list[str]]:
+    def without_missing(self, are_allowed: bool) -> tuple[Utterances, list[str]]:
         """The utterances that all versions have, and the ids of the others.
 
         Raises:
             MissingItemError: A version lacks utterances, which is not allowed, or all of them.
         """
         missing = np.zeros(len(self.ids), bool)
-        for name, positions in self.positions.items():
-            if positions is None:
+        for version in self.versions:
+            if version.positions is None:
                 continue
-            here = positions < 0
+            here = version.positions < 0
             if here.any() and (not are_allowed or (missing | here).all()):
                 ids = list(self.ids.take(np.flatnonzero(here)))
-                raise MissingItemError(f"{self.source}: {caches[name].missing_error(ids, len(self.ids))}")
+                raise MissingItemError(f"{self.source}: {version.cache.missing_error(ids, len(self.ids))}")
             missing |= here
-        return self.without(np.flatnonzero(missing))
+        return self._without(np.flatnonzero(missing))
 
-    def without_short(self, caches: Mapping[str, Cache], windows: Windows) -> tuple[Utterances, list[str]]:
+    def without_short(self, windows: Windows) -> tuple[Utterances, list[str]]:
         """The utterances that are to be read in windows, and the ids of those that are too short and to be dropped.
 
         Raises:
@@ -113,20 +141,16 @@ class Utterances:
         crop, count = windows.crop, len(self.ids)
         if crop.short == "pad":
             return self, []
-        lengths = [
-            caches[name].lengths if positions is None else caches[name].lengths[positions]
-            for name, positions in self.positions.items()
-        ]
-        short = windows.short(lengths)
+        short = windows.short([version.values_of(version.cache.lengths) for version in self.versions])
         if len(short) and (crop.short == "error" or len(short) == count):
             raise ArgumentError(
                 f"{self.source}: {len(short):,} of {count:,} utterances are shorter than the crop of {windows.length} "
                 f"frames: {listing(self.ids.take(short))}"
             )
-        return self.without(short)
+        return self._without(short)
 
-    def with_classes(self, classes: Mapping[str, Sequence[str] | None]) -> tuple[Utterances, dict[str, list[str]]]:
-        """The utterances with numbers in place of the labels of some columns, and the labels by number, by column.
+    def with_classes(self, classes: Mapping[str, Sequence[str] | None]) -> Utterances:
+        """The utterances with numbers in place of the labels of some columns.
 
         Raises:
             ManifestError: There is no such column of text, or a row has no label, or an unknown one.
@@ -138,25 +162,33 @@ class Utterances:
             if not isinstance(column, Strings):
                 there = listing(repr(name) for name, column in columns.items() if isinstance(column, Strings)) or "none"
                 raise ManifestError(f"{self.source}: no column of text is {name!r}, for classes=; there are {there}")
-            columns[name], labels[name] = numbered(column, known, f"{self.source}: the column {name!r}")
-        return replace(self, columns=columns), labels
+            columns[name], labels[name] = _numbered(column, known, f"{self.source}: the column {name!r}")
+        return replace(self, columns=columns, classes=labels)
 
-    def without(self, left_out: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
+    def _without(self, left_out: NDArray[np.int64]) -> tuple[Utterances, list[str]]:
         """All but some utterances, and the ids of these."""
         if not len(left_out):
             return self, []
         rows = np.delete(np.arange(len(self.ids)), left_out)
         columns = {name: take(column, rows) for name, column in self.columns.items()}
-        positions = {name: rows if at is None else at[rows] for name, at in self.positions.items()}
-        return Utterances(self.source, self.ids.take(rows), columns, positions), list(self.ids.take(left_out))
+        versions = [version.take(rows) for version in self.versions]
+        kept = replace(self, ids=self.ids.take(rows), columns=columns, versions=versions)
+        return kept, list(self.ids.take(left_out))
 
 
-def caches_by_name(cache: Cache | Mapping[str, Cache]) -> dict[str, Cache]:
-    """The versions of a dataset by name; `features` for a single one.
+def versions_of(
+    cache: Cache | Mapping[str, Cache],
+    codebooks: int | Mapping[str, int] | None,
+    padding_value: float | Mapping[str, float],
+) -> list[DatasetVersion]:
+    """The versions of a dataset, with all their utterances; an ArgumentError if the arguments do not fit them."""
+    caches = _caches_by_name(cache)
+    codes, padding = by_version(cache, "codebooks", codebooks), by_version(cache, "padding_value", padding_value)
+    return [DatasetVersion(name, each, codes.get(name), padding.get(name, 0)) for name, each in caches.items()]
 
-    Raises:
-        ArgumentError: There is none, or something is not an opened version.
-    """
+
+def _caches_by_name(cache: Cache | Mapping[str, Cache]) -> dict[str, Cache]:
+    """The opened caches by name, `features` for a single one; an ArgumentError if there is none, or one is no cache."""
     if isinstance(cache, Cache):
         return {"features": cache}
     if not isinstance(cache, Mapping) or not all(isinstance(each, Cache) for each in cache.values()):
@@ -174,7 +206,7 @@ def by_version(
     Raises:
         ArgumentError: It names something that is not a version of the dataset.
     """
-    names = list(caches_by_name(cache))
+    names = [*_caches_by_name(cache)]
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -187,7 +219,7 @@ def by_version(
     return dict(value)
 
 
-def labels_by_column(classes: str | Collection[str] | Mapping[str, Sequence[str]]) -> dict[str, Sequence[str] | None]:
+def _labels_by_column(classes: Classes) -> dict[str, Sequence[str] | None]:
     """The columns of labels that a dataset numbers, each with the labels that there may be, if they are given.
 
     Raises:
@@ -203,21 +235,56 @@ def labels_by_column(classes: str | Collection[str] | Mapping[str, Sequence[str]
 
 
 def find_utterances(
-    caches: Mapping[str, Cache],
+    versions: Sequence[DatasetVersion],
     manifest: Any,
     *,
-    where: Where | None,
-    columns: Names,
-    classes: Collection[str],
-    copies: bool,
-    on_changed: str,
-) -> Utterances:
-    """The utterances of a manifest, with all their copies; without one, those of the first version.
+    where: Where | None = None,
+    skip_missing: bool = False,
+    on_changed: OnChanged = "error",
+    copies: bool = True,
+    columns: Names = None,
+    classes: Classes = (),
+) -> tuple[Utterances, list[str]]:
+    """The utterances of a manifest, with all their copies, and the ids of those that are skipped; without a manifest,
+    those of the first version.
 
     The copies of an utterance are next to each other, each with the columns of its row. The arguments are those of
     `FeatureDataset`, which lists the errors."""
-    if isinstance(manifest, os.PathLike):
-        manifest = Path(manifest)
+    labels = _labels_by_column(classes)
+    _check(where, columns, on_changed)
+    types: Types = {**(columns if isinstance(columns, Mapping) else {}), **dict.fromkeys(labels, str)}
+    caches = [version.cache for version in versions]
+
+    def of_manifest(versions: Sequence[DatasetVersion], manifest: Any) -> Utterances:
+        if not isinstance(manifest, Manifest):
+            carry = columns is None or len(columns) > 0 or bool(where)
+            read = partial(read_manifest, audio=False) if isinstance(manifest, (str, Path)) else manifest_of
+            manifest = read(manifest, carry=carry)
+        if where:
+            manifest = manifest.take(_rows_where(manifest, where, types))
+        ids, all_columns = _with_copies(manifest, columns, types, caches if copies else [])
+        if on_changed == "use":
+            found = [version.find(ids) for version in versions]
+        else:
+            compared = partial(_compared, manifest, RowKeys.of(manifest, ids), on_changed == "error")
+            found = [*map(compared, versions)]
+        return Utterances(manifest.source, ids, all_columns, found)
+
+    if manifest is None:
+        if where:
+            raise ArgumentError("where= selects rows of a manifest: give a manifest too")
+        ids, own_columns = _ids_of_copies(caches, copies)
+        found = [version.find(ids) for version in versions]
+        utterances = Utterances(str(caches[0].version.path), ids, own_columns, found)
+    elif any(isinstance(cache, Corpus) for cache in caches):
+        utterances = _of_parts(versions, manifest, of_manifest)
+    else:
+        utterances = of_manifest(versions, manifest)
+    return utterances.with_classes(labels).without_missing(skip_missing)
+
+
+def _check(where: object, columns: object, on_changed: object) -> None:
+    """Refuse, by an ArgumentError, arguments of `find_utterances` that are of other types."""
     if where is not None and not (isinstance(where, Mapping) or callable(where)):
         raise ArgumentError(
             f'where is {where!r}: give values of columns, such as {{"split": "train"}}, or a function of a row'
@@ -226,55 +293,47 @@ def find_utterances(
         raise ArgumentError(f"columns is {columns!r}: give a list of names")
     if isinstance(columns, str):
         raise ArgumentError(f"columns is one name, {columns!r}: give a list of names")
-    if on_changed not in _ON_CHANGED:
-        raise ArgumentError(f"on_changed is {on_changed!r}: choose {listing(map(repr, _ON_CHANGED))}")
-    first = next(iter(caches.values()))
-    if manifest is None:
-        if where:
-            raise ArgumentError("where= selects rows of a manifest: give a manifest too")
-        ids, own_columns = _ids_of_copies(list(caches.values()), copies)
-        return Utterances(str(first.version.path), ids, own_columns, _positions(caches, ids))
-    if any(isinstance(cache, Corpus) for cache in caches.values()):
-        settings: dict[str, Any] = {"where": where, "columns": columns, "classes": classes, "copies": copies}
-        return _of_parts(caches, manifest, on_changed=on_changed, **settings)
-    types = {**(columns if isinstance(columns, Mapping) else {}), **dict.fromkeys(classes, str)}
-    if not isinstance(manifest, Manifest):
-        carry = columns is None or len(columns) > 0 or bool(where)
-        is_file = isinstance(manifest, (str, Path))
-        manifest = read_manifest(manifest, audio=False, carry=carry) if is_file else manifest_of(manifest, carry=carry)
-    if where:
-        manifest = manifest.take(rows_where(manifest, where, types))
-    ids, all_columns = _with_copies(manifest, columns, types, list(caches.values()) if copies else [])
-    if on_changed == "use":
-        return Utterances(manifest.source, ids, all_columns, _positions(caches, ids))
-    positions = _compared_positions(manifest, RowKeys.of(manifest, ids), caches, on_changed == "error")
-    return Utterances(manifest.source, ids, all_columns, positions)
+    if on_changed not in get_args(OnChanged):
+        raise ArgumentError(f"on_changed is {on_changed!r}: choose {listing(map(repr, get_args(OnChanged)))}")
 
 
-def _of_parts(caches: Mapping[str, Cache], manifest: Any, **settings: Any) -> Utterances:
+def _compared(manifest: Manifest, rows: RowKeys, are_refused: bool, version: DatasetVersion) -> DatasetVersion:
+    """As `DatasetVersion.find`; rows with features of another row or file are refused, or give a warning."""
+    stored, index = version.cache.version, version.cache.index
+    status = join_version(stored, index, rows, manifest)
+    if status.changed.any():
+        message = describe_changed(manifest, rows, stored, index, status)
+        if are_refused:
+            raise ManifestError(f'{message}; or on_changed="use" takes these features all the same')
+        warnings.warn(message, FeatcacheWarning, stacklevel=5)
+    return replace(version, positions=status.positions)
+
+
+def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, of_manifest: Callable[..., Utterances]) -> Utterances:
     """The utterances of the manifests of a corpus's parts, each of which is joined with the part of its name.
 
     Raises:
         ArgumentError: A part of such a name is missing, or it is not a manifest by its path, or not all are corpora.
         ManifestError: The manifests' columns are not of the same names and types.
     """
-    corpora = {name: cache for name, cache in caches.items() if isinstance(cache, Corpus)}
-    if len(corpora) < len(caches) or not isinstance(manifest, (str, Path)):
+    corpora = [version.cache for version in versions if isinstance(version.cache, Corpus)]
+    if len(corpora) < len(versions) or not isinstance(manifest, (str, Path)):
         raise ArgumentError("with a corpus, all versions are corpora, and manifest= is the path of manifests of parts")
     found: list[Utterances] = []
-    positions: dict[str, list[NDArray[np.int64]]] = {name: [] for name in caches}
+    positions: list[list[NDArray[np.int64]]] = [[] for _ in corpora]
     for part, path in (manifests_of_parts([manifest]) or by_part_name([Path(manifest)])).items():
-        inner = {name: corpus.part(part) for name, corpus in corpora.items()}
-        found.append(find_utterances(inner, path, **settings))
-        for name, at in found[-1].positions.items():
-            assert at is not None  # there is a manifest
-            positions[name].append(np.where(at < 0, at, at + corpora[name].start_of(part)))
+        of_part = [replace(version, cache=corpus.part(part)) for version, corpus in zip(versions, corpora, strict=True)]
+        found.append(of_manifest(of_part, path))
+        for version, corpus, at in zip(found[-1].versions, corpora, positions, strict=True):
+            assert version.positions is not None  # there is a manifest
+            inside = version.positions
+            at.append(np.where(inside < 0, inside, inside + corpus.start_of(part)))
     source = str(manifest)
     return Utterances(
         source,
         Strings.concatenate([one.ids for one in found]),
         {name: _joined(source, name, [one.columns for one in found]) for name in found[0].columns},
-        {name: np.concatenate(at) for name, at in positions.items()},
+        [replace(version, positions=np.concatenate(at)) for version, at in zip(versions, positions, strict=True)],
     )
 
 
@@ -292,27 +351,6 @@ def _joined(source: str, name: str, of_parts: Sequence[Mapping[str, Column]]) ->
             f"columns={{{name!r}: str}} takes text"
         )
     return Strings.concatenate(texts)
-
-
-def _positions(caches: Mapping[str, Cache], ids: Strings) -> dict[str, NDArray[np.int64] | None]:
-    return {name: None if ids is cache.ids else cache.index.find(ids) for name, cache in caches.items()}
-
-
-def _compared_positions(
-    manifest: Manifest, rows: RowKeys, caches: Mapping[str, Cache], are_refused: bool
-) -> dict[str, NDArray[np.int64] | None]:
-    """As `_positions`; rows with features of another row or file are refused, or give a warning."""
-    positions: dict[str, NDArray[np.int64] | None] = {}
-    for name, cache in caches.items():
-        status = join_version(cache.version, cache.index, rows, manifest)
-        positions[name] = status.positions
-        if not status.changed.any():
-            continue
-        message = describe_changed(manifest, rows, cache.version, cache.index, status)
-        if are_refused:
-            raise ManifestError(f'{message}; or on_changed="use" takes these features all the same')
-        warnings.warn(message, FeatcacheWarning, stacklevel=4)
-    return positions
 
 
 def _with_copies(
@@ -334,7 +372,7 @@ def _with_copies(
             "columns=, or take no copies: copies=False"
         )
     given = None if names is None else [name for name in names if name not in own]
-    columns = columns_of(manifest, given, types)
+    columns = _columns_of(manifest, given, types)
     if copies.are_plain:
         return manifest.ids, columns
     copies.refuse_suffixed(manifest.ids, manifest.source)
@@ -351,7 +389,7 @@ def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, dict
     """
     first = caches[0]
     there = copies_of(first.config)
-    if there.are_plain and all(copies_of(cache.config).are_plain for cache in caches):
+    if all(copies_of(cache.config).are_plain for cache in caches):
         return first.ids, {}
     common = _common_copies(caches)
     own_ids = first.ids if isinstance(first.ids, Strings) else Strings.of(first.ids)  # of a corpus
@@ -384,7 +422,7 @@ def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> dict[str, 
     return columns
 
 
-def columns_of(manifest: Manifest, names: Collection[str] | None, types: Types) -> dict[str, Column]:
+def _columns_of(manifest: Manifest, names: Collection[str] | None, types: Types) -> dict[str, Column]:
     """A manifest's columns (those of these names), by name.
 
     Raises:
@@ -408,7 +446,7 @@ def columns_of(manifest: Manifest, names: Collection[str] | None, types: Types) 
     return selected
 
 
-def rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.int64]:
+def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.int64]:
     """The rows whose columns (or `id`) have certain values, or one of several; int64 `[rows]`.
 
     Values are compared as text; 3 is also 3.0, and True also true. A function gets each row as a dictionary: `id` and
@@ -462,7 +500,7 @@ def _rows_that_fit(manifest: Manifest, where: Callable[[dict[str, Any]], object]
     return np.array(kept, np.int64)
 
 
-def numbered(column: Strings, labels: Sequence[str] | None, what: str) -> tuple[NDArray[np.int64], list[str]]:
+def _numbered(column: Strings, labels: Sequence[str] | None, what: str) -> tuple[NDArray[np.int64], list[str]]:
     """The number of each label among all labels, int64 `[rows]`, and these: by default those that occur, sorted. `what`
     is the column, for messages.
 

@@ -129,7 +129,7 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
         raise StoreError("denied")
 
     monkeypatch.setattr("featcache.format.shard.Shard.open_features", denied)
-    cache._shards._chunks.clear()
+    cache._shards._files.clear()
     for path in copies_in(tmp_path).values():
         path.unlink()
     cache._shards.copies._copies.clear()
