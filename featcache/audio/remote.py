@@ -47,7 +47,7 @@ _RANGES_AT_ONCE = 8  # such requests at a time: a connection to an object store 
 
 _HEAD_REFUSED = (403, 405, 501)  # what servers answer to HEAD that may answer GET
 
-URLS_AT_ONCE, _FILES_AT_ONCE = 64, 16  # how many files are asked about at a time, at URLs and on this machine
+URLS_AT_ONCE, FILES_AT_ONCE = 64, 16  # how many files are asked about at a time, at URLs and on this machine
 
 _Result = TypeVar("_Result")
 _Given = TypeVar("_Given")
@@ -195,7 +195,7 @@ def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Callable[[float], object] =
 def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
     """Ask something about each file, about many of them at a time: servers take long for each, and little for many."""
     are_at_urls = any(isinstance(getattr(location, "container", location), Url) for location in locations)
-    at_once = URLS_AT_ONCE if are_at_urls else _FILES_AT_ONCE
+    at_once = URLS_AT_ONCE if are_at_urls else FILES_AT_ONCE
     with ThreadPoolExecutor(at_once, "featcache-ask") as pool:
         return list(pool.map(ask, locations))
 

@@ -23,14 +23,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featcache.audio.decode import Cut, decode
 from featcache.audio.waveform import WaveformMaker
 from featcache.device import Device
-from featcache.extraction.from_audio import decode_all
+from featcache.errors import AudioError
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import Rows
 from featcache.manifest import Utterance
-from featcache.manifest.audio_locations import AudioLocation
+from featcache.manifest.audio_locations import AudioLocation, locate
 
 ROUNDING = 2e-5
 """The largest difference of a frame by rounding in float32, relative to the frame's norm."""
@@ -71,12 +72,11 @@ class ClipResult:
 
 def decode_waveform(utterance: Utterance, root: AudioLocation, waveform_maker: WaveformMaker) -> NDArray[np.float32]:
     """Decode an utterance and make its waveform, float32 `[num_samples]`. Raises AudioError if it cannot be decoded."""
-    (decoded,) = decode_all([utterance], root)
-    if decoded.samples is None or decoded.source is None:
-        assert decoded.error is not None
-        raise decoded.error
-    rate = decoded.source.sample_rate
-    return waveform_maker.waveform(decoded.samples, rate, utterance.id, utterance.channel)
+    (decoded,) = decode(locate(root, utterance.path), [Cut(utterance.start, utterance.duration)])
+    if isinstance(decoded, AudioError):
+        raise decoded
+    samples, source = decoded
+    return waveform_maker.waveform(samples, source.sample_rate, utterance.id, utterance.channel)
 
 
 def extract_results(extractor: Extractor[Params], clips: Sequence[SampledClip], device: Device) -> list[ClipResult]:

@@ -68,12 +68,14 @@ def copy_version(
         DamagedError: The version's own metadata is damaged.
     """
     stop = stop or threading.Event()
-    _refuse_inside(version, cache)
+    given, path = (str(place.resolve()) for place in (cache, version.path))
+    if given == path.rpartition("/")[0] or f"{given}/".startswith(f"{path}/"):
+        raise ArgumentError(f"{cache}: is where {version.path} is: give another cache to copy to")
     if is_corpus(cache):
         raise ArgumentError(f"{cache}: is a corpus: copy to one of its parts, a folder in it, or to another cache")
     store, is_new = _begin(version, cache)
     copied = Copied(str(version.path), str(store.location))
-    open_index(version)  # which keeps an index, if the version can be written
+    index = open_index(version)  # which keeps one, if the version can be written
     names, there = version.shard_names(), {*store.names("shards")}
     missing = [name for name in names if name not in there]
     copied.there, copied.others = len(names) - len(missing), len(there.difference(names, [MARK]))
@@ -89,7 +91,8 @@ def copy_version(
         store.publish(files, f"shards/{name}")
         return sum(map(len, files.values()))
 
-    at_once = max(1, min(threads, _AT_ONCE_BYTES // _largest(version)))
+    largest = max((shard.frames for shard in index.summaries), default=0) * version.info.spec.bytes_per_frame
+    at_once = max(1, min(threads, _AT_ONCE_BYTES // max(1, largest)))
     with ThreadPoolExecutor(at_once, "featcache-copy") as pool:  # after an error, those that wait are cancelled
         for name, done in zip(missing, pool.map(copy_one, missing), strict=True):
             if isinstance(done, DamagedError):
@@ -124,13 +127,6 @@ def copy_parts_list(corpus: Location, to: Location) -> None:
         put_part(to, part)
 
 
-def _refuse_inside(version: Version, cache: Location) -> None:
-    """Refuse to copy a version to where it is, or into itself."""
-    given, path = (str(place.resolve()) for place in (cache, version.path))
-    if given == path.rpartition("/")[0] or f"{given}/".startswith(f"{path}/"):
-        raise ArgumentError(f"{cache}: is where {version.path} is: give another cache to copy to")
-
-
 def _begin(version: Version, cache: Location) -> tuple[Store, bool]:
     """The store of the copy, and whether there is none yet."""
     name = version.path.name
@@ -145,12 +141,6 @@ def _begin(version: Version, cache: Location) -> tuple[Store, bool]:
         raise StoreError(f"{store.location}: its fingerprint is another: copy to another cache")
     store.sweep()
     return store, False
-
-
-def _largest(version: Version) -> int:
-    """The bytes of the largest shard, about."""
-    per_frame = version.info.spec.bytes_per_frame
-    return max((shard.frames * per_frame for shard in open_index(version).summaries), default=1) or 1
 
 
 def _read_shard(shard: Shard) -> dict[str, Buffer]:

@@ -58,8 +58,6 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
     a, b = first.index, second.index
     at = b.find(a.ids)
     common = np.flatnonzero(at >= 0)
-    is_common = np.zeros(len(b), bool)
-    is_common[at[common]] = True
     same = a.row_hash[common] == b.row_hash[at[common]]
     drawn = None
     if values:
@@ -72,7 +70,7 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
         config=differing_keys(first.version.info.config, second.version.info.config),
         common=len(common),
         gone=a.ids.take(np.flatnonzero(at < 0)),
-        added=b.ids.take(np.flatnonzero(~is_common)),
+        added=b.ids.take(np.delete(np.arange(len(b)), at[common])),
         changed=a.ids.take(common[~same]),
         values=drawn,
     )

@@ -28,7 +28,6 @@ from featcache.extraction.audio_files import rows_of_first_copy
 from featcache.extraction.features import OutOfMemoryRetry
 from featcache.extraction.padded_rows import BATCHINGS, declared_batchings, precision_of
 from featcache.extractors import Extractor, Params
-from featcache.extractors.base import Batching
 from featcache.extractors.rows import RowExtractor
 from featcache.manifest import Manifest, Utterance
 from featcache.manifest.copies import expand
@@ -243,16 +242,20 @@ def _sample(
     faults: list[str] = []
     waveform_maker = WaveformMaker.of(config.audio, config.augment)
     for utterance in utterances_by_length(expand(manifest, waveform_maker.copies), count):
+        longest_cut = longest * waveform_maker.speed(utterance.id)
+        if longest_cut < _seconds(manifest, utterance) < math.inf:
+            utterance = replace(utterance, duration=longest_cut)
         try:
-            clip = read_clip(manifest, utterance, waveform_maker, longest)
-            if not extractor.num_frames(len(clip.waveform)):
-                raise AudioError(Reason.TOO_SHORT, f"{len(clip.waveform)} samples are too few for one frame")
+            waveform = decode_waveform(utterance, manifest.root, waveform_maker)
+            waveform = waveform[: int(longest * config.audio.sample_rate)]
+            if not extractor.num_frames(len(waveform)):
+                raise AudioError(Reason.TOO_SHORT, f"{len(waveform)} samples are too few for one frame")
             if row_extractor is not None:
-                row_extractor.pieces(len(clip.waveform))
+                row_extractor.pieces(len(waveform))
         except AudioError as error:
             faults.append(f"{utterance.id}: {error.reason}: {error}")
         else:
-            clips.append(clip)
+            clips.append(SampledClip(utterance.id, waveform))
     if not clips:
         raise ManifestError(f"{manifest.source}: none of the utterances that were tried can be extracted: {faults[0]}")
     return clips, faults
@@ -294,18 +297,6 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
     return [manifest[row] for row in chosen.tolist()]
 
 
-def read_clip(
-    manifest: Manifest, utterance: Utterance, waveform_maker: WaveformMaker, longest_seconds: float
-) -> SampledClip:
-    """Read an utterance as a config wants it, or its first `longest_seconds` if it is longer. Raises AudioError if it
-    cannot be decoded."""
-    longest_cut = longest_seconds * waveform_maker.speed(utterance.id)
-    if longest_cut < _seconds(manifest, utterance) < math.inf:
-        utterance = replace(utterance, duration=longest_cut)
-    waveform = decode_waveform(utterance, manifest.root, waveform_maker)
-    return SampledClip(utterance.id, waveform[: int(longest_seconds * waveform_maker.audio.sample_rate)])
-
-
 def _seconds(manifest: Manifest, utterance: Utterance) -> float:
     """The length of an utterance, by its row or its file's header; infinite if neither gives it."""
     if utterance.duration is not None:
@@ -340,7 +331,7 @@ def try_batchings(
     measured: list[Measured] = []
     alone = Alone([], _ROUNDING[precision])
     for batching in declared if reference else BATCHINGS:
-        is_declared = batching in declared
+        trial = Measured(batching, precision, is_declared=batching in declared)
         extractor.chosen_batching = batching
         try:
             first, _ = _compute_rows(extractor, clips, device, None if batching == "equal_length" else 1)
@@ -349,14 +340,14 @@ def try_batchings(
                 alone = Alone(first, alone.rounding)
             elif batching == "equal_length":
                 alone = _with_measured_rounding(alone, first, math.inf if reference else _LARGEST_ROUNDING)
-            found = _measured(batching, precision, is_declared, first, second, alone, reference or alone, speed)
+            found = _measured(trial, first, second, alone, reference or alone, speed)
             if not math.isfinite(found.relative):
                 raise ExtractorError(f"values at {precision} are NaN or infinite")
             measured.append(found)
         except (RuntimeError, FeatcacheError) as error:  # no device can do everything at every precision
-            if is_declared and not reference:
+            if trial.is_declared and not reference:
                 raise
-            measured.append(Measured(batching, precision, is_declared, error=str(error).partition("\n")[0]))
+            measured.append(replace(trial, error=str(error).partition("\n")[0]))
             if batching == "single":
                 break  # there is nothing to compare the others with
     return measured, alone
@@ -387,28 +378,20 @@ def whole_clips(extractor: Extractor[Params], clips: Sequence[SampledClip], devi
     together, _ = compute([every])
     reordered, speed = compute([every[::-1][first::2] for first in range(min(2, len(clips)))])
     alone = Alone(results, 0.0)
-    batched = _measured(extractor.batching, "fp32", True, together, reordered, alone, alone, speed)
-    return [Measured("single", "fp32", is_declared=True, times_real_time=alone_speed), batched]
+    trial = Measured(extractor.batching, "fp32", is_declared=True)
+    single = Measured("single", "fp32", is_declared=True, times_real_time=alone_speed)
+    return [single, _measured(trial, together, reordered, alone, alone, speed)]
 
 
 def _measured(
-    batching: Batching,
-    precision: str,
-    is_declared: bool,
-    first: list[ClipResult],
-    second: list[ClipResult],
-    alone: Alone,
-    reference: Alone,
-    times_real_time: float,
+    trial: Measured, first: list[ClipResult], second: list[ClipResult], alone: Alone, reference: Alone, speed: float
 ) -> Measured:
-    """Compare what clips gave with one set of neighbours, and with another, with each clip alone."""
+    """Compare what clips gave in a trial with one set of neighbours, and with another, with each clip alone."""
     total = compare_all([*first, *second], reference.results, reference.rounding)
     by_batching = compare_all([*first, *second], alone.results, alone.rounding)
     is_repeatable = all(torch.equal(a.features, b.features) for a, b in zip(first, second, strict=True))
-    return Measured(
-        policy=batching,
-        precision=precision,
-        is_declared=is_declared,
+    return replace(
+        trial,
         differing=total.differing / total.values,
         tied=(total.differing - total.mismatched) / total.values,
         mismatch=total.mismatched / total.values,
@@ -417,8 +400,8 @@ def _measured(
         absolute=total.absolute,
         first=by_batching.first,
         last=by_batching.last,
-        repeatable=None if batching == "single" else is_repeatable,
-        times_real_time=times_real_time,
+        repeatable=None if trial.policy == "single" else is_repeatable,
+        times_real_time=speed,
     )
 
 
@@ -502,18 +485,14 @@ def _clips_in_batch(extractor: RowExtractor[Params], num_samples: int, device: D
 def _neighbour(
     extractor: RowExtractor[Params], clips: Sequence[SampledClip], number: int, generator: np.random.Generator
 ) -> SampledClip:
-    """A cut of a clip other than `number`, repeated if it is too short, that may share a batch with `number`."""
-    num_samples = _length_beside(extractor, len(clips[number].waveform), generator)
+    """A cut of a clip other than `number`, repeated if it is too short, that may share a batch with `number`: of a
+    length near its own whose padded length is the same; of its own if a few draws do not give one."""
+    own = len(clips[number].waveform)
+    padded = extractor.padded_length(own)
+    drawn = generator.integers(max(1, own * 7 // 8), padded + 1, _DRAWS).tolist()
+    fitting = (length for length in drawn if extractor.padded_length(length) == padded and extractor.num_frames(length))
+    num_samples = next(fitting, own)
     others = [other for other in range(len(clips)) if other != number] or [number]
     clip = clips[int(generator.choice(others))]
     first = int(generator.integers(len(clip.waveform)))
     return SampledClip(f"{clip.id} from {first}", np.resize(np.roll(clip.waveform, -first), num_samples))
-
-
-def _length_beside(extractor: RowExtractor[Params], num_samples: int, generator: np.random.Generator) -> int:
-    """A length near `num_samples` whose padded length is the same; `num_samples` if a few draws do not give one."""
-    padded = extractor.padded_length(num_samples)
-    for length in generator.integers(max(1, num_samples * 7 // 8), padded + 1, _DRAWS).tolist():
-        if extractor.padded_length(length) == padded and extractor.num_frames(length):
-            return int(length)
-    return num_samples

@@ -186,18 +186,17 @@ def _take_away(version: Version, name: str) -> dict[str, str]:
     that version's fingerprint."""
     store, key = version.store, f"shards/{name}"
     stated = _stated_version(version, name)
-    if stated in (None, version.info.fingerprint):
+    if stated is None or stated == version.info.fingerprint:
         store.remove(key)
         return {}
     files = {path.removeprefix(f"{key}/"): store.read(path, size) for path, size in [*store.walk(key)]}
-    owner = _sound_owner(version, str(stated), name)
+    owner = _sound_owner(version, stated, name)
     if owner is not None:
         owner.store.publish(files, key)
-        store.remove(key)
-        return {}
-    store.publish(files, f"aside/{name}")
+    else:
+        store.publish(files, f"aside/{name}")
     store.remove(key)
-    return {f"{version.path}/aside/{name}": str(stated)}
+    return {} if owner is not None else {f"{version.path}/aside/{name}": stated}
 
 
 def _stated_version(version: Version, name: str) -> str | None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.members import copy_of, stamp_now
+from featcache.audio.remote import FILES_AT_ONCE, URLS_AT_ONCE
 from featcache.errors import AudioError, counted
 from featcache.format.shard import Shard
 from featcache.manifest import CallersUrls
@@ -28,11 +29,6 @@ from featcache.manifest.audio_locations import (
 from featcache.version.index import Index
 from featcache.version.records import read_run
 from featcache.version.version import Version
-
-_STAT_THREADS = 16
-"""Files whose status is asked for at once: a network file system takes long for each, and little for many."""
-
-_URL_THREADS = 64
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ def check_sources(
     """
     hashes, unknown, not_asked = ContentHashes(), 0, 0
     faulty: dict[tuple[AudioSource, str], list[str]] = {}
-    at_once = _URL_THREADS if wanted.urls else threads if wanted.by_content else _STAT_THREADS
+    at_once = URLS_AT_ONCE if wanted.urls else threads if wanted.by_content else FILES_AT_ONCE
     with ThreadPoolExecutor(at_once) as pool:
         for number, name in enumerate(index.shards):
             if stopped():
