@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, Generic, TypeVar
@@ -50,12 +50,12 @@ class Table:
         columns: The names of the columns, and the dtypes of 64 bits that they are of.
     """
 
-    def __init__(self, matrix: NDArray[np.uint64], text: NDArray[np.uint8], columns: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, matrix: NDArray[np.uint64], text: NDArray[np.uint8], columns: Iterable[tuple[str, str]]) -> None:
         self.matrix = matrix
         self.text = text
-        self.columns = [(name, dtype) for name, dtype in columns]
+        self.columns = [*columns]
         self._rows: dict[str, NDArray[Any]] = {
-            name: matrix[number].view(dtype) for number, (name, dtype) in enumerate(columns)
+            name: matrix[number].view(dtype) for number, (name, dtype) in enumerate(self.columns)
         }
 
     @classmethod
@@ -65,7 +65,7 @@ class Table:
         matrix = np.zeros((len(dtypes), items + 1), np.uint64)
         for row, (name, dtype) in zip(matrix, dtypes.items(), strict=True):
             row.view(dtype)[: items + name.endswith("_offset")] = values[name]
-        return cls(matrix, text, [*dtypes.items()])
+        return cls(matrix, text, dtypes.items())
 
     def __len__(self) -> int:
         return int(self.matrix.shape[1]) - 1

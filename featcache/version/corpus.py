@@ -145,19 +145,16 @@ def manifests_of_parts(given: Sequence[str | Path]) -> dict[str, Path] | None:
     Paths of manifests are given, or patterns as in a shell, of which each may stand for any number of them. Raises
     ArgumentError if two parts would have the same name, a name is not one for a folder, nothing fits a pattern, or
     there are several manifests, and one is standard input."""
-    found: list[Path] = []
-    is_several = len(given) > 1
+    found, is_several = list[Path](), len(given) > 1
     for one in map(str, given):
-        files = [Path(one)]
-        if glob.has_magic(one) and not Path(one).exists():
-            files = sorted(map(Path, glob.glob(one, recursive=True)))
-            is_several = True
-            if not files:
-                raise ArgumentError(f"{one}: there is no such file, and as a pattern, it fits none")
-        found += files
-    if not is_several:
-        return None
-    return by_part_name(found)
+        if not glob.has_magic(one) or Path(one).exists():
+            found.append(Path(one))
+            continue
+        if not (files := glob.glob(one, recursive=True)):
+            raise ArgumentError(f"{one}: there is no such file, and as a pattern, it fits none")
+        found += sorted(map(Path, files))
+        is_several = True
+    return by_part_name(found) if is_several else None
 
 
 def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:

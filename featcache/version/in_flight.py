@@ -129,11 +129,11 @@ def find_suspects(
     has_crashed = bool(suspects)
     killed, apart = set[str](), Counter[str]()
     for run in _dead_runs(version, living, dead):
-        marks = list(_marks(run))
-        ids = {id_ for ids, _ in marks for id_ in ids}
+        marks = [*_marks(run)]
+        ids = {id_ for mark in marks for id_ in mark.ids}
         suspects |= ids if has_crashed or _was_fatal(run) else ids & killed
         killed |= ids
-        apart.update({id_ for ids, is_apart in marks if is_apart for id_ in ids})
+        apart.update({id_ for mark in marks if mark.apart for id_ in mark.ids})
     fatal = frozenset(id_ for id_, count in apart.items() if count >= _FATAL_APART)
     return Suspects(frozenset(suspects), fatal)
 
@@ -141,20 +141,15 @@ def find_suspects(
 def forget_suspects(version: Version, missing: NDArray[np.uint64]) -> None:
     """Remove the marks of dead runs, unless one of their utterances is `missing`, by the hashes of such ids."""
     for run in _dead_runs(version):
-        ids = Strings.of({id_ for ids, _ in _marks(run) for id_ in ids})
+        ids = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids})
         if not np.isin(ids.hashes(), missing).any():
             remove_marks(run)
 
 
 def _dead_runs(version: Version, living: Set[str] = frozenset(), dead: Set[str] = frozenset()) -> list[Path]:
     """The folders of runs that have left marks and are not running, the earliest first."""
-    runs = version.store.desk
-    folders = sorted(path for path in runs.iterdir() if path.is_dir())
-
-    def is_dead(run: str) -> bool:
-        return run in dead or not (run in living or _is_running(runs / run))
-
-    return [folder for folder in folders if not folder.is_symlink() and is_dead(folder.name)]
+    runs = sorted(path for path in version.store.desk.iterdir() if path.is_dir() and not path.is_symlink())
+    return [run for run in runs if run.name in dead or not (run.name in living or _is_running(run))]
 
 
 def _is_running(run: Path) -> bool:
@@ -168,18 +163,18 @@ def _is_running(run: Path) -> bool:
 
 
 class _Mark(msgspec.Struct):
+    """The ids of the utterances that a worker works on, and whether it extracts them apart."""
+
     ids: Annotated[list[str], msgspec.Meta(max_length=1 << 20)]
     apart: bool
 
 
-def _marks(run: Path) -> Iterator[tuple[list[str], bool]]:
-    """The ids of the utterances of each mark, and whether they were extracted apart."""
+def _marks(run: Path) -> Iterator[_Mark]:
     with suppress(FileNotFoundError):  # another run has removed them meanwhile
         for path in sorted(run.glob(f"{_MARK}*")):
             with suppress(OSError, ValueError, StoreError):  # it is cleared, or not as we write it
                 line = open_store(run).read(path.name, _AT_MOST_BYTES).partition(b"\n")[0]
-                mark = msgspec.json.decode(line, type=_Mark)
-                yield mark.ids, mark.apart
+                yield msgspec.json.decode(line, type=_Mark)
 
 
 def _was_fatal(run: Path) -> bool:

@@ -42,7 +42,6 @@ COLUMNS = {
 _KEPT = 3
 """Indexes that stay, besides those of tags: training may still have an older one mapped."""
 
-_NO_TEXT = np.empty(0, np.uint8)
 _OF_ORDER = ("id_offset", "sorted_id_hash", "by_id_hash")
 """The columns that are made anew when others are complete."""
 
@@ -165,18 +164,17 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
     """The index of these shards that is kept, every byte of which has been compared with its checksum; None if there is
     none, or anything is wrong with it. Raises StoreError if the store cannot be reached, which is no reason to read all
     shards."""
+    index = _read_index(version, index_name(version, names))
+    return index if index is not None and {*index.shards} == {*names} else None
+
+
+def _read_index(version: Version, name: str) -> Index | None:
+    """The index of this name; None if there is none, it is not what was written, or it leads out of its lists."""
     try:
-        index = read_index(version, index_name(version, names))
+        group = Group(version.store, f"index/{name}", version.info.fingerprint, IndexInfo, COLUMNS)
+        info, table = group.info, group.table
     except (FileNotFoundError, DamagedError):
         return None
-    return index if {*index.shards} == {*names} else None
-
-
-def read_index(version: Version, name: str) -> Index:
-    """The index of this name. Raises FileNotFoundError if there is none; DamagedError if it is not what was written, or
-    leads out of its lists."""
-    group = Group(version.store, f"index/{name}", version.info.fingerprint, IndexInfo, COLUMNS)
-    info, table = group.info, group.table
     index = Index(info.shards, info.makers, table, info.complete)
     items, shards = len(index), len(index.shards)
     leads_out = items and (
@@ -190,7 +188,7 @@ def read_index(version: Version, name: str) -> Index:
     )
     makers = max((shard.made_by for shard in info.shards), default=-1)
     if leads_out or makers >= len(info.makers) or not rise(table.offsets("id"), 0, table.text.size):
-        raise DamagedError(f"{group}: damaged: it leads out of its lists")
+        return None
     return index
 
 
@@ -227,31 +225,26 @@ def keep_index(version: Version) -> tuple[Index, bool]:
 
 
 def build_index(version: Version, names: Sequence[str]) -> Index:
-    """The index of these shards, built from the largest one that is kept of some of them, and the other shards. Raises
-    DamagedError if a shard's document or table is damaged; ShardGoneError if a shard is gone."""
-    older = _largest_kept(version, names)
-    others = sorted({*names}.difference([] if older is None else older.shards))
-    return index_of(in_parallel(version.shard, others), older)
+    """The index of these shards, built from the largest one that is kept of some of them and no others, and the other
+    shards. Raises DamagedError if a shard's document or table is damaged; ShardGoneError if a shard is gone."""
+    wanted = {*names}
+    kept = (_read_index(version, name) for name in version.store.names("index"))
+    usable = (index for index in kept if index is not None and wanted.issuperset(index.shards))
+    older = max(usable, key=lambda index: len(index.shards), default=_NO_ITEMS)
+    return index_of(in_parallel(version.shard, sorted(wanted.difference(older.shards))), older)
 
 
-def _largest_kept(version: Version, names: Sequence[str]) -> Index | None:
-    """Of the indexes that are kept of some of these shards and no others, that of the most."""
-    some, largest = {*names}, None
-    for name in version.store.names("index"):
-        with suppress(FileNotFoundError, DamagedError):
-            index = read_index(version, name)
-            if some.issuperset(index.shards) and (largest is None or len(index.shards) > len(largest.shards)):
-                largest = index
-    return largest
+_NO_ITEMS = Index([], [], Table(np.zeros((len(COLUMNS), 1), np.uint64), np.empty(0, np.uint8), COLUMNS.items()))
 
 
-def index_of(new: Sequence[Shard], older: Index | None = None) -> Index:
+def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
     """The index of the items of some shards, whose tables are checked, and of an older index. Nothing stays mapped."""
     new = sorted(new, key=lambda shard: (shard.info.row, shard.name))  # so that few items move
-    if older is None:
-        older = Index([], [], Table(np.zeros((len(COLUMNS), 1), np.uint64), _NO_TEXT, [*COLUMNS.items()]))
-    known = [(shard, older.makers[shard.made_by]) for shard in older.summaries]
-    summaries, makers, rank = _in_order([*known, *map(_summary_of, new)])
+    told = [(shard, older.makers[shard.made_by]) for shard in older.summaries] + [*map(_summary_of, new)]
+    told.sort(key=lambda one: (one[0].row, one[0].name))
+    makers = {maker: number for number, maker in enumerate(dict.fromkeys(maker for _, maker in told))}
+    summaries = [msgspec.structs.replace(shard, made_by=makers[maker]) for shard, maker in told]
+    places = {shard.name: place for place, shard in enumerate(summaries)}
     begins = [*accumulate((shard.info.items for shard in new), initial=len(older))]
     matrix = np.zeros((len(COLUMNS), begins[-1] + 1), np.uint64)
     columns = {name: row[:-1] for name, row in zip(COLUMNS, matrix, strict=True) if name not in _OF_ORDER}
@@ -259,7 +252,7 @@ def index_of(new: Sequence[Shard], older: Index | None = None) -> Index:
     id_hash[older.by_hash] = older.id_hash
     for name, column in columns.items():
         column[: len(older)] = older.table[name]
-    columns["shard"][: len(older)] = rank[older.shard]
+    columns["shard"][: len(older)] = np.array([places[name] for name in older.shards], np.uint64)[older.shard]
 
     def fill(number: int) -> Strings:
         """Write the items of a shard to their places; their ids."""
@@ -269,7 +262,7 @@ def index_of(new: Sequence[Shard], older: Index | None = None) -> Index:
         id_hash[place] = table["id_hash"]
         for name in ("row_hash", "generation"):
             columns[name][place] = table[name]
-        columns["shard"][place] = rank[len(known) + number]
+        columns["shard"][place] = places[shard.name]
         columns["item"][place] = np.arange(len(table))
         columns["first_frame"][place], columns["num_frames"][place] = frames[:-1], np.diff(frames)
         offsets = table.offsets("id").copy()
@@ -293,30 +286,17 @@ def index_of(new: Sequence[Shard], older: Index | None = None) -> Index:
         ids, id_hash = ids.take(np.flatnonzero(counts)), id_hash[counts]
         matrix = np.compress(np.append(counts, True), matrix, axis=1)
         by_id = (np.cumsum(counts) - 1)[by_id[is_first]]
-    table = Table(matrix, ids.blob, [*COLUMNS.items()])
+    table = Table(matrix, ids.blob, COLUMNS.items())
     table.offsets("id")[:] = ids.offsets
     table["by_id_hash"][:], table["sorted_id_hash"][:] = by_id, id_hash[by_id]
-    return Index(summaries, makers, table)
+    return Index(summaries, [*makers], table)
 
 
 def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
     """What an index says of a shard, but for the number of its maker; and its maker."""
     info = shard.info
-    known = {key: info.made_by[key] for key in Maker.__struct_fields__ if key in info.made_by}
-    maker: Maker = decoder_of(Maker).decode(msgspec.json.encode(known))
+    maker: Maker = decoder_of(Maker).decode(msgspec.json.encode(info.made_by))
     return ShardSummary(shard.name, info.row, info.items, info.frames, info.seconds, info.manifest, 0), maker
-
-
-def _in_order(
-    shards: Sequence[tuple[ShardSummary, Maker]],
-) -> tuple[list[ShardSummary], list[Maker], NDArray[np.uint64]]:
-    """Shards in the order of the version, their makers, and the place of each in that order, uint64 `[shards]`."""
-    order = sorted(range(len(shards)), key=lambda number: (shards[number][0].row, shards[number][0].name))
-    rank = np.empty(len(order), np.uint64)
-    rank[order] = np.arange(len(order), dtype=np.uint64)
-    makers = {maker: number for number, maker in enumerate(dict.fromkeys(shards[number][1] for number in order))}
-    summaries = [msgspec.structs.replace(shards[number][0], made_by=makers[shards[number][1]]) for number in order]
-    return summaries, [*makers], rank
 
 
 def _refuse_collisions(ids: Strings, order: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
@@ -350,15 +330,12 @@ def forget_indexes(version: Version, latest: str) -> None:
     """Remove the indexes that neither are of a tag nor among the largest."""
     from featcache.version.tags import read_tag, tag_names
 
-    of_tags, sizes = set[str](), dict[str, int]()
+    staying, sizes = {latest}, dict[str, int]()
     for tag in tag_names(version):
         with suppress(StoreError):
-            of_tags.add(index_name(version, read_tag(version, tag).shards))
-    for name in version.store.names("index"):
-        if name not in of_tags and name != latest:
-            try:
-                sizes[name] = len(read_index(version, name).shards)
-            except (FileNotFoundError, DamagedError):
-                sizes[name] = -1
+            staying.add(index_name(version, read_tag(version, tag).shards))
+    for name in sorted({*version.store.names("index")} - staying):
+        index = _read_index(version, name)
+        sizes[name] = -1 if index is None else len(index.shards)
     for name in sorted(sizes, key=lambda name: sizes[name])[: 1 - _KEPT]:
         version.store.remove(f"index/{name}")

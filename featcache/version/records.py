@@ -84,10 +84,9 @@ def run_names(store: Store) -> list[str]:
 
 def read_run(store: Store, name: str) -> RunRecord | None:
     """What a run has recorded; None if there is nothing that can be read."""
+    key = f"runs/{name}.json"
     with suppress(FileNotFoundError, DamagedError):
-        return parse_line(
-            store.read(f"runs/{name}.json", AT_MOST_BYTES), RunRecord, f"{store.location}/runs/{name}.json"
-        )
+        return parse_line(store.read(key, AT_MOST_BYTES), RunRecord, f"{store.location}/{key}")
     return None
 
 

@@ -40,7 +40,7 @@ def version_folders(path: Location) -> list[Location]:
     there is no version, or several have that name."""
     folders = _all_folders(path)
     if len(folders) > 1 and folders[0].parent != path:
-        raise _several(path.parent, folders)
+        raise _several(folders)
     return folders
 
 
@@ -48,13 +48,12 @@ def _all_folders(path: Location) -> list[Location]:
     """As `version_folders`; all, if several have that name."""
     if _is_version(path):
         return [path]
-    folders = _folders_in(path)
-    if not folders:
-        if not open_store(path).exists(""):
-            return _named(path.parent, path.name)
-        _refuse_corpus(path)
-        raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
-    return folders
+    if names := version_names(path):
+        return [path / name for name in names]
+    if not open_store(path).exists(""):
+        return _named(path.parent, path.name)
+    _refuse_corpus(path)
+    raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
 
 
 def split_tag(path: Location) -> tuple[Location, str | None]:
@@ -67,7 +66,7 @@ def split_tag(path: Location) -> tuple[Location, str | None]:
 
 def version_names(path: Location) -> list[str]:
     """The names of the folders of all versions in the cache at `path`; none if there is no such folder."""
-    return [folder.name for folder in _folders_in(path)]
+    return [name for name in open_store(path).names("") if _is_version(path / name)]
 
 
 def _is_version(path: Location) -> bool:
@@ -77,11 +76,11 @@ def _is_version(path: Location) -> bool:
 
 def _named(cache: Location, name: str) -> list[Location]:
     """The folders of the versions in the cache whose config is called `name`; there are some."""
-    there = _folders_in(cache)
-    named = [folder for folder in there if _name_of(folder) == name]
+    there = version_names(cache)
+    named = [cache / folder for folder in there if _name_of(cache / folder) == name]
     if not named:
         _refuse_corpus(cache)
-        hint = f"; {cache} holds {listing(folder.name for folder in there)}" if there else _meant(cache, name)
+        hint = f"; {cache} holds {listing(there)}" if there else _meant(cache, name)
         if split_tag(cache / name)[1] is not None:
             hint = ": this takes a version, and no tag"
         raise StoreError(f"{cache / name}: there is no such cache folder{hint}")
@@ -109,19 +108,15 @@ def _name_of(folder: Location) -> str:
         return folder.name.rpartition("-")[0]
 
 
-def _several(cache: Location, folders: Sequence[Location], tag: str | None = None) -> StoreError:
-    """The error to raise if there are several versions (that have a tag) and a single one is wanted."""
+def _several(folders: Sequence[Location], tag: str | None = None) -> StoreError:
+    """The error to raise if there are several versions in a cache (that have a tag) and a single one is wanted."""
     hint = ""
     with suppress(StoreError):  # some metadata may be damaged
         first, second = (Version.open(folder).info.config for folder in folders[:2])
         hint = f" (the first two differ in {listing(differing_keys(first, second)) or 'their weights or revision'})"
     names = listing(folder.name if tag is None else f"{folder.name}@{tag}" for folder in folders)
-    which = "" if tag is None else f" with a tag {tag}"
-    return StoreError(f"{cache}: holds {len(folders)} versions{which}: {names}; name one of these folders{hint}")
-
-
-def _folders_in(cache: Location) -> list[Location]:
-    return [cache / name for name in open_store(cache).names("") if _is_version(cache / name)]
+    held = f"{len(folders)} versions" if tag is None else f"{len(folders)} versions with a tag {tag}"
+    return StoreError(f"{folders[0].parent}: holds {held}: {names}; name one of these folders{hint}")
 
 
 def select_versions(path: Location, name: str | None = None, tag: str | None = None) -> list[Version]:
@@ -168,7 +163,7 @@ def version_of_tag(path: Location, tag: str) -> Version:
     StoreError if there is none, or there are several; DamagedError if the metadata of such a version is damaged."""
     versions = _opened(path, None, tag)
     if len(versions) > 1:
-        raise _several(versions[0].path.parent, [version.path for version in versions], tag)
+        raise _several([version.path for version in versions], tag)
     return versions[0]
 
 
@@ -181,8 +176,7 @@ def select_version(cache: Location, name: str | None = None, tag: str | None = N
     if not versions:
         there = [folder.name for folder in version_folders(split_tag(cache)[0])]
         raise StoreError(f"{cache}: holds no version called {name!r}; it holds {listing(there)}")
-    given = split_tag(cache)[1] if tag is None else tag
-    raise _several(versions[0].path.parent, [version.path for version in versions], given)
+    raise _several([version.path for version in versions], split_tag(cache)[1] if tag is None else tag)
 
 
 def select_configured(

@@ -157,19 +157,16 @@ def read_all_wanted(
 
 def damaged_wanted(version: Version) -> list[str]:
     """The names of the wanted sets that are damaged, also at a second look: a disk may refuse once."""
-    damaged = version.store.names("wanted")
+    names = version.store.names("wanted")
     for _ in range(2):
-        damaged = [name for name in damaged if _is_damaged(version, name)]
-    return damaged
-
-
-def _is_damaged(version: Version, name: str) -> bool:
-    try:
-        with suppress(FileNotFoundError):  # a run has taken it away since
-            read_wanted(version, name)
-    except DamagedError:
-        return True
-    return False
+        looked_at, names = names, list[str]()
+        for name in looked_at:
+            try:
+                with suppress(FileNotFoundError):  # a run has taken it away since
+                    read_wanted(version, name)
+            except DamagedError:
+                names.append(name)
+    return names
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,7 @@ def find_lacking(version: Version, index: Index) -> list[Finding]:
     of it."""
     if version.tag is not None:
         return []
-    damaged, ledger = list[str](), list[str]()
+    damaged, ledger, records = list[str](), list[str](), list[str]()
     wanted = [*read_all_wanted(version, damaged, index.complete)]
     known = {name for one in wanted for name in one.names}
     missing = find_missing(wanted, index, read_failures(version, ledger))
@@ -262,21 +259,19 @@ def find_lacking(version: Version, index: Index) -> list[Finding]:
         count = counted(sum(map(len, missing.missing.values())), "utterance")
         findings, ledger = [], [f"{what}: {count} may be missing, or have failed" for what in ledger]
     if not known and not len(index) and not damaged:
-        findings.append(
-            DamagedRecord(
-                "it holds nothing, and nothing says what it is to hold; run the same `featcache extract` again (or of "
-                "a copy, the same `featcache copy`)"
-            )
+        records.append(
+            "it holds nothing, and nothing says what it is to hold; run the same `featcache extract` again (or of a "
+            "copy, the same `featcache copy`)"
         )
     gone = sorted({shard.manifest for shard in index.summaries} - known)
     if gone and not damaged:  # what is damaged may be them
         shards = counted(sum(shard.manifest in gone for shard in index.summaries), "shard was", "shards were")
-        what = (
-            f"wanted: {listing(gone)} is gone, of which {shards} made: what else the manifest wants is "
-            "not known; run the same `featcache extract` again"
+        records.append(
+            f"wanted: {listing(gone)} is gone, of which {shards} made: what else the manifest wants is not known; run "
+            "the same `featcache extract` again"
         )
-        findings.append(DamagedRecord(what))
-    return [*findings, *(DamagedRecord(what.removeprefix(f"{version.path}/")) for what in damaged + ledger)]
+    records += [what.removeprefix(f"{version.path}/") for what in damaged + ledger]
+    return [*findings, *map(DamagedRecord, records)]
 
 
 def forget_rows(version: Version, wanted_ids: NDArray[np.uint64]) -> None:
