@@ -180,12 +180,10 @@ class Shard(Group[ShardInfo]):
         self.name = name
         self.spec = spec
         self._faults: list[str] | None = None
+        self._features = "features", (self.info.frames, *spec.item_shape), spec.stored_dtype
+        self._features_path, _ = self._chunk(*self._features)
         if self.info.digest[:NAME_DIGITS] != name:
             raise self._damaged(MARK, f"holds the shard {self.info.digest[:NAME_DIGITS]}")
-
-    @property
-    def _features(self) -> tuple[str, tuple[int, ...], str]:
-        return "features", (self.info.frames, *self.spec.item_shape), self.spec.stored_dtype
 
     @property
     def features(self) -> NDArray[Any]:
@@ -197,15 +195,15 @@ class Shard(Group[ShardInfo]):
         return self._frames_in(self.open(*self._features))
 
     def _frames_in(self, file: Opened) -> Frames:
-        name, shape, dtype = self._features
-        return Frames(file, shape, dtype, f"{self}/{self._chunk(name, shape, dtype)[0]}", self.store.location)
+        _, shape, dtype = self._features
+        return Frames(file, shape, dtype, f"{self}/{self._features_path}", self.store.location)
 
     def feature_blocks(self, copy: Path | None = None) -> Iterator[memoryview]:
         """The file of the same, or a copy of it, in blocks that are valid until the next one. After the last one,
         DamagedError is raised if they are not what was written."""
-        path = self._chunk(*self._features)[0]
-        place = (self.store, f"{self.key}/{path}") if copy is None else (open_store(copy.parent), copy.name)
-        yield from self.checked_blocks(path, *place)
+        if copy is None:
+            return self.checked_blocks(self._features_path)
+        return self.checked_blocks(self._features_path, open_store(copy.parent), copy.name)
 
     @property
     def run(self) -> str:
@@ -297,7 +295,7 @@ class Shard(Group[ShardInfo]):
         checksums, offsets = self.table["item_crc32c"], self.table.offsets("frame")
         counts = np.diff(offsets)
         try:
-            frames = self._frames_in(self.store.open(f"{self.key}/{self._chunk(*self._features)[0]}", None))
+            frames = self._frames_in(self.store.open(f"{self.key}/{self._features_path}", None))
         except (FileNotFoundError, DamagedError):
             return
         for first in range(0, len(numbers), _READ_AT_ONCE):

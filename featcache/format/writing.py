@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -103,7 +104,7 @@ class ShardBuilder:
         self._num_frames: list[int] = []
         self._checksums: list[int] = []
         self._features: list[NDArray[Any]] = []
-        self._side: dict[str, list[NDArray[Any]]] = {side.name: [] for side in spec.side}
+        self._side = {side.name: [np.empty((0, *side.item_shape), side.dtype)] for side in spec.side}
         self._side_counts: dict[str, list[int]] = {side.name: [] for side in spec.side}
         self.num_bytes = 0
         """The bytes of features and of side arrays' entries so far."""
@@ -137,10 +138,8 @@ class ShardBuilder:
                 f"[{sum(num_frames)}, {', '.join(map(str, shape))}]"
             )
         self._check_side(side, len(items))
-        first = 0
-        for count in num_frames:
-            self._checksums.append(crc32c(features[first : first + count]))
-            first += count
+        bounds = pairwise(accumulate(num_frames, initial=0))
+        self._checksums += [crc32c(features[first:end]) for first, end in bounds]
         self._items += items
         self._num_frames += num_frames
         self._features.append(features)
@@ -152,7 +151,8 @@ class ShardBuilder:
     def _check_side(self, side: SideData, num_items: int) -> None:
         specs = {spec.name: spec for spec in self._spec.side}
         if side.keys() != specs.keys():
-            raise ExtractorError(f"side arrays are {_named(side)}; this version's are {_named(specs)}")
+            given, own = (listing(sorted(names)) or "none" for names in (side, specs))
+            raise ExtractorError(f"side arrays are {given}; this version's are {own}")
         for name, (entries, counts) in side.items():
             if len(counts) != num_items or min(counts, default=0) < 0:
                 raise ExtractorError(f"side array {name} has {list(counts)} entries for {num_items} items")
@@ -176,8 +176,8 @@ class ShardBuilder:
         self._features.clear()
         arrays = {"features": _array("features", "frame", features, _no_code(spec))}
         for side in spec.side:
-            none, name = np.empty((0, *side.item_shape), side.dtype), f"side_{side.name}"
-            arrays[name] = _array(name, f"{name}_entry", np.concatenate([none, *self._side[side.name]]))
+            name = f"side_{side.name}"
+            arrays[name] = _array(name, f"{name}_entry", np.concatenate(self._side[side.name]))
         document = {
             "fingerprint": fingerprint,
             "frames": len(features),
@@ -227,7 +227,3 @@ def _no_code(spec: FeatureSpec) -> int:
     if dtype.kind == "f" or not spec.codebook_sizes or max(spec.codebook_sizes) > np.iinfo(dtype).max:
         return 0
     return int(np.iinfo(dtype).max)
-
-
-def _named(names: Iterable[str]) -> str:
-    return listing(sorted(names)) or "none"

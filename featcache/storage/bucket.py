@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,15 +148,12 @@ class Bucket:
 
     def _names_apart(self, folder: str) -> list[str]:
         """The names in a folder without a listing of what is in its folders."""
-
-        def fetch(connection: Any, path: str) -> Any:
-            return connection.list_with_delimiter(f"{path}/" if path else None)
-
-        listing = self._asked(folder, fetch)
+        listing = self._asked(
+            folder, lambda connection, path: connection.list_with_delimiter(f"{path}/" if path else None)
+        )
         folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
         marks = in_parallel(lambda name: self.exists("/".join(filter(None, (folder, name, MARK)))), folders)
-        published = [name for name, is_marked in zip(folders, marks, strict=True) if is_marked]
-        return published + [entry["path"].rpartition("/")[2] for entry in listing["objects"]]
+        return [*compress(folders, marks), *(entry["path"].rpartition("/")[2] for entry in listing["objects"])]
 
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
         return self._files(folder, self._listed(folder, at_most=_PAGE))

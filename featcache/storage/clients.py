@@ -14,7 +14,6 @@ import errno
 import importlib
 import importlib.util
 import logging
-import math
 import os
 import re
 import shutil
@@ -25,6 +24,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -72,12 +72,8 @@ _WORDS = (
     ("dns error", "its host is not known"),
     ("Connection refused", "its host refuses the connection"),
     ("kind: Connect,", "its host cannot be reached"),
-    ("Timeout", "the server does not answer in time"),
-    ("timed out", "the server does not answer in time"),
-    ("kind: Interrupted", "the connection breaks off"),
-    ("kind: Body", "the connection breaks off"),
-    ("ConnectionReset", "the connection breaks off"),
-    ("IncompleteMessage", "the connection breaks off"),
+    ("Timeout|timed out", "the server does not answer in time"),
+    ("kind: Interrupted|kind: Body|ConnectionReset|IncompleteMessage", "the connection breaks off"),
     ("Content-Length", "the server does not say how long the file is"),
     ("certificate", "the server's certificate is not valid"),
 )
@@ -149,13 +145,10 @@ def seconds_to_wait() -> float:
     """How long a store is waited for that does not answer. Raises ArgumentError if the environment says something else
     than a number of seconds."""
     text = os.environ.get(_SECONDS, str(_SECONDS_TO_WAIT))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= 86400:
-        raise ArgumentError(f"{_SECONDS} is {text!r}: give a number of seconds, up to 86400")
-    return seconds
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) <= 86400:
+            return seconds
+    raise ArgumentError(f"{_SECONDS} is {text!r}: give a number of seconds, up to 86400")
 
 
 def awaited(base: str, request: Callable[[], _T]) -> _T:
@@ -296,4 +289,4 @@ def in_words(url: str, error: BaseException) -> str:
         return f"the bucket holds {key[1]}, which is no path: remove that object, or rename it"
     if "NoSuchBucket" not in text and (status := _STATUS.search(text)) is not None:
         return f"the server answers {status[1]}{status[2] or ''}"
-    return next((words for sign, words in _WORDS if sign in text), "the request fails")
+    return next((words for signs, words in _WORDS if re.search(signs, text)), "the request fails")

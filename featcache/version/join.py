@@ -143,7 +143,7 @@ def find_other_files(
     status: RowStatus,
     version: Version,
     index: Index,
-    sizes_of: Callable[[Sequence[AudioSource]], Sequence[int | None]] | None = None,
+    sizes_of: Callable[[Sequence[AudioSource]], Sequence[int | None]] = lambda sources: [None] * len(sources),
 ) -> tuple[NDArray[np.int64], int]:
     """Find the rows whose file is another than the one of the same path that their item was extracted from.
 
@@ -153,8 +153,8 @@ def find_other_files(
 
     Args:
         status: What the version holds of the manifest's rows, or of copies of them, beside each other.
-        sizes_of: Asks servers and containers for the sizes of files, in bytes; None to leave out what is not a file of
-            this machine by itself.
+        sizes_of: Asks servers and containers for the sizes of files, in bytes; by default, what is not a file of this
+            machine by itself is left out.
 
     Returns:
         The numbers of the rows, or of the copies, rising, int64 `[n]`; and how many files were looked at.
@@ -167,10 +167,8 @@ def find_other_files(
     sources = sources_of(version, index, status.positions[looked_at])
     paths = [*manifest.paths.take(looked_at // copies)]
     files = [manifest.resolve(path) for path in paths]
-    sizes: dict[AudioSource, int | None] = {}
-    if sizes_of is not None:
-        elsewhere = [file for file in files if not isinstance(file, Path)]
-        sizes = dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
+    elsewhere = [file for file in files if not isinstance(file, Path)]
+    sizes = dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
     other, compared = [], 0
     for row, path, here, (size, mtime_ns) in zip(looked_at.tolist(), paths, files, sources.tolist(), strict=True):
         if not isinstance(here, Path):

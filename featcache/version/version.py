@@ -20,8 +20,8 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import Annotated, Any, Literal, TypeVar
@@ -163,20 +163,15 @@ class ShardGoneError(StoreError):
     """A shard that is not there any more: what counts of it is in another one."""
 
 
+@dataclass(eq=False)
 class Version:
     """An opened version: the store of its files, and what it says of itself. It is as it is now; or of these `shards`,
     as it was when a `tag` was made."""
 
-    def __init__(
-        self, store: Store, info: VersionInfo, *, tag: str | None = None, shards: Sequence[str] | None = None
-    ) -> None:
-        self.store = store
-        self.info = info
-        self.tag = tag
-        self._shards = shards
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Version, tag=self.tag, shards=self._shards), (self.store, self.info)
+    store: Store
+    info: VersionInfo
+    tag: str | None = None
+    shards: Sequence[str] | None = None
 
     @property
     def path(self) -> Location:
@@ -240,8 +235,8 @@ class Version:
 
     def shard_names(self) -> list[str]:
         """The names of all shards, sorted."""
-        if self._shards is not None:
-            return [*self._shards]
+        if self.shards is not None:
+            return [*self.shards]
         return [name for name in self.store.names("shards") if _SHARD_NAME.fullmatch(name)]
 
     def shard(self, name: str) -> Shard:
