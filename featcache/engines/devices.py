@@ -6,7 +6,7 @@ Signals do not reach it: this process tells it to stop, and if this process ends
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
@@ -16,9 +16,8 @@ from featcache.device import MAX_CPU_THREADS, available_threads
 from featcache.engines.dispatch import dispatch
 from featcache.engines.process import OtherProcess
 from featcache.engines.worker import Died, Event, Message, WorkerSetup
-from featcache.extraction.jobs import Engine, JobGroup, RunControl
+from featcache.extraction.jobs import Engine
 from featcache.extraction.options import Options
-from featcache.extraction.tasks import ShardTask
 
 _MAIN = "featcache.engines.worker:serve"
 
@@ -35,11 +34,7 @@ def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
 
 def on_devices(options: Options) -> Engine:
     """An engine that has a process for each of the options' devices."""
-
-    def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
-        dispatch(group, tasks, control, _Processes(options), options)
-
-    return run
+    return lambda group, tasks, control: dispatch(group, tasks, control, _Processes(options), options)
 
 
 class _Processes:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
-from featcache.engines.process import Fault, Setup
+from featcache.engines.process import Setup
 from featcache.engines.worker import (
     Died,
     End,
@@ -75,7 +75,6 @@ class Chunk:
     """Tasks that one worker does."""
 
     tasks: tuple[ShardTask, ...]
-    """At least one task."""
     deaths: int = 0
     """How many workers have died of it."""
     died_with: int | None = None
@@ -85,32 +84,29 @@ class Chunk:
 class Chunks:
     """Deals tasks, taken as they are wanted, to so many workers; each is done once, or poison."""
 
+    held: dict[int, Chunk]
+    """What workers are at, by their numbers."""
+
     def __init__(self, tasks: Iterator[ShardTask], workers: int) -> None:
+        self.held = {}
         self._tasks = tasks
         self._workers = workers
         self._ahead: deque[ShardTask] = deque()
         self._returned: list[Chunk] = []
-        self._held: dict[int, Chunk] = {}
 
     @property
     def are_done(self) -> bool:
         """Whether nothing is left: every task is done or poison."""
         self._look_ahead()
-        return not (self._ahead or self._returned or self._held)
-
-    @property
-    def is_any_held(self) -> bool:
-        """Whether a worker has a chunk."""
-        return bool(self._held)
+        return not (self._ahead or self._returned or self.held)
 
     def take(self, worker: int, is_alone: bool = False) -> Chunk | None:
         """The next chunk for a worker; None if there is nothing for it now.
 
         A worker is not given again what it died of, unless it `is_alone`: others are lost, or may never begin. It may
         be the worker's own device that is at fault."""
-        fitting = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
-        if fitting:
-            chunk = fitting[0]
+        chunk = next((chunk for chunk in self._returned if is_alone or chunk.died_with != worker), None)
+        if chunk is not None:
             self._returned.remove(chunk)
         else:
             self._look_ahead()
@@ -123,31 +119,25 @@ class Chunks:
                 tasks.append(self._ahead.popleft())
                 seconds += sum(tasks[-1].seconds)
             chunk = Chunk(tuple(tasks))
-        self._held[worker] = chunk
+        self.held[worker] = chunk
         return chunk
 
     def done(self, worker: int) -> None:
         """A worker has done its chunk."""
-        del self._held[worker]
+        del self.held[worker]
 
     def died(self, worker: int, done: Set[str], counts: bool = True) -> Sequence[ShardTask]:
         """Take back the chunk of a worker that has died, but for the tasks that it has `done` of it, by their names.
 
         The death `counts` if the chunk may be the cause: not that of a worker that was preempted. Returns tasks that
         are poison, at most one."""
-        chunk = self._held.pop(worker, None)
-        if chunk is None:
-            return ()
+        chunk = self.held.pop(worker, Chunk(()))
         left = tuple(task for task in chunk.tasks if task.name not in done)
-        if not left:
-            return ()
-        if not counts:
-            self._returned.append(replace(chunk, tasks=left))
-            return ()
-        again = Chunk(left, chunk.deaths + 1, worker)
-        if again.deaths < MOST_DEATHS:
-            self._returned.append(again)
-        elif len(left) == 1 and len(chunk.tasks) == 1:
+        deaths = chunk.deaths + counts
+        if deaths < MOST_DEATHS:
+            if left:
+                self._returned.append(Chunk(left, deaths, worker if counts else chunk.died_with))
+        elif len(chunk.tasks) == 1:
             return left
         else:
             self._returned += [Chunk((task,), 0, worker) for task in left]
@@ -183,13 +173,12 @@ class Team(Protocol):
 class _Worker:
     """What is known of a worker."""
 
-    is_ready: bool = False
+    runs: Sequence[str] = ()
+    """Its runs, one in each version; none before it is ready."""
     is_lost: bool = False
     """Whether it is not started again."""
-    is_at_work: bool = False
     deaths: int = 0
     """How often it has died since it last committed something."""
-    runs: Sequence[str] = ()
     latest: Working | None = None
     """What it last said of the tasks that it is at."""
     done: list[DoneTask] = field(default_factory=list)
@@ -230,7 +219,6 @@ class _Dispatch:
         self._unread: list[tuple[str, Failure]] = []  # by which machine, though not by this one
         self._said: dict[str, int] = {}  # which worker was the first to say it
         self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
-        self._is_told = False
         self._next_report = 0.0
         self._is_late_at = monotonic() + _PATIENCE_SECONDS
 
@@ -239,33 +227,37 @@ class _Dispatch:
             self._team.start(number, self._setup)
         while not self._is_over():
             self._deal()
-            for number, event in self._team.wait(_POLL_SECONDS):
-                self._handle(number, event)
-            self._report()
+            self._listen()
+        if self._chunks.held:  # the run was stopped
+            self._tell(Stop())
+        while self._chunks.held:
+            self._listen()
         self._end()
-        self._report(at_once=True)
+        self._report()
         if self._unread:
             raise self._unreadable()
 
     def _is_over(self) -> bool:
-        if self._control.stop.is_set():
-            return not self._chunks.is_any_held
-        return self._chunks.are_done
+        """Whether nothing more is dealt out."""
+        return self._control.stop.is_set() or self._chunks.are_done
+
+    def _tell(self, message: Message) -> None:
+        for number in range(len(self._workers)):
+            self._team.send(number, message)
+
+    def _listen(self) -> None:
+        """Take what workers say, and tell how far they are."""
+        for number, event in self._team.wait(_POLL_SECONDS):
+            self._handle(number, event)
+        if monotonic() >= self._next_report:
+            self._report()
 
     def _deal(self) -> None:
-        """Give chunks to the workers that have none; or tell all to stop."""
-        if self._control.stop.is_set():
-            if not self._is_told:
-                self._is_told = True
-                for number in range(len(self._workers)):
-                    self._team.send(number, Stop())
-            return
-        ready = [number for number, worker in enumerate(self._workers) if worker.is_ready]
+        """Give chunks to the workers that have none."""
+        ready = [number for number, worker in enumerate(self._workers) if worker.runs]
         for number in ready:
-            if self._workers[number].is_at_work or (chunk := self._chunks.take(number, len(ready) == 1)) is None:
-                continue
-            self._workers[number].is_at_work = True
-            self._team.send(number, Work(chunk.tasks, self._suspects))
+            if number not in self._chunks.held and (chunk := self._chunks.take(number, len(ready) == 1)) is not None:
+                self._team.send(number, Work(chunk.tasks, self._suspects))
         if self._first is None and monotonic() > self._is_late_at:
             self._is_late_at = float("inf")
             _log.info("still waiting for the first of %s to start", counted(len(self._workers), "worker"))
@@ -277,7 +269,7 @@ class _Dispatch:
                 if self._said.setdefault(message, number) == number:  # others say the same
                     _log.info(message)
             case Ready(device, threads, runs):
-                worker.is_ready, worker.runs = True, runs
+                worker.runs = runs
                 self._welcome(self._team.names[number], device, threads)
             case DoneTask():
                 worker.done.append(event)
@@ -288,11 +280,11 @@ class _Dispatch:
                     self._control.give_up(event.progress.too_many_failures, event.progress.traceback)
                 self._total.add(event)
                 self._chunks.done(number)
-                worker.is_at_work, worker.latest, worker.done, worker.deaths = False, None, [], 0
+                worker.latest, worker.done, worker.deaths = None, [], 0
             case Working():
                 worker.latest = event
-            case Fault():
-                raise event.error()
+            case Exception():
+                raise event
             case Died(how, counts_as_death):
                 self._bring_back(number, how, counts_as_death)
 
@@ -309,7 +301,7 @@ class _Dispatch:
             )
         if device not in progress.devices:
             progress.devices.append(device)
-        ready = sum(worker.is_ready for worker in self._workers)
+        ready = sum(bool(worker.runs) for worker in self._workers)
         if ready > progress.processes:
             progress.processes, progress.threads = ready, progress.threads + threads
 
@@ -319,13 +311,12 @@ class _Dispatch:
         again = self._workers[number] = _Worker(deaths=dead.deaths + counts)
         for one in dead.done:
             self._total.add(one)
-        if dead.is_ready:
+        if dead.runs:
             self._learn(dead.runs, counts)
         done = {one.name for one in dead.done}
         self._poison += [(task, how) for task in self._chunks.died(number, done, counts)]
-        most = _MOST_DEATHS if dead.is_ready else MOST_DEATHS
+        when, most = ("at work", _MOST_DEATHS) if dead.runs else ("before it was ready", MOST_DEATHS)
         again.is_lost = again.deaths >= most or self._control.stop.is_set()
-        when = "at work" if dead.is_ready else "before it was ready"
         what = "is not started again" if again.is_lost else "is started again, and what it had is given back"
         _log.info("%s: the process ended %s (%s); it %s", name, when, how, what)
         if not again.is_lost:
@@ -352,10 +343,9 @@ class _Dispatch:
     def _bury(self, task: ShardTask, how: str) -> None:
         """Record that what is left of a task cannot be extracted."""
         message = f"extracting its shard ended {MOST_DEATHS} processes, and what in it did so is not known: {how}"
-        failed = []
+        error, failed = AudioError(Reason.CRASHED, message), []
         for job in self._group.jobs:
             status = join(RowKeys.of_utterances(task.utterances), open_index(job.version, keep=False), {})
-            error = AudioError(Reason.CRASHED, message)
             failed.append(
                 [
                     replace(failure_of(task.utterances[row], self._group.root, error), generation=task.generations[row])
@@ -394,11 +384,9 @@ class _Dispatch:
             "the audio, and run the same command again. The shards committed so far are good"
         )
 
-    def _report(self, at_once: bool = False) -> None:
+    def _report(self) -> None:
         """Count what was done so far, and tell."""
-        if (now := monotonic()) < self._next_report and not at_once:
-            return
-        self._next_report = now + _POLL_SECONDS
+        self._next_report = monotonic() + _POLL_SECONDS
         now_done = deepcopy(self._total)
         for worker in self._workers:
             if worker.latest is not None:
@@ -420,14 +408,13 @@ class _Dispatch:
             raise self._hopeless(self._poison[-1][1])
         for task, how in self._poison:
             self._bury(task, how)
-        for number in range(len(self._workers)):
-            self._team.send(number, End(interrupted=self._control.stop.is_set()))
+        self._tell(End(interrupted=self._control.stop.is_set()))
         limit = monotonic() + _SECONDS_TO_END
-        waited_for = {number for number, worker in enumerate(self._workers) if worker.is_ready}
+        waited_for = {number for number, worker in enumerate(self._workers) if worker.runs}
         while waited_for and monotonic() < limit:
             for number, event in self._team.wait(_POLL_SECONDS):
                 match event:
                     case Ended() | Died():
                         waited_for.discard(number)
-                    case Fault():
-                        raise event.error()
+                    case Exception():
+                        raise event

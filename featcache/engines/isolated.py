@@ -6,7 +6,7 @@ this one."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -15,7 +15,7 @@ from pathlib import Path
 from featcache.audio.members import copy_of
 from featcache.audio.remote import StoppedError
 from featcache.device import Device
-from featcache.engines.process import Fault, OtherProcess, Setup, kills_for_memory, last_line
+from featcache.engines.process import OtherProcess, Setup, kills_for_memory, last_line, passable
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import BatchPart, Extracted, WorkerTimes
 from featcache.extraction.jobs import BatchExtractor, JobGroup, batch_extractor
@@ -39,11 +39,10 @@ class IsolatedProcess:
         self._obstacle = ""  # why the process cannot begin
         self._turn = threading.Lock()
 
-    def __enter__(self) -> IsolatedProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
+    def close(self) -> str:
+        """End the other process, if there is one. Returns how it ended: a signal's name, or its exit code."""
+        process, self._process = self._process, None
+        return "" if process is None else process.end()
 
     def extract(
         self, batch: Sequence[Utterance], times: WorkerTimes, stop: threading.Event
@@ -67,28 +66,24 @@ class IsolatedProcess:
     def _extract(self, number: int, utterance: Utterance, times: WorkerTimes, stop: threading.Event) -> Extracted:
         """Extract an utterance for the config of that number."""
         if utterance.id in self._fatal:
-            return self._crashed(
-                number, utterance, "it was extracted in a process of its own, and even so the run died"
-            )
-        if self._process is None:
-            self._begin()
-        if self._process is None:
+            why = "it was extracted in a process of its own, and even so the run died"
+            return self._crashed(number, utterance, why)
+        if (process := self._process or self._begin()) is None:
             return self._crashed(number, utterance, f"a process of its own cannot begin: {self._obstacle}")
         kills = kills_for_memory()
         try:
-            answer = _ask(self._process.connection, (number, utterance), stop)
+            answer = _ask(process.connection, (number, utterance), stop)
         except (EOFError, OSError):
-            ended = self._stop()
+            ended = self.close()
             if ended == "SIGKILL" and kills_for_memory() > kills:
                 ended = "out of memory"
             return self._crashed(number, utterance, f"extracting it ended a process: {ended}")
         if answer is None:
             raise StoppedError
-        if isinstance(answer, Fault):
-            raise answer.error()
+        if isinstance(answer, Exception):
+            raise answer
         extracted, times_there = answer
         times.add(times_there)
-        assert isinstance(extracted, Extracted)
         return extracted
 
     def _crashed(self, number: int, utterance: Utterance, message: str) -> Extracted:
@@ -96,28 +91,24 @@ class IsolatedProcess:
         part.fail(utterance, AudioError(Reason.CRASHED, message))
         return part.extracted()
 
-    def _begin(self) -> None:
-        """Start the other process and wait until it is ready, unless it could not begin before."""
+    def _begin(self) -> OtherProcess | None:
+        """Start the other process and wait until it is ready; None if it cannot begin, or could not before."""
         if self._obstacle:
-            return
+            return None
         self._process = OtherProcess(_MAIN)
         try:
             self._process.connection.send(self._setup)
-            answer = self._process.connection.recv()
+            error = self._process.connection.recv()
         except (EOFError, OSError):
-            self._obstacle = f"it ended: {self._stop()}"
+            self._obstacle = f"it ended: {self.close()}"
         else:
-            if isinstance(answer, Fault):
-                self._stop()
-                self._obstacle = last_line(answer.message)
-
-    def _stop(self) -> str:
-        """End the other process, if there is one. Returns how it ended: a signal's name, or its exit code."""
-        process, self._process = self._process, None
-        return "" if process is None else process.end()
+            if error is not None:
+                self.close()
+                self._obstacle = last_line(error)
+        return self._process
 
 
-_Answer = tuple[Extracted, WorkerTimes] | Fault | None
+_Answer = tuple[Extracted, WorkerTimes] | Exception | None
 """What the other process says of an utterance: None if it has given up, because it was to stop."""
 
 
@@ -141,9 +132,9 @@ def serve(connection: Connection) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(EOFError, BrokenPipeError):
         try:
-            device, extractors = _prepare(partial(_wait, connection), *connection.recv())
+            device, extractors = _prepare(connection, *connection.recv())
         except Exception as error:  # noqa: BLE001 (the run is told)
-            connection.send(Fault.of(error))
+            connection.send(passable(error))
             return
         connection.send(None)
         while True:
@@ -152,19 +143,17 @@ def serve(connection: Connection) -> None:
                 connection.send(_extract(extractors[number], utterance, device))
 
 
-def _wait(connection: Connection, seconds: float) -> None:
-    """Wait, unless the run says that it is being stopped, or has ended: nothing else comes before an answer."""
-    if connection.poll(seconds):
-        raise StoppedError
-
-
 def _prepare(
-    wait: Callable[[float], None], setup: Setup, choices: Sequence[BatchingChoice], device_name: str
+    connection: Connection, setup: Setup, choices: Sequence[BatchingChoice], device_name: str
 ) -> tuple[Device, list[BatchExtractor]]:
-    """The device, and for each config what extracts for it alone.
+    """The device, and for each config what extracts for it alone. `choices` are how the rows of each config are put
+    together."""
 
-    `choices` are how the rows of each config are put together; `wait` waits for audio, and raises `StoppedError` to
-    give up."""
+    def wait(seconds: float) -> None:
+        """Wait for audio, unless the run says that it is being stopped, or has ended: nothing else comes meanwhile."""
+        if connection.poll(seconds):
+            raise StoppedError
+
     device = Device(device_name, 1)
     configs, source = setup.build(device)
     for built, choice in zip(configs, choices, strict=True):
@@ -186,5 +175,5 @@ def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _
     except Exception as error:
         if device.is_lost():
             raise SystemExit(f"{utterance.id}: {error}") from error  # this process can compute nothing any more
-        return Fault.of(error)
+        return passable(error)
     return result, times

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import count, groupby, islice
 from time import perf_counter
@@ -66,7 +66,7 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
     runs = [(job.version, job.run.id) for job in group.jobs]
     workers = group.device.workers
     ahead = Downloads(group.root, workers, control.give_up, control.stop) if group.has_urls else nullcontext()
-    with InFlight(runs, workers) as in_flight, IsolatedProcess(group) as isolated, ahead as downloads:
+    with InFlight(runs, workers) as in_flight, closing(IsolatedProcess(group)) as isolated, ahead as downloads:
         try:
             _Workers(group, control, in_flight, isolated, downloads).run(tasks)
         except Exception as error:

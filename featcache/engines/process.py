@@ -19,10 +19,18 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from featcache import errors
 from featcache.config import Config
 from featcache.device import Device
-from featcache.errors import FeatcacheError, ManifestError, counted, ending
+from featcache.errors import (
+    ArgumentError,
+    ConfigError,
+    ExtractorError,
+    FeatcacheError,
+    ManifestError,
+    StoreError,
+    counted,
+    ending,
+)
 from featcache.extraction.audio_files import paths_there
 from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.jobs import JobGroup
@@ -35,14 +43,8 @@ from featcache.version.version import Version
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_TO_END = 10.0
 
-_BY_MESSAGE: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (
-        *(errors.ArgumentError, errors.ConfigError, errors.ExtractorError, errors.ManifestError, errors.StoreError),
-        MemoryError,
-    )
-}
-"""Errors that are made from their message alone."""
+_BY_MESSAGE = (ArgumentError, ConfigError, ExtractorError, ManifestError, StoreError, MemoryError)
+"""Errors that are made from their message alone, and so pass through a connection."""
 
 
 class OtherProcess:
@@ -77,37 +79,25 @@ class OtherProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
 
-    def end(self, seconds: float = _SECONDS_TO_END) -> str:
-        """Close the connection, and wait for the end; kill it if it does not come within so many seconds. Returns how
-        it ended: a signal's name, or its exit code."""
+    def end(self) -> str:
+        """Close the connection, and wait for the end; kill the process if it does not come soon. Returns how it ended:
+        a signal's name, or its exit code."""
         self.connection.close()
         try:
-            code = self._process.wait(seconds)
+            code = self._process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:  # it is still extracting, and nobody waits for that any more
             self._process.kill()
             code = self._process.wait()
         return ending(code)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """An error in another process, because not all errors pass through a connection."""
-
-    message: str
-    """What the error says; of one that nobody expected, with its traceback."""
-    kind: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> Fault:
-        """What passes of an error."""
-        if not isinstance(error, FeatcacheError | MemoryError):
-            return cls("".join(traceback.format_exception(error)), type(error).__name__)
-        kinds = (name for name, kind in _BY_MESSAGE.items() if isinstance(error, kind))
-        return cls(str(error), next(kinds, errors.ExtractorError.__name__))
-
-    def error(self) -> Exception:
-        """The error, or one with the same exit code that says the same."""
-        return _BY_MESSAGE.get(self.kind, RuntimeError)(self.message)
+def passable(error: BaseException) -> Exception:
+    """An error that passes through a connection, which not all do: it has the same exit code and says the same; instead
+    of one that nobody expected, with its traceback."""
+    if not isinstance(error, FeatcacheError | MemoryError):
+        return RuntimeError("".join(traceback.format_exception(error)))
+    kinds = (kind for kind in _BY_MESSAGE if isinstance(error, kind))
+    return next(kinds, ExtractorError)(str(error))
 
 
 def last_line(error: object) -> str:

@@ -116,7 +116,7 @@ class _Actors:
         actors, self._device, self._threads = actors_on(nodes, options.device, options.threads)
         self.names = [f"actor {number + 1}" for number in range(actors)]
         self._actors: dict[int, Any] = {}
-        self._setups: dict[int, bytes] = {}
+        self._setup = b""  # the same for all
         self._waiting: dict[Any, int] = {}  # by the call that waits
         self._again: dict[int, float] = {}  # when to try `begin` again
         self._tries: dict[int, int] = {}
@@ -136,7 +136,7 @@ class _Actors:
                 )
                 .remote()
             )
-        self._setups[worker] = pickle.dumps(setup.on(self._device, self._threads))
+        self._setup = pickle.dumps(setup.on(self._device, self._threads))
         self._tries[worker] = 0
         self._begin(worker)
 
@@ -168,7 +168,7 @@ class _Actors:
 
     def _begin(self, worker: int) -> None:
         self._nodes.pop(worker, None)
-        self._waiting[self._actors[worker].begin.remote(sys.path, os.nice(0), self._setups[worker])] = worker
+        self._waiting[self._actors[worker].begin.remote(sys.path, os.nice(0), self._setup)] = worker
 
     def _answer(self, worker: int, call: Any) -> list[Event]:
         """What a call has brought; then waits for more."""

@@ -26,7 +26,7 @@ from featcache import __version__
 from featcache.audio.commands import kill_commands
 from featcache.device import Device
 from featcache.engines.local import run_locally
-from featcache.engines.process import Fault, Setup
+from featcache.engines.process import Setup, passable
 from featcache.errors import ConfigError, ExtractorError, StoreError
 from featcache.extraction.jobs import (
     Done,
@@ -147,7 +147,8 @@ class Died:
     """Whether what it worked on may be the cause."""
 
 
-Event = Ready | Working | DoneTask | Finished | Note | Fault | Ended | Died
+Event = Ready | Working | DoneTask | Finished | Note | Exception | Ended | Died
+"""What a worker says; an exception is a `passable` one, by which it has ended."""
 
 
 class Inbox:
@@ -198,7 +199,7 @@ def serve(connection: Connection) -> None:
             inbox.close()
         except Exception as error:  # noqa: BLE001 (what was sent names a class that is not here, as one of `__main__`)
             what = f"a worker cannot read what it is sent: {error}: define extractors in a module of their own"
-            send(Fault.of(ConfigError(what)))
+            send(ConfigError(what))
             inbox.put(End(interrupted=True))
 
     def send(event: Event) -> None:
@@ -220,7 +221,7 @@ def work(inbox: Inbox, send: Callable[[Event], None]) -> None:
     try:
         worker = _Worker(setup, inbox.stop, send)
     except Exception as error:  # noqa: BLE001 (whoever has started this is told)
-        send(Fault.of(error))
+        send(passable(error))
         return
     send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
     try:
@@ -232,7 +233,7 @@ def work(inbox: Inbox, send: Callable[[Event], None]) -> None:
         if worker.device.is_lost():
             send(Note(f"{socket.gethostname()}: {worker.device.label}: {error}"))
             end_process()
-        send(Fault.of(error))
+        send(passable(error))
     else:
         send(Ended())
 

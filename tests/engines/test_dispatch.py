@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import featcache
 from featcache.engines import worker as workers
 from featcache.engines.dispatch import MOST_DEATHS, MOST_TASKS, Chunks, dispatch
-from featcache.engines.process import Fault
 from featcache.engines.worker import Died, End, Ended, Ready, Stop, Work, WorkerSetup, serve
 from featcache.errors import ConfigError, ExtractorError, ManifestError
 from featcache.extraction.tasks import ShardTask
@@ -231,8 +230,8 @@ def test_a_worker_that_cannot_read_its_setup_says_so():
     fault = ours.recv()
     thread.join(20)
     assert not thread.is_alive()
-    assert isinstance(fault, Fault)
-    assert "define extractors in a module of their own" in fault.message
+    assert isinstance(fault, ConfigError)
+    assert "define extractors in a module of their own" in str(fault)
 
 
 # Chunks of tasks
@@ -275,7 +274,7 @@ def test_every_task_is_done_once_or_is_poison(count, workers, deadly, data):
             poison.update(task.name for task in chunks.died(worker, committed, counts=not preempted))
         else:
             chunks.done(worker)
-    assert not chunks.is_any_held
+    assert not chunks.held
     assert {*done, *poison} == {f"{number:012x}" for number in range(count)}
     assert max([*done.values(), *poison.values()], default=1) == 1
     assert not {*done} & {*poison}
