@@ -1,7 +1,7 @@
 """Appends extracted batches to their shards in order, and commits complete shards in a thread of its own.
 
 A shard is in memory until it is committed. If the run is stopped, shards that are not complete are committed as they
-are: see `Delivery.commit_parts`."""
+are: see `Delivery.commit_part`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,6 @@ _UNREAD = frozenset({Reason.FILE_MISSING, Reason.FILE_UNREADABLE})
 """Reasons that may hold on one machine and not on another."""
 
 
-@dataclass
-class _VersionShard:
-    """The shard that one version gets."""
-
-    job: VersionJob
-    builder: ShardBuilder
-    failures: list[Failure] = field(default_factory=list)
-    unread: list[Failure] = field(default_factory=list)
-    """What another machine may be able to read."""
-    counts: VersionCounts = field(default_factory=VersionCounts)
-
-
 class OpenShard:
     """A task in progress, with a shard for each version, from the first batch to the commit. Not thread-safe."""
 
@@ -46,8 +34,9 @@ class OpenShard:
         self.jobs = jobs
         self._task = task
         self._left = _UNREAD if leaves_unread else frozenset()
-        self._audio_seconds = 0.0
-        self._shards = [_VersionShard(job, ShardBuilder(job.version.info.spec)) for job in jobs]
+        self._builders = [ShardBuilder(job.version.info.spec) for job in jobs]
+        self._failures: list[list[Failure]] = [[] for _ in jobs]
+        self._done = DoneTask(Progress(), [VersionCounts() for _ in jobs], task.name, [[] for _ in jobs])
         numbers = zip(task.utterances, task.generations, strict=True)
         self._generations = {utterance.id: generation for utterance, generation in numbers if generation > 1}
 
@@ -55,44 +44,41 @@ class OpenShard:
         """Add what each version gets from a part of a batch, and count it. Raises ExtractorError if it is not what the
         version holds."""
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
-        for shard, extracted in zip(self._shards, part, strict=True):
+        for number, (job, extracted) in enumerate(zip(self.jobs, part, strict=True)):
             items, all_failures = extracted.items, extracted.failures
             if self._generations:
                 items = [replace(item, generation=self._generations.get(item.id, 1)) for item in items]
                 all_failures = [replace(one, generation=self._generations.get(one.id, 1)) for one in all_failures]
             failures = [failure for failure in all_failures if failure.reason not in self._left]
-            shard.unread += [failure for failure in all_failures if failure.reason in self._left]
-            shard.failures += failures
-            shard.builder.append(items, extracted.features, extracted.num_frames, extracted.side)
-            shard.counts.add(shard.job.count(replace(extracted, failures=failures)))
-            progress.failures.update(failure.reason for failure in failures)
-            seconds |= {item.id: item.num_samples / shard.job.built.sample_rate for item in items}
-        self._audio_seconds += sum(seconds.values())
-        progress.audio_seconds += sum(seconds.values())
+            self._done.unread[number] += [failure for failure in all_failures if failure.reason in self._left]
+            self._failures[number] += failures
+            self._builders[number].append(items, extracted.features, extracted.num_frames, extracted.side)
+            self._done.counts[number].add(job.count(replace(extracted, failures=failures)))
+            for total in (progress, self._done.progress):
+                total.failures.update(failure.reason for failure in failures)
+            seconds |= {item.id: item.num_samples / job.built.sample_rate for item in items}
+        for total in (progress, self._done.progress):
+            total.audio_seconds += sum(seconds.values())
 
     def commit(self, progress: Progress) -> DoneTask:
         """Record the failures, make the shards visible, and count them. Returns what the versions have got.
 
         What has not been appended is no part of the shards, and still to be done. Raises StoreError if the cache cannot
         be written."""
-        done = Progress(audio_seconds=self._audio_seconds)
-        for shard in self._shards:
-            job, version = shard.job, shard.job.version
-            job.run.fail(shard.failures)
-            done.failures.update(failure.reason for failure in shard.failures)
-            if len(shard.builder):
-                name, files = shard.builder.files(
-                    fingerprint=version.info.fingerprint,
+        for job, builder, failures in zip(self.jobs, self._builders, self._failures, strict=True):
+            job.run.fail(failures)
+            if len(builder):
+                name, files = builder.files(
+                    fingerprint=job.version.info.fingerprint,
                     row=self._task.row,
                     manifest=self._task.manifest,
                     made_by={**job.made_by, "run": job.run.id},
-                    where=version.path,
+                    where=job.version.path,
                 )
-                version.store.publish(files, f"shards/{name}")
-                done.shards += 1
-        progress.shards += done.shards
-        counts, unread = [shard.counts for shard in self._shards], [shard.unread for shard in self._shards]
-        return DoneTask(done, counts, self._task.name, unread)
+                job.version.store.publish(files, f"shards/{name}")
+                self._done.progress.shards += 1
+        progress.shards += self._done.progress.shards
+        return self._done
 
 
 @dataclass(eq=False)
@@ -120,7 +106,7 @@ class Batch:
 class Delivery:
     """Appends batches to their shards in order, and commits shards once they are complete.
 
-    Commits have a thread of their own, which mostly waits for the disk; leaving the `with` block waits for that thread.
+    Commits have a thread of their own, which mostly waits for the disk.
 
     Args:
         control: What to count in, and whom to tell.
@@ -142,31 +128,26 @@ class Delivery:
         self._complete: dict[int, Batch] = {}  # by number; guarded by `state`
         self._is_appending = False  # guarded by `state`
         self._telling = threading.Lock()
-        self._begun: dict[OpenShard, None] = {}  # what is neither complete nor empty, in order
+        self._begun: OpenShard | None = None  # what is neither complete nor empty
         self._commits = ThreadPoolExecutor(1, "featcache-commit")
         self._commit_slots = threading.BoundedSemaphore(_WAITING_COMMITS)
-
-    def __enter__(self) -> Delivery:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.wait()
 
     def wait(self) -> None:
         """Wait until the complete shards are committed, or have failed to be; no batch may be appended any more."""
         self._commits.shutdown()
 
-    def commit_parts(self) -> None:
-        """Commit of each shard that is not complete what has been appended, after `wait`.
+    def commit_part(self) -> None:
+        """Commit of a shard that is not complete what has been appended, after `wait`.
 
         Batches are appended whole and in order, so this is the beginning of the shard that was to be. Raises StoreError
         if the cache cannot be written."""
-        for shard in self._begun:
-            self._commit(shard)
+        if self._begun is not None:
+            self._commit(self._begun)
 
     def put(self, batch: Batch) -> None:
-        """Take a batch that lacks nothing; the caller holds `state`."""
-        self._complete[batch.number] = batch
+        """Take a batch if it lacks nothing; the caller holds `state`."""
+        if not batch.num_pending:
+            self._complete[batch.number] = batch
 
     def tell(self) -> None:
         """Tell how far the run is, unless another thread is doing so."""
@@ -198,8 +179,7 @@ class Delivery:
             self._state.notify_all()
 
     def _write(self, batch: Batch) -> None:
-        shard = batch.shard
-        self._begun[shard] = None
+        self._begun = shard = batch.shard
         while batch.parts:
             part = batch.parts.pop(0)
             extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
@@ -208,7 +188,7 @@ class Delivery:
         self._control.check_failures(job.counts for job in shard.jobs)
         self.tell()
         if batch.is_last:
-            del self._begun[shard]
+            self._begun = None
             self._commit_slots.acquire()
             self._commits.submit(self._commit, shard).add_done_callback(self._committed)
 

@@ -29,12 +29,13 @@ _POLL_SECONDS = 0.2
 class IsolatedProcess:
     """Extracts utterances in another process, which starts when it is first needed, and again after each crash."""
 
-    def __init__(self, group: JobGroup) -> None:
+    def __init__(self, group: JobGroup, stop: threading.Event) -> None:
         choices = [job.batching for job in group.jobs]
         self._setup = Setup.of(group), choices, str(group.device.torch_device)
         self._root = group.root
         self._specs = [config.spec for config in group.configs]
         self._fatal = group.suspects.fatal
+        self._stop = stop
         self._process: OtherProcess | None = None
         self._obstacle = ""  # why the process cannot begin
         self._turn = threading.Lock()
@@ -44,9 +45,7 @@ class IsolatedProcess:
         process, self._process = self._process, None
         return "" if process is None else process.end()
 
-    def extract(
-        self, batch: Sequence[Utterance], times: WorkerTimes, stop: threading.Event
-    ) -> Iterator[list[Extracted | PendingRows]]:
+    def extract(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:
         """Extract a batch, one utterance after the other. An utterance that crashes the other process fails.
 
         If the other process cannot even begin (a GPU may have no room for a second model), utterances fail too: in this
@@ -57,13 +56,13 @@ class IsolatedProcess:
 
         Raises:
             ExtractorError: The extractor broke its contract in the other process.
-            StoppedError: `stop` is set, and the audio takes long to come.
+            StoppedError: The run is being stopped, and the audio takes long to come.
         """
         for utterance in batch:
             with self._turn:
-                yield [self._extract(number, utterance, times, stop) for number in range(len(self._specs))]
+                yield [self._extract(number, utterance, times) for number in range(len(self._specs))]
 
-    def _extract(self, number: int, utterance: Utterance, times: WorkerTimes, stop: threading.Event) -> Extracted:
+    def _extract(self, number: int, utterance: Utterance, times: WorkerTimes) -> Extracted:
         """Extract an utterance for the config of that number."""
         if utterance.id in self._fatal:
             why = "it was extracted in a process of its own, and even so the run died"
@@ -72,7 +71,7 @@ class IsolatedProcess:
             return self._crashed(number, utterance, f"a process of its own cannot begin: {self._obstacle}")
         kills = kills_for_memory()
         try:
-            answer = _ask(process.connection, (number, utterance), stop)
+            answer = self._ask(process.connection, (number, utterance))
         except (EOFError, OSError):
             ended = self.close()
             if ended == "SIGKILL" and kills_for_memory() > kills:
@@ -85,6 +84,16 @@ class IsolatedProcess:
         extracted, times_there = answer
         times.add(times_there)
         return extracted
+
+    def _ask(self, connection: Connection, question: tuple[int, Utterance]) -> _Answer:
+        """Ask the other process, and wait for its answer. Once the run is being stopped, it is told so by a None."""
+        connection.send(question)
+        while not connection.poll(_POLL_SECONDS):
+            if self._stop.is_set():
+                connection.send(None)
+                break
+        answer: _Answer = connection.recv()
+        return answer
 
     def _crashed(self, number: int, utterance: Utterance, message: str) -> Extracted:
         part = BatchPart(self._specs[number], self._root)
@@ -110,17 +119,6 @@ class IsolatedProcess:
 
 _Answer = tuple[Extracted, WorkerTimes] | Exception | None
 """What the other process says of an utterance: None if it has given up, because it was to stop."""
-
-
-def _ask(connection: Connection, question: tuple[int, Utterance], stop: threading.Event) -> _Answer:
-    """Ask the other process, and wait for its answer. Once `stop` is set, it is told so by a None."""
-    connection.send(question)
-    while not connection.poll(_POLL_SECONDS):
-        if stop.is_set():
-            connection.send(None)
-            break
-    answer: _Answer = connection.recv()
-    return answer
 
 
 # In the other process

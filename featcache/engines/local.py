@@ -11,6 +11,7 @@ are committed with what is in them."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -66,9 +67,10 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
     runs = [(job.version, job.run.id) for job in group.jobs]
     workers = group.device.workers
     ahead = Downloads(group.root, workers, control.give_up, control.stop) if group.has_urls else nullcontext()
-    with InFlight(runs, workers) as in_flight, closing(IsolatedProcess(group)) as isolated, ahead as downloads:
+    isolated = IsolatedProcess(group, control.stop)
+    with InFlight(runs, workers) as in_flight, closing(isolated), ahead as downloads:
         try:
-            _Workers(group, control, in_flight, isolated, downloads).run(tasks)
+            _Workers(group, tasks, control, in_flight, isolated, downloads).run()
         except Exception as error:
             if group.device.is_lost():
                 in_flight.keep(f"{group.device.label}: {error}")
@@ -85,36 +87,35 @@ class _Workers:
     def __init__(
         self,
         group: JobGroup,
+        tasks: Iterator[ShardTask],
         control: RunControl,
         in_flight: InFlight,
         isolated: IsolatedProcess,
         downloads: Downloads | None,
     ) -> None:
-        self._jobs = group.jobs
-        self._device = device = group.device
-        self._suspects = group.suspects.ids
-        self._extract_batch = batch_extractor(group.root, group.configs, device, group.source, self._copy_of)
-        self._downloads = downloads
-        self._in_flight = in_flight
-        self._isolated = isolated
-        has_rows = group.source is None and any(config.row_extractor is not None for config in group.configs)
-        self._row_workers = device.row_workers if has_rows else 0
+        self._group = group
+        self._device = group.device
         self._control = control
-        self._progress = control.progress
-        self._stop = control.stop
-        self._batches: Iterator[Batch] = iter(())  # one worker at a time takes from it
-        self._most_ahead: int | None = _AHEAD_PER_WORKER * device.workers
+        self._progress, self._stop = control.progress, control.stop
+        self._in_flight, self._isolated, self._downloads = in_flight, isolated, downloads
+        self._extract_batch = batch_extractor(group.root, group.configs, group.device, group.source, self._copy_of)
+        # One worker at a time takes from it.
+        self._batches = self._cut(tasks if downloads is None else downloads.looked_ahead(tasks))
+        if downloads is not None:
+            self._batches = _read_ahead(self._batches, downloads)
+        row_jobs = [job for job in group.jobs if group.source is None and job.built.row_extractor is not None]
+        self._row_workers = group.device.row_workers if row_jobs else 0
+        self._most_ahead: float = _AHEAD_PER_WORKER * group.device.workers
         self._ahead_seconds = _AHEAD_SECONDS
-        row_jobs = [job for job in group.jobs if job.built.row_extractor is not None]
         if self._row_workers and all(job.batching.batching == "padded" for job in row_jobs):
             bytes_per_second = sum(config.spec.bytes_per_second for config in group.configs)
             self._ahead_seconds = min(_ROWS_AHEAD_SECONDS, _ROWS_AHEAD_BYTES / bytes_per_second)
-            self._most_ahead = None
+            self._most_ahead = math.inf
         # Guards what follows, and the times and seconds in `Progress`. Its counts, and those of the versions, have one
         # writer each: utterances the worker that appends, shards the thread that commits.
         self._state = threading.Condition()
         self._error: BaseException | None = None
-        self._queue = RowQueue(device.torch_device)
+        self._queue = RowQueue(group.device.torch_device)
         self._batch_of: dict[PendingRows, Batch] = {}
         self._is_taking = False
         self._is_exhausted = False  # no more utterances are taken
@@ -123,36 +124,31 @@ class _Workers:
         self._computing = 0
         self._delivery = Delivery(control, self._state, self._fail)
 
-    def run(self, tasks: Iterator[ShardTask]) -> None:
+    def run(self) -> None:
         """Do the tasks; returns when all are committed, or when what had been taken at the stop is."""
-        if self._downloads is None:
-            self._batches = self._cut(tasks)
-        else:
-            self._batches = _read_ahead(self._cut(self._downloads.looked_ahead(tasks)), self._downloads)
         workers = [
             threading.Thread(target=self._work, args=[number], name=f"featcache-{number}")
             for number in range(self._device.workers)
         ]
-        with self._delivery:
-            try:
-                for worker in workers:
-                    worker.start()
-                for worker in workers:
-                    while worker.is_alive():  # a signal that comes just before a wait is handled when the wait ends
-                        worker.join(_POLL_SECONDS)
-            except BaseException as error:
-                self._fail(error)
-                raise
-            finally:
-                for worker in workers:
-                    if worker.ident is not None:  # it has been started
-                        worker.join()
+        try:
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                while worker.is_alive():  # a signal that comes just before a wait is handled when the wait ends
+                    worker.join(_POLL_SECONDS)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            for worker in workers:
+                if worker.ident is not None:  # it has been started
+                    worker.join()
             self._delivery.wait()
-            self._progress.waiting_seconds = 0.0  # what waits for what cannot be fetched any more is not kept
-            if self._error is not None:
-                raise self._error
-            if self._stop.is_set():
-                self._delivery.commit_parts()
+        self._progress.waiting_seconds = 0.0  # what waits for what cannot be fetched any more is not kept
+        if self._error is not None:
+            raise self._error
+        if self._stop.is_set():
+            self._delivery.commit_part()
 
     def _work(self, number: int) -> None:
         try:
@@ -190,7 +186,7 @@ class _Workers:
                 while self._error is None:
                     self._is_exhausted = self._is_exhausted or self._stop.is_set()
                     if may_take and (batch := self._delivery.take()) is not None:
-                        return partial(self._append, batch)
+                        return lambda *_: self._delivery.append(batch)
                     if may_compute and (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
@@ -213,8 +209,9 @@ class _Workers:
         batches = self._taken - self._delivery.appended
         if batches < self._device.workers + 2:
             return False
-        is_many = self._most_ahead is not None and batches >= self._most_ahead
-        return is_many or self._taken_seconds - self._delivery.appended_seconds >= self._ahead_seconds
+        return (
+            batches >= self._most_ahead or self._taken_seconds - self._delivery.appended_seconds >= self._ahead_seconds
+        )
 
     @property
     def _has_many_rows(self) -> bool:
@@ -232,9 +229,6 @@ class _Workers:
             return None if self._decoding else self._queue.take_oldest()
         return self._queue.take_oldest(self._delivery.appended) if self._is_far_ahead else None
 
-    def _append(self, batch: Batch, worker: int, times: WorkerTimes) -> None:
-        self._delivery.append(batch)
-
     def _take(self, worker: int, times: WorkerTimes) -> None:
         """Take a batch, decode it, extract what does not become rows, and put the rows into the queue."""
         batch = next(self._batches, None)
@@ -249,8 +243,7 @@ class _Workers:
             self._state.notify_all()
         if batch is None:
             return
-        apart = partial(self._isolated.extract, stop=self._stop)
-        extract: BatchExtractor = apart if batch.is_suspect else self._extract_batch
+        extract: BatchExtractor = self._isolated.extract if batch.is_suspect else self._extract_batch
         ids = (utterance.id for utterance in batch.utterances)
         with self._in_flight.working_on(worker, ids, batch.is_suspect):
             try:
@@ -266,7 +259,8 @@ class _Workers:
                 batch.num_pending += 1
                 self._batch_of[pending] = batch
                 self._queue.add(batch.number, pending.take_rows())
-            self._deliver_if_complete(batch)
+            self._delivery.put(batch)
+            self._state.notify_all()
 
     def _compute(self, rows: list[Row], worker: int, times: WorkerTimes) -> None:
         """Compute rows of one length."""
@@ -280,32 +274,28 @@ class _Workers:
             for row, result in zip(rows, results, strict=True):
                 batch = self._batch_of[row.pending]
                 if not isinstance(result, AudioError):  # the others of its batch may have to wait for long
-                    waiting = row.seconds / len(self._jobs)
+                    waiting = row.seconds / len(self._group.jobs)
                     batch.waiting_seconds += waiting
                     self._progress.waiting_seconds += waiting
                 row.pending.finish(row, result, seconds / len(rows))
                 if row.pending.is_complete:
                     del self._batch_of[row.pending]
                     batch.num_pending -= 1
-                    self._deliver_if_complete(batch)
+                    self._delivery.put(batch)
             self._state.notify_all()
         self._delivery.tell()
-
-    def _deliver_if_complete(self, batch: Batch) -> None:
-        if not batch.num_pending:
-            self._delivery.put(batch)
-        self._state.notify_all()
 
     def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[Batch]:
         """Open the shards that tasks make, and cut the tasks into batches."""
         numbers = count()
         for task in tasks:
-            shard = OpenShard(task, self._jobs, self._control.leaves_unread)
+            shard = OpenShard(task, self._group.jobs, self._control.leaves_unread)
             cut = batches(task.utterances, task.seconds, self._device.batch_seconds)
-            cut_alone, lengths = list(_with_suspects_alone(cut, self._suspects)), iter(task.seconds)
-            for nth, (utterances, is_suspect) in enumerate(cut_alone, 1):
+            lengths, left = iter(task.seconds), len(task.utterances)
+            for utterances, is_suspect in _with_suspects_alone(cut, self._group.suspects.ids):
+                left -= len(utterances)
                 seconds = sum(islice(lengths, len(utterances)))
-                yield Batch(next(numbers), shard, utterances, seconds, nth == len(cut_alone), is_suspect)
+                yield Batch(next(numbers), shard, utterances, seconds, not left, is_suspect)
 
 
 def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batch]:
