@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -97,7 +98,7 @@ class _Slot:
 
     stream: torch.cuda.Stream | None = None
     """The stream on a GPU; made when the slot is first taken."""
-    pinned: dict[str, PinnedMemory] = field(default_factory=dict)
+    pinned: dict[str, PinnedMemory] = field(default_factory=lambda: defaultdict(PinnedMemory))
     """The staging buffers by their use: `up` or `down`."""
 
 
@@ -268,10 +269,8 @@ class Device:
 
     def _pinned(self, use: str, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Room for `size` elements in the slot's page-locked memory for `use`."""
-        pinned: dict[str, PinnedMemory] = self._own.slot.pinned
-        if use not in pinned:
-            pinned[use] = PinnedMemory()
-        return pinned[use].take(size * dtype.itemsize).view(dtype)
+        pinned: PinnedMemory = self._own.slot.pinned[use]
+        return pinned.take(size * dtype.itemsize).view(dtype)
 
     def _sent(self, staging: torch.Tensor) -> torch.Tensor:
         """What lies in the slot's memory for `up`, on its way to the GPU."""

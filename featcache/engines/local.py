@@ -15,7 +15,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from itertools import count, groupby, islice
 from time import perf_counter
@@ -234,26 +234,21 @@ class _Workers:
         batch = next(self._batches, None)
         with self._state:
             self._is_taking = False
+            self._state.notify_all()
             if batch is None:
                 self._is_exhausted = True
-            else:
-                self._taken += 1
-                self._taken_seconds += batch.seconds
-                self._decoding += 1
-            self._state.notify_all()
-        if batch is None:
-            return
-        extract: BatchExtractor = self._isolated.extract if batch.is_suspect else self._extract_batch
-        ids = (utterance.id for utterance in batch.utterances)
-        with self._in_flight.working_on(worker, ids, batch.is_suspect):
-            try:
-                parts = list(extract(batch.utterances, times))
-            except StoppedError:  # nothing that comes after this batch is appended
-                with self._state:
-                    self._decoding -= 1
                 return
+            self._taken += 1
+            self._taken_seconds += batch.seconds
+            self._decoding += 1
+        extract: BatchExtractor = self._isolated.extract if batch.is_suspect else self._extract_batch
+        ids, parts = (utterance.id for utterance in batch.utterances), None
+        with self._in_flight.working_on(worker, ids, batch.is_suspect), suppress(StoppedError):
+            parts = list(extract(batch.utterances, times))
         with self._state:
             self._decoding -= 1
+            if parts is None:  # it was stopped: nothing that comes after this batch is appended
+                return
             batch.parts = parts
             for pending in (result for part in parts for result in part if isinstance(result, PendingRows)):
                 batch.num_pending += 1
@@ -301,18 +296,14 @@ class _Workers:
 def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batch]:
     """The same batches; the files of those that follow are being fetched."""
     ahead: deque[Batch] = deque()
-    is_end, has_files = False, False
-    while ahead or not is_end:
+    for batch in batches:
+        # The process of suspects fetches them itself.
+        has_files = not batch.is_suspect and downloads.expect(batch.utterances)
+        ahead.append(batch)
         # After a batch of which nothing is fetched, none is taken before it is wanted.
-        while not is_end and (not ahead or (has_files and downloads.is_room)):
-            if (batch := next(batches, None)) is None:
-                is_end = True
-                break
-            # The process of suspects fetches them itself.
-            has_files = not batch.is_suspect and downloads.expect(batch.utterances)
-            ahead.append(batch)
-        if ahead:
+        while ahead and not (has_files and downloads.is_room):
             yield ahead.popleft()
+    yield from ahead
 
 
 def _with_suspects_alone(

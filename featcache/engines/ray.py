@@ -33,8 +33,9 @@ _SECONDS_BETWEEN_TRIES = 1.0
 _TRIES = 60
 """How often an actor that cannot be reached is tried before it counts as dead."""
 
-_CALLS_AT_ONCE = 4
-"""To one actor: one waits for events, others tell it something."""
+_HOW_ACTORS_LIVE = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4}
+"""Ray starts an actor that has died again, without its calls; of several at once, one waits for events, and others tell
+it something."""
 
 _DRAINED = 3
 """What Ray's `NodeDeathInfo` has as the reason if a node was preempted."""
@@ -125,17 +126,8 @@ class _Actors:
     def start(self, worker: int, setup: WorkerSetup) -> None:
         """Have Ray start an actor, if it does not do so by itself, and send the setup."""
         if worker not in self._actors:
-            self._actors[worker] = (
-                self._ray.remote(_Actor)
-                .options(
-                    num_cpus=self._threads,
-                    num_gpus=1 if self._device == "cuda" else 0,
-                    max_restarts=-1,
-                    max_task_retries=0,
-                    max_concurrency=_CALLS_AT_ONCE,
-                )
-                .remote()
-            )
+            needs = {"num_cpus": self._threads, "num_gpus": 1 if self._device == "cuda" else 0}
+            self._actors[worker] = self._ray.remote(**needs, **_HOW_ACTORS_LIVE)(_Actor).remote()
         self._setup = pickle.dumps(setup.on(self._device, self._threads))
         self._tries[worker] = 0
         self._begin(worker)
@@ -154,11 +146,10 @@ class _Actors:
             sleep(seconds)
             return []
         ready, _ = self._ray.wait([*self._waiting], num_returns=1, timeout=seconds)
-        events: list[tuple[int, Event]] = []
-        for call in ready:
-            worker = self._waiting.pop(call)
-            events += [(worker, event) for event in self._answer(worker, call)]
-        return events
+        if not ready:
+            return []
+        worker = self._waiting.pop(ready[0])
+        return [(worker, event) for event in self._answer(worker, ready[0])]
 
     def end(self) -> None:
         """End all actors."""
@@ -224,11 +215,8 @@ class _Actor:
         sys.path += [folder for folder in path if folder not in sys.path]
         faulthandler.disable()  # Ray's; the run's own tells a crash from a kill
         if (own := os.nice(0)) > niceness:
-            host = socket.gethostname()
-            message = (
-                f"{host}: Ray runs its workers at nice {own}, after all else on the machine: start Ray there with "
-            )
-            self._events.put(Note(f"{message}RAY_worker_niceness=0 in the environment"))
+            what = f"{socket.gethostname()}: Ray runs its workers at nice {own}, after all else on the machine"
+            self._events.put(Note(f"{what}: start Ray there with RAY_worker_niceness=0 in the environment"))
         self._inbox = Inbox()
         self._inbox.put(pickle.loads(setup))
         threading.Thread(target=work, args=[self._inbox, self._events.put], daemon=True).start()

@@ -110,12 +110,12 @@ def _folder_of_hub_model(name: str, revision: str) -> Path:
     except HFValidationError as error:
         raise ConfigError(f"params.weights: {name}: neither a folder nor a model id: {first_line(error)}") from error
     model = HubModel(name, revision, constants.ENDPOINT, Path(constants.HF_HUB_CACHE).expanduser())
-    folder = model.complete_folder()
-    if folder is None:
-        download(model)
-        folder = folder_with_weights(model.snapshot)
-    if folder is None:
+    if (folder := model.complete_folder()) is not None:
+        return folder
+    download(model)
+    if (folder := folder_with_weights(model.snapshot)) is None:
         raise ConfigError(f"params.weights: {name} at {revision} holds no weights that torch reads")
+    model.note_absent_files(folder)
     return folder
 
 
@@ -153,24 +153,26 @@ class HubModel:
         if folder is None or not has_all_weights(folder) or not (folder / "config.json").is_file():
             return None
         preprocessing_is_known = (
-            any((folder / name).is_file() for name in PREPROCESSING)
+            _says_preprocessing(folder)
             or (self.snapshot / ".gitattributes").is_file()
             or all(note.is_file() for note in self._notes_of_absence(folder))
         )
         return folder if preprocessing_is_known else None
 
-    def note_absent_files(self) -> None:
+    def note_absent_files(self, folder: Path) -> None:
         """Note that the repository does not say how waveforms are prepared, where huggingface_hub keeps such notes."""
-        folder = folder_with_weights(self.snapshot)
-        if folder is not None and not any((folder / name).is_file() for name in PREPROCESSING):
-            for note in self._notes_of_absence(folder):
-                with suppress(OSError):  # the next run will ask again
-                    note.parent.mkdir(parents=True, exist_ok=True)
-                    note.touch()
+        for note in () if _says_preprocessing(folder) else self._notes_of_absence(folder):
+            with suppress(OSError):  # the next run will ask again
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.touch()
 
     def _notes_of_absence(self, folder: Path) -> list[Path]:
         inside = folder.relative_to(self.snapshot)
         return [self.storage / ".no_exist" / self.revision / inside / name for name in PREPROCESSING]
+
+
+def _says_preprocessing(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in PREPROCESSING)
 
 
 def download(model: HubModel) -> None:
@@ -186,7 +188,7 @@ def download(model: HubModel) -> None:
             f"`hf download {model.name} --revision {model.revision}` downloads it"
         )
     with silenced(hub_logging):  # it warns of each failed attempt; the last error is raised anyway
-        with _errors_in_one_line(model, is_listing=True):
+        with errors_in_one_line(model, is_listing=True):
             timeout = constants.HF_HUB_ETAG_TIMEOUT
             info = HfApi().model_info(model.name, revision=model.revision, files_metadata=True, timeout=timeout)
             files = {file.rfilename: file for file in info.siblings or []}
@@ -196,20 +198,17 @@ def download(model: HubModel) -> None:
         source = f"{model.name} at {model.revision[:12]} from {model.endpoint}"
         size = f"{counted(len(missing), 'file')}, {num_bytes / 1e6:,.1f} MB"
         _log.info("downloading %s to %s: %s", source, model.cache, size)
-        with _errors_in_one_line(model, is_listing=False):
+        with errors_in_one_line(model, is_listing=False):
             for file in missing:
                 _download_file(file, model)
-    model.note_absent_files()
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:
     """The files of a repository to download: JSON, and then the weights under their best name, which are only there if
     the rest is."""
     jsons = [name for name in names if name.endswith(".json")]
-    for pattern in _NAMES_OF_WEIGHTS:
-        if weights := [name for name in names if re.fullmatch(pattern, name)]:
-            return jsons + weights
-    return jsons
+    weights = ([name for name in names if re.fullmatch(pattern, name)] for pattern in _NAMES_OF_WEIGHTS)
+    return jsons + next(filter(None, weights), [])
 
 
 def require_space(model: HubModel, num_bytes: int) -> None:
@@ -250,38 +249,33 @@ def _download_file(file: RepoSibling, model: HubModel) -> None:
 
 
 @contextmanager
-def _errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
+def errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
+    """Instead of an error of huggingface_hub, of its HTTP library, or of the file system, raise a ConfigError if the
+    config or the environment has to change, an ExtractorError if the same may work at another time; a bug stays what it
+    is. Within the block, the hub is asked which files there are, or else they are downloaded."""
     try:
         yield
     except FeatcacheError:
         raise
     except Exception as error:  # the hub's own errors, and those of whatever HTTP library it uses now
-        if (found := to_one_line_error(error, model, is_listing)) is None:
+        what = f"params.weights: {model.name}"
+        if not model.endpoint.startswith(("http://", "https://")):
+            fault = f"{what}: HF_ENDPOINT is {model.endpoint!r}, and has to begin with https://"
+            raise ConfigError(fault) from error
+        causes = [*_causes(error)]
+        for cause in causes:
+            if found := _known_error(cause, model, is_listing):
+                raise found from error
+        if isinstance(error, _MISUSE):
             raise
-        raise found from error
-
-
-def to_one_line_error(error: Exception, model: HubModel, is_listing: bool) -> FeatcacheError | None:
-    """The error to raise for an error of huggingface_hub, of its HTTP library, or of the file system: a ConfigError if
-    the config or the environment has to change, an ExtractorError if the same may work at another time; None if the
-    error is a bug. It was raised while the hub was asked which files there are, or while they were downloaded."""
-    what = f"params.weights: {model.name}"
-    if not model.endpoint.startswith(("http://", "https://")):
-        return ConfigError(f"{what}: HF_ENDPOINT is {model.endpoint!r}, and has to begin with https://")
-    causes = [*_causes(error)]
-    for cause in causes:
-        if found := _known_error(cause, model, is_listing):
-            return found
-    if isinstance(error, _MISUSE):
-        return None
-    reason = first_line(causes[-1])
-    if is_listing:
-        return ExtractorError(
-            f"{_is_not_there(model)}, and {_route(model)} cannot be reached ({reason}): {_remedy(model)}"
-        )
-    return ExtractorError(
-        f"{what}: the download from {_route(model)} broke off ({reason}): run it again; whole files are kept"
-    )
+        reason = first_line(causes[-1])
+        if is_listing:
+            fault = f"{_is_not_there(model)}, and {_route(model)} cannot be reached ({reason}): {_remedy(model)}"
+        else:
+            fault = (
+                f"{what}: the download from {_route(model)} broke off ({reason}): run it again; whole files are kept"
+            )
+        raise ExtractorError(fault) from error
 
 
 def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> FeatcacheError | None:

@@ -145,12 +145,10 @@ def weight_files(located: Located) -> list[Path]:
 
 
 def has_all_weights(folder: Path) -> bool:
-    """Whether a folder holds weights, and if they are in several files, the index and every file that it lists."""
-    files = _standard_files(Located(folder))
-    if not files:
-        files = weight_candidates(folder)
-        return bool(files) and not any(_ONE_OF_SEVERAL.search(file.name) for file in files)
-    return all(file.is_file() for file in files)
+    """Whether a folder with weights has all of them: if they are in several files, the index and what it lists."""
+    if files := _standard_files(Located(folder)):
+        return all(file.is_file() for file in files)
+    return not any(_ONE_OF_SEVERAL.search(file.name) for file in weight_candidates(folder))
 
 
 def _standard_files(located: Located) -> list[Path]:

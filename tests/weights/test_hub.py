@@ -14,8 +14,8 @@ from hub_server import BEHIND_TRANSFORMERS, CONFIG, environment
 from processes import commands, on_terminal
 
 from featcache.config import load_config
-from featcache.errors import ExtractorError
-from featcache.weights.hub import HubModel, require_space, to_one_line_error
+from featcache.errors import ConfigError, ExtractorError
+from featcache.weights.hub import HubModel, errors_in_one_line, require_space
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +219,12 @@ def test_what_a_hub_refuses_is_said_in_one_line(fetch, hub, home, answers, code,
 def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
     """While files are listed, the same error means that the hub's answer was no list of files."""
     model, error = HubModel("org/name", hub.commit, hub.address, home), TypeError("not a mapping")
-    assert "does not answer as a hub does (not a mapping)" in str(to_one_line_error(error, model, is_listing=True))
-    assert to_one_line_error(error, model, is_listing=False) is None
+    for is_listing, kind, message in (
+        (True, ConfigError, "does not answer as a hub does (not a mapping)"),
+        (False, TypeError, "not a mapping"),
+    ):
+        with pytest.raises(kind, match=re.escape(message)), errors_in_one_line(model, is_listing):
+            raise error
 
 
 def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, config, hub):
