@@ -14,11 +14,10 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
-from featcache.audio.remote import Fetched, FileStamp
+from featcache.audio.remote import Fetched, FileStamp, Wait
 from featcache.errors import AudioError, Reason, ending
 from featcache.manifest.audio_locations import Command
 from featcache.trust import allowed_commands
@@ -33,11 +32,9 @@ _POLL_SECONDS = 0.2
 _running: set[int] = set()  # the process groups of the commands that run
 
 
-def run_command(command: Command, wait: Callable[[float], object] = time.sleep) -> Fetched:
+def run_command(command: Command, wait: Wait = time.sleep) -> Fetched:
     """Run a command, and keep what it prints. Raises AudioError if it is not allowed, does not run, fails, prints
-    nothing, or does not end within an hour.
-
-    If it takes long, `wait` is called now and then, with no seconds, and may raise to give up."""
+    nothing, or does not end within an hour."""
     if command not in allowed_commands():
         message = "is a command, which runs only with --allow-commands, and if the manifest that is given names it"
         raise AudioError(Reason.FILE_UNREADABLE, message)
@@ -73,7 +70,7 @@ def _arguments(command: Command) -> list[str]:
     return ["sh", "-c", text]
 
 
-def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Callable[[float], object]) -> None:
+def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) -> None:
     arguments = _arguments(command)
     try:
         process = subprocess.Popen(

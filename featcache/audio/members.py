@@ -40,6 +40,7 @@ from featcache.audio.remote import (
     TRIES,
     Fetched,
     FileStamp,
+    Wait,
     fetch,
     fetch_beginning,
     fetch_to_disk,
@@ -82,12 +83,9 @@ _COPIES: Kept[Fetched] = Kept(_COPIES_BYTES, lambda copy: max(copy.stamp.size, _
 _STAMPS: Kept[FileStamp] = Kept(4096, seconds=_ASKED_SECONDS)
 
 
-def copy_of(source: CopiedSource, wait: Callable[[float], object] = time.sleep) -> Fetched:
+def copy_of(source: CopiedSource, wait: Wait = time.sleep) -> Fetched:
     """A copy of a file at a URL, of a member of a container, or of what a command prints. Raises AudioError if there is
-    none, it cannot be fetched or read, or the command fails.
-
-    `wait` is called with seconds to wait, also with none while a container is copied or a command runs, and may raise
-    to give up."""
+    none, it cannot be fetched or read, or the command fails."""
     if isinstance(source, Url):
         return fetch(source, wait)
     if isinstance(source, Command):
@@ -130,7 +128,7 @@ def check_container(container: Path | Url) -> None:
         open_file(container, "container")[0].close()
 
 
-def fetch_ahead(container: Url, wait: Callable[[float], object]) -> None:
+def fetch_ahead(container: Url, wait: Wait) -> None:
     """Fetch a container that will be needed soon, if there is room for it beside those in use."""
     stamp = _asked(container, wait)
     if stamp.size <= _LARGEST_AHEAD and _has_room(stamp.size):
@@ -205,9 +203,7 @@ def _pieces(container: io.FileIO, found: ByteRange) -> Iterator[bytes]:
 
 
 @contextmanager
-def _opened(
-    container: Path | Url, wait: Callable[[float], object] = time.sleep
-) -> Iterator[tuple[io.FileIO, tuple[Hashable, ...], int]]:
+def _opened(container: Path | Url, wait: Wait = time.sleep) -> Iterator[tuple[io.FileIO, tuple[Hashable, ...], int]]:
     """A container, open: itself, or a copy if it is compressed or at a URL; what tells whether the container has
     changed; the mtime of members. Raises AudioError if there is none, or no copy can be made; also within the block, if
     it cannot be read."""
@@ -233,7 +229,7 @@ def _opened(
         raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
 
 
-def _asked(container: Url, wait: Callable[[float], object] = time.sleep) -> FileStamp:
+def _asked(container: Url, wait: Wait = time.sleep) -> FileStamp:
     """What a server says of a container, or has said in the last minute."""
 
     def ask() -> FileStamp:
@@ -249,7 +245,7 @@ def _mtime(stamp: FileStamp) -> int:
     return -(xxhash.xxh3_64_intdigest(b"%d %d" % stamp) >> 1) - 1
 
 
-def _open_fetched(container: Url, stamp: FileStamp, wait: Callable[[float], object]) -> io.FileIO:
+def _open_fetched(container: Url, stamp: FileStamp, wait: Wait) -> io.FileIO:
     """A copy of a container at a URL, as it is."""
 
     def fetch_whole() -> Fetched:
@@ -276,7 +272,7 @@ _UNPACKERS: dict[str, tuple[bytes, Callable[[io.FileIO], Any]]] = {
 """By the suffix of a compressed tar: an expression for how it begins; and what reads it as it is when unpacked."""
 
 
-def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Callable[[float], object]) -> Fetched:
+def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Wait) -> Fetched:
     """A copy of a compressed tar, unpacked; of one that was cut short, what is left."""
     beginning, unpacker = _UNPACKERS[suffix]
     with open_packed() as packed:
@@ -291,7 +287,7 @@ def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Callable[
         return unpacked
 
 
-def _unpacked_pieces(stream: Any, limit: int, wait: Callable[[float], object]) -> Iterator[bytes]:
+def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
     """The bytes of a stream of at most `limit` bytes, as long as they leave others room on the disk."""
     size = 0
     while piece := _next_piece(stream):

@@ -96,7 +96,12 @@ class Recording:
     def __init__(self, location: AudioSource | str, fetched: Callable[[CopiedSource], Fetched] = copy_of) -> None:
         self._is_copy = isinstance(location, CopiedSource)
         if isinstance(location, CopiedSource):
-            self._file, self.stamp = _open_copy(fetched(location))
+            copy = fetched(location)
+            try:
+                self._file, self.stamp = copy.open(), copy.stamp
+            except OSError as error:
+                message = f"the file does not fit into memory: {error.strerror}"
+                raise AudioError(Reason.OUT_OF_MEMORY, message) from error
         else:
             self._file, self.stamp = open_file(location)
         self._bytes: bytes | None = None  # all of a small file, once they were read
@@ -283,13 +288,6 @@ class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
 
     def seekable(self) -> bool:
         return False
-
-
-def _open_copy(fetched: Fetched) -> tuple[io.FileIO, FileStamp]:
-    try:
-        return fetched.open(), fetched.stamp
-    except OSError as error:
-        raise AudioError(Reason.OUT_OF_MEMORY, f"the file does not fit into memory: {error.strerror}") from error
 
 
 def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, bool]:

@@ -49,6 +49,10 @@ _HEAD_REFUSED = (403, 405, 501)  # what servers answer to HEAD that may answer G
 
 URLS_AT_ONCE, FILES_AT_ONCE = 64, 16  # how many files are asked about at a time, at URLs and on this machine
 
+Wait = Callable[[float], object]
+"""Is called with the seconds to wait before something is tried again, and with none now and then while something takes
+long. It may raise to give up."""
+
 _Result = TypeVar("_Result")
 _Given = TypeVar("_Given")
 
@@ -100,11 +104,9 @@ def require(url: Url) -> None:
             raise ManifestError(f"{url}: {error}") from error
 
 
-def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
+def fetch(url: Url, wait: Wait = time.sleep) -> Fetched:
     """Fetch a file. What may pass (a server that is busy, a connection that breaks off) is tried again. Raises
-    AudioError if it cannot be fetched, or is empty.
-
-    `wait` is called with the seconds to wait before the next try, and may raise to give up."""
+    AudioError if it cannot be fetched, or is empty."""
 
     def get(store: ObjectStore, key: str) -> Fetched:
         result = store.get(key)
@@ -121,10 +123,9 @@ def fetch(url: Url, wait: Callable[[float], object] = time.sleep) -> Fetched:
     return _try(url, TRIES, get, wait)
 
 
-def fetch_to_disk(url: Url, stamp: FileStamp, wait: Callable[[float], object] = time.sleep) -> Fetched:
-    """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried again as those of `fetch`;
-    `wait` is called with no seconds before each, too. Raises AudioError also if it is not what `stamp_of` said, or the
-    disk is full."""
+def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetched:
+    """Fetch a container to the disk of `TMPDIR`, by several requests at once, each tried again as those of `fetch`.
+    Raises AudioError also if it is not what `stamp_of` said, or the disk is full."""
 
     def checked(result: GetResult) -> GetResult:
         if _stamp(result.meta) != stamp:
@@ -177,7 +178,7 @@ def fetch_beginning(url: Url) -> Fetched:
     return _try(url, FEW_TRIES, get)
 
 
-def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Callable[[float], object] = time.sleep) -> FileStamp:
+def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Wait = time.sleep) -> FileStamp:
     """What tells whether the file has changed, without fetching it. Raises AudioError if there is none, or the server
     does not answer."""
 
@@ -250,9 +251,7 @@ def _write(file: io.FileIO, data: Any) -> int:
     return len(data)
 
 
-def _try(
-    url: Url, tries: int, request: Callable[[ObjectStore, str], _Result], wait: Callable[[float], object] = time.sleep
-) -> _Result:
+def _try(url: Url, tries: int, request: Callable[[ObjectStore, str], _Result], wait: Wait = time.sleep) -> _Result:
     """Make a request until it succeeds, or fails for good."""
     store, key = _address(url)
     base_error = library().exceptions.BaseError

@@ -26,13 +26,11 @@ _FILES = frozenset({b"0", b"\0", b"7"})
 _WITHOUT_DATA = frozenset({b"1", b"2", b"3", b"4", b"5", b"6"})
 _SPARSE, _LINK = b"S", b"1"
 _SPARSE_BY_PAX = b"GNU.sparse"
-_REFUSED = (
-    "is a folder or a device, not a file",
-    "is a symbolic link, which is not followed",
-    "is a sparse file, which is not read: pack it anew without --sparse",
-    "is a link to what is not in the tar before it",
-)
-_REFUSAL_OF = {b"2": 1, _SPARSE: 2, _LINK: 3}
+_REFUSED = {
+    b"2": "is a symbolic link, which is not followed",
+    _SPARSE: "is a sparse file, which is not read: pack it anew without --sparse",
+    _LINK: "is a link to what is not in the tar before it",
+}
 
 
 class ByteRange(NamedTuple):
@@ -56,7 +54,7 @@ class TarIndex:
                 if header.kind == _LINK:
                     links.append((len(hashes), header.link))
                 hashes.append(_hash(header.name))
-                offsets.append(header.data if header.kind in _FILES else -1 - _REFUSAL_OF.get(header.kind, 0))
+                offsets.append(header.data if header.kind in _FILES else -ord(header.kind))
                 sizes.append(header.size)
         except _DamagedError as fault:
             if not hashes and not isinstance(fault, _CutError):
@@ -83,7 +81,8 @@ class TarIndex:
             raise AudioError(Reason.FILE_MISSING, "the tar has no such member")
         offset, size = int(self._offsets[place]), int(self._sizes[place])
         if offset < 0:
-            raise AudioError(Reason.FILE_MISSING, f"the member {_REFUSED[-1 - offset]}")
+            why = _REFUSED.get(bytes([-offset]), "is a folder or a device, not a file")
+            raise AudioError(Reason.FILE_MISSING, f"the member {why}")
         if offset + size > self._size:
             there = f"{max(0, self._size - offset):,} of the member's {size:,} bytes are there"
             raise AudioError(Reason.TRUNCATED, f"the tar was cut short: {there}")

@@ -43,7 +43,7 @@ from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import new_name, read_run, run_names
 from featcache.version.selection import select_versions
 from featcache.version.tags import check_tags
-from featcache.version.version import PLAIN_GROUP, Version, VersionInfo
+from featcache.version.version import PLAIN_GROUP, Version
 from featcache.version.wanted import damaged_wanted
 
 
@@ -272,7 +272,9 @@ def _restore_metadata(path: Location) -> bool:
             faults.append(str(error))
             continue  # the config cannot be loaded here: an older run's record may have another
         info = BuiltConfig(config, Device("cpu", 1)).info
-        if path.name == info.folder_name or _state_one(path, info):
+        version = Version(store, info)
+        shards = (_stated_version(version, name) for name in version.shard_names())
+        if path.name == info.folder_name or {*shards} == {info.fingerprint}:  # its folder may have been renamed
             store.put(MARK, seal_group(msgspec.to_builtins(info), path))
             return True
     fault = f" ({faults[0]})" if faults else ""
@@ -280,12 +282,6 @@ def _restore_metadata(path: Location) -> bool:
         f"{path}/zarr.json: damaged, and no record in {path}/runs says what it was{fault}: run `featcache extract` "
         "with the version's config into another cache, and move its zarr.json here"
     )
-
-
-def _state_one(path: Location, info: VersionInfo) -> bool:
-    """Whether all shards of the version at `path`, which may have been renamed, say that they belong to it."""
-    version = Version(open_store(path), info)
-    return {_stated_version(version, name) for name in version.shard_names()} == {info.fingerprint}
 
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:

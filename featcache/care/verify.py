@@ -259,12 +259,9 @@ def _check_shards(
     checked: dict[str, CheckedShard] = {}
     ended = threading.Event()
 
-    def stopped() -> bool:
-        return stop.is_set() or ended.is_set()
-
     def check(name: str, number: int) -> CheckedShard:
         try:
-            one = examine_shard(version, name, data, stopped)
+            one = examine_shard(version, name, data, lambda: stop.is_set() or ended.is_set())
         except StoppedError:
             return CheckedShard(None, [])
         if one.shard is not None and number >= _MOST_MAPPED:
@@ -353,14 +350,12 @@ def examine_shard(version: Version, name: str, data: bool, stopped: Callable[[],
         StoreError: It cannot be read now.
         StoppedError: `stopped` said so.
     """
+    shard = None
     try:
         shard = version.shard(name)
-    except DamagedError as error:
-        return CheckedShard(None, [Problem("metadata", error.what, name)])
-    try:
         return CheckedShard(shard, [*_problems(shard, data, stopped)])
     except DamagedError as error:
-        return CheckedShard(shard, [Problem("structure", error.what, name)])
+        return CheckedShard(shard, [Problem("metadata" if shard is None else "structure", error.what, name)])
 
 
 def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator[Problem]:

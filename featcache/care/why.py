@@ -13,7 +13,6 @@ from featcache.config.config import Differences, find_differences
 from featcache.errors import ManifestError
 from featcache.extraction.audio_files import refuse_other_paths
 from featcache.extraction.version_plan import VersionPlan, file_change
-from featcache.format.shard import Item
 from featcache.manifest import Segment
 from featcache.strings import Strings
 from featcache.version.join import by_shard, differences
@@ -87,20 +86,13 @@ def _reasons(plan: VersionPlan) -> Iterator[tuple[NDArray[np.int64], str, bool, 
         yield row, f"failed before: {failure.reason}" if failure else "new", False, failure.message if failure else ""
     if version is None:
         return
-    for row, item in _replaced_items(plan, version, again):
-        utterance = plan.manifest[int(row[0])]
-        if changed := differences(item, utterance):
-            names = [one.name for one in fields(Segment) if getattr(item, one.name) != getattr(utterance, one.name)]
-            yield row, f"{', '.join(names)} changed", True, changed
-        elif (failure_of_row := failures.get(item.id)) is not None:
-            yield row, f"failed before, with another file: {failure_of_row.reason}", True, failure_of_row.message
-        else:
-            yield row, "file changed", True, file_change(item, plan.manifest)
-
-
-def _replaced_items(
-    plan: VersionPlan, version: Version, rows: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.int64], Item]]:
-    """Each of the rows, int64 `[1]`, with the item that it replaces; shard by shard."""
-    for inside, shard, numbers in by_shard(version, plan.index, plan.rows.positions[rows]):
-        yield from zip(rows[inside][:, None], shard.items(numbers.tolist()), strict=True)
+    for inside, shard, numbers in by_shard(version, plan.index, plan.rows.positions[again]):
+        for row, item in zip(again[inside][:, None], shard.items(numbers.tolist()), strict=True):
+            utterance = plan.manifest[int(row[0])]
+            if changed := differences(item, utterance):
+                names = [one.name for one in fields(Segment) if getattr(item, one.name) != getattr(utterance, one.name)]
+                yield row, f"{', '.join(names)} changed", True, changed
+            elif (failure_of_row := failures.get(item.id)) is not None:
+                yield row, f"failed before, with another file: {failure_of_row.reason}", True, failure_of_row.message
+            else:
+                yield row, "file changed", True, file_change(item, plan.manifest)
