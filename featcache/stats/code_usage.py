@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
-from featcache.stats.pieces import ShardPieces, for_each, pieces_by_shard, select_parts
+from featcache.stats.pieces import ShardPieces, select
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +72,7 @@ def usage(
     spec, path = cache.spec, cache.version.path
     if not spec.codebook_sizes:
         raise StoreError(f"{path}: holds {spec.units}, {spec.dtype}: only codes are counted")
-    chosen = select_parts(cache, manifest, None)
+    chosen = select(cache, manifest, None)
     counts = [np.zeros(size, np.int64) for size in spec.codebook_sizes]
     adding = Lock()
 
@@ -92,9 +91,6 @@ def usage(
             with adding:
                 counts[number] += of_column
 
-    frames = utterances = 0
-    for part, selection in chosen:
-        for_each(pieces_by_shard(part.index, selection, len(counts)), partial(count, part), threads, report)
-        frames += int(part.lengths[selection.positions].sum())
-        utterances += len(selection.positions)
+    chosen.for_each(len(counts), count, threads, report)
+    frames, utterances = (int(number.sum()) for number in chosen.frames_and_utterances())
     return Usage(path.name, cache.version.info.fingerprint, frames, utterances, counts)

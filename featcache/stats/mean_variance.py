@@ -17,8 +17,7 @@ import math
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -30,7 +29,7 @@ from featcache.errors import ArgumentError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
-from featcache.stats.pieces import PIECE_FRAMES, SelectedParts, ShardPieces, for_each, pieces_by_shard, select_parts
+from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, select
 from featcache.storage.base import open_store
 from featcache.storage.files import write_file
 
@@ -191,10 +190,9 @@ def moments(
         raise StoreError(
             f"{cache.version.path}: holds codes, {spec.dtype}: they have no mean; featcache.stats.usage counts them"
         )
-    chosen = select_parts(cache, manifest, by)
-    names = chosen.names
+    chosen = select(cache, manifest, by)
     shift = _shift(chosen)
-    sums, squares = (ExactSums(len(names), len(shift)) for _ in range(2))
+    sums, squares = (ExactSums(len(chosen.names), len(shift)) for _ in range(2))
     adding = Lock()
 
     def add(part: Cache, pieces: ShardPieces) -> None:
@@ -203,15 +201,12 @@ def moments(
             sums.add(pieces.groups, piece_sums)
             squares.add(pieces.groups, piece_squares)
 
-    frames, utterances = np.zeros((2, len(names)), np.int64)
-    for part, selection in chosen:
-        for_each(pieces_by_shard(part.index, selection, len(shift)), partial(add, part), threads, report)
-        np.add.at(frames, selection.groups, part.lengths[selection.positions])
-        utterances += np.bincount(selection.groups, minlength=len(names))
+    chosen.for_each(len(shift), add, threads, report)
+    frames, utterances = chosen.frames_and_utterances()
     mean, variance = (one.reshape(-1, *spec.item_shape) for one in _finish(sums, squares, frames, shift))
     of_groups: dict[str, Any] = {
         "by": by,
-        "groups": names,
+        "groups": chosen.names,
         "group_frames": frames,
         "group_utterances": utterances,
         "group_mean": mean[1:],
@@ -229,16 +224,15 @@ def moments(
     )
 
 
-def _shift(chosen: SelectedParts) -> Array:
+def _shift(chosen: Selection) -> Array:
     """A value close to the mean of every dimension that the features' dtype can hold: float64 `[dims]`. Differences of
     float16 values are exact in float64, so means of float16 features are exact to the last bit."""
     candidates: list[tuple[int, int, int]] = []  # the hash of an utterance's id, the number of its part, its position
-    for number, (part, selection) in enumerate(chosen):
+    for number, (part, positions, _) in enumerate(chosen):
         selected = np.zeros(len(part.index), bool)
-        selected[selection.positions] = True
+        selected[positions] = True
         first = np.flatnonzero(selected[part.index.by_hash])[:_SHIFT_UTTERANCES]
-        hashes, positions = part.index.id_hash[first].tolist(), part.index.by_hash[first].tolist()
-        candidates += [(hash_, number, position) for hash_, position in zip(hashes, positions, strict=True)]
+        candidates += zip(part.index.id_hash[first].tolist(), repeat(number), part.index.by_hash[first].tolist())
     spec = chosen.parts[0].spec
     total, frames = np.zeros(math.prod(spec.item_shape)), 0
     for _, number, position in sorted(candidates, key=lambda one: one[:2])[:_SHIFT_UTTERANCES]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,6 @@ _VALUES_AT_ONCE = 1 << 20
 
 _WAITING = 2
 """How many `ShardPieces` wait for each thread: those of 10^7 utterances are never all in memory."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Some utterances of a version, in groups."""
-
-    positions: NDArray[np.int64]
-    """The utterances' positions in the index, int64 `[utterances]`."""
-    groups: NDArray[np.int64]
-    """The number of each utterance's group, int64 `[utterances]`."""
-    names: list[str]
-    """The groups' names, sorted; without groups, a single empty name."""
 
 
 @dataclass(frozen=True)
@@ -71,114 +60,121 @@ class ShardPieces:
 
 
 @dataclass(frozen=True)
-class SelectedParts:
-    """The caches that statistics are of, and the utterances selected in each: found as they are iterated over."""
+class Selection:
+    """The utterances that statistics are of, in groups. They are found as it is iterated over: for each part, with
+    their positions in its index, int64 `[utterances]`, and the number of each one's group, int64 `[utterances]`."""
 
     parts: list[Cache]
     """One cache, or the parts of a corpus that have utterances."""
-    selection: Selection | None
-    """What is selected of the only cache; None for everything."""
+    positions: NDArray[np.int64] | None = None
+    """The positions in the only cache; None for all utterances of all parts."""
+    groups: NDArray[np.int64] | None = None
+    """The numbers of the groups; None for a single group."""
+    names: Sequence[str] = ("",)
+    """The groups' names, sorted; without groups, a single empty name."""
 
-    def __iter__(self) -> Iterator[tuple[Cache, Selection]]:
-        return ((part, self.selection or select(part, None, None)) for part in self.parts)
+    def __iter__(self) -> Iterator[tuple[Cache, NDArray[np.int64], NDArray[np.int64]]]:
+        for part in self.parts:
+            positions = np.arange(len(part)) if self.positions is None else self.positions
+            yield part, positions, np.zeros(len(positions), np.int64) if self.groups is None else self.groups
 
-    @property
-    def names(self) -> list[str]:
-        """The groups' names; without groups, a single empty name."""
-        return [""] if self.selection is None else self.selection.names
+    def frames_and_utterances(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many of them each group has, int64 `[groups]`."""
+        frames, utterances = np.zeros((2, len(self.names)), np.int64)
+        for part, positions, groups in self:
+            np.add.at(frames, groups, part.lengths[positions])
+            utterances += np.bincount(groups, minlength=len(utterances))
+        return frames, utterances
 
+    def for_each(
+        self, dims: int, work: Callable[[Cache, ShardPieces], object], threads: int, report: Callable[[int], object]
+    ) -> None:
+        """Call `work` for all pieces, of features with `dims` values in each frame, in threads, until one call raises;
+        `report` is called with the frames of each call."""
 
-def select_parts(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> SelectedParts:
-    """What `select` selects of a cache, or all utterances of a corpus, for which an ArgumentError refuses a manifest
-    and `by`."""
-    if not isinstance(cache, Corpus):
-        return SelectedParts([cache], select(cache, manifest, by))
-    if manifest is not None or by is not None:
-        raise ArgumentError("statistics of a corpus are of all its utterances: for a manifest, name one of its parts")
-    parts = [part for part in map(cache.part, cache.parts) if len(part)]
-    if not parts:
-        raise StoreError(f"{cache.version.path}: holds no utterances")
-    return SelectedParts(parts, None)
+        def task(part: Cache, pieces: ShardPieces) -> int:
+            work(part, pieces)
+            return int(pieces.counts.sum())
+
+        rest = (
+            (part, pieces)
+            for part, positions, groups in self
+            for pieces in pieces_by_shard(part.index, positions, groups, dims)
+        )
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                waiting = deque(pool.submit(task, *each) for each in islice(rest, _WAITING * threads))
+                while waiting:
+                    report(waiting.popleft().result())
+                    waiting.extend(pool.submit(task, *each) for each in islice(rest, 1))
+            finally:
+                pool.shutdown(cancel_futures=True)
 
 
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:
     """The utterances of a manifest, or all of a cache; in groups by a column of the manifest, or in a single group.
 
-    Raises ManifestError if the manifest cannot be read, has faults, or no such column, or the cache has the features of
-    another row under an id; MissingItemError if the cache lacks utterances; StoreError if there are none."""
-    if manifest is None:
-        if by is not None:
-            raise ManifestError(f"to group by {by!r} takes a manifest, whose column that is")
-        positions = np.arange(len(cache))
-    else:
-        if not isinstance(manifest, Manifest):
-            manifest = read_manifest(manifest, audio=False, carry=by is not None)
-        manifest = expand(manifest, copies_of(cache.config))  # the copies that training uses
-        rows = RowKeys.of(manifest)
-        status = join_version(cache.version, cache.index, rows, manifest)
-        if status.changed.any():
-            raise ManifestError(
-                f"{describe_changed(manifest, rows, cache.version, cache.index, status)}; or a manifest without paths, "
-                "to go by ids alone"
+    Raises ArgumentError if a manifest or `by` is given for a corpus; ManifestError if the manifest cannot be read, has
+    faults, or no such column, or the cache has the features of another row under an id; MissingItemError if the cache
+    lacks utterances; StoreError if there are none."""
+    parts = [cache]
+    if isinstance(cache, Corpus):
+        if manifest is not None or by is not None:
+            raise ArgumentError(
+                "statistics of a corpus are of all its utterances: for a manifest, name one of its parts"
             )
-        positions = status.positions
-        missing = np.flatnonzero(positions < 0).tolist()
-        if missing:
-            error = cache.missing_error([manifest.ids[row] for row in missing], len(manifest))
-            raise MissingItemError(f"{manifest.source}: {error}")
-    if not len(positions):
+        parts = [part for part in map(cache.part, cache.parts) if len(part)]
+    chosen = Selection(parts)
+    if manifest is not None:
+        chosen = _of_manifest(cache, manifest, by)
+    elif by is not None:
+        raise ManifestError(f"to group by {by!r} takes a manifest, whose column that is")
+    if not any(len(positions) for _, positions, _ in chosen):
         raise StoreError(f"{cache.version.path}: holds no utterances")
-    if by is None or manifest is None:
-        return Selection(positions, np.zeros(len(positions), np.int64), [""])
+    return chosen
+
+
+def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) -> Selection:
+    if not isinstance(manifest, Manifest):
+        manifest = read_manifest(manifest, audio=False, carry=by is not None)
+    manifest = expand(manifest, copies_of(cache.config))  # the copies that training uses
+    rows = RowKeys.of(manifest)
+    status = join_version(cache.version, cache.index, rows, manifest)
+    if status.changed.any():
+        raise ManifestError(
+            f"{describe_changed(manifest, rows, cache.version, cache.index, status)}; or a manifest without paths, "
+            "to go by ids alone"
+        )
+    missing = np.flatnonzero(status.positions < 0)
+    if len(missing):
+        raise MissingItemError(f"{manifest.source}: {cache.missing_error(manifest.ids.texts(missing), len(manifest))}")
+    if by is None:
+        return Selection([cache], status.positions)
     column = manifest.columns.get(by, manifest.paths if by == "path" and len(manifest.paths.blob) else None)
     if column is None:
         there = listing(map(repr, manifest.columns)) or "none but id"
         raise ManifestError(f"{manifest.source}: has no column {by!r}; it has {there}")
     names = sorted(set(column))
     number_of = {name: number for number, name in enumerate(names)}
-    return Selection(positions, np.fromiter((number_of[name] for name in column), np.int64, len(column)), names)
+    groups = np.fromiter((number_of[name] for name in column), np.int64, len(column))
+    return Selection([cache], status.positions, groups, names)
 
 
-def pieces_by_shard(index: Index, selection: Selection, dims: int) -> Iterator[ShardPieces]:
+def pieces_by_shard(
+    index: Index, positions: NDArray[np.int64], groups: NDArray[np.int64], dims: int
+) -> Iterator[ShardPieces]:
     """All pieces of the utterances, shard by shard, in portions of about a million values, `dims` in each frame."""
     max_frames = max(_VALUES_AT_ONCE // dims, PIECE_FRAMES)
-    shard, first = index.shard[selection.positions], index.first_frame[selection.positions]
+    shard, first = index.shard[positions], index.first_frame[positions]
     order = np.lexsort((first, shard))
     numbers, bounds = np.unique(shard[order], return_index=True)
     for number, rows in zip(numbers.tolist(), np.split(order, bounds[1:]), strict=True):
-        positions = selection.positions[rows]
-        lengths = index.num_frames[positions]
+        position, lengths = positions[rows], index.num_frames[positions[rows]]
         pieces = -(-lengths // PIECE_FRAMES)
         item = np.repeat(np.arange(len(rows)), pieces)
         begin = (np.arange(len(item)) - (pieces.cumsum() - pieces)[item]) * PIECE_FRAMES
         counts = np.minimum(lengths[item] - begin, PIECE_FRAMES)
-        columns = first[rows][item] + begin, counts, positions[item], selection.groups[rows][item]
+        columns = first[rows][item] + begin, counts, position[item], groups[rows][item]
         cuts = np.flatnonzero(np.diff((counts.cumsum() - counts) // max_frames)) + 1
         for part in zip(*(np.split(column, cuts) for column in columns), strict=True):
             yield ShardPieces(number, *part)
-
-
-def for_each(
-    all_pieces: Iterator[ShardPieces],
-    work: Callable[[ShardPieces], object],
-    threads: int,
-    report: Callable[[int], object],
-) -> None:
-    """Call `work` for all pieces in threads, until one call raises; `report` is called with the frames of each call."""
-    waiting: deque[tuple[Future[object], int]] = deque()
-
-    def finish_first() -> None:
-        future, frames = waiting.popleft()
-        future.result()
-        report(frames)
-
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for pieces in all_pieces:
-                if len(waiting) == _WAITING * threads:
-                    finish_first()
-                waiting.append((pool.submit(work, pieces), int(pieces.counts.sum())))
-            while waiting:
-                finish_first()
-        finally:
-            pool.shutdown(cancel_futures=True)
