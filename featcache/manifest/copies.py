@@ -55,6 +55,11 @@ class Copies(tuple[Copy, ...]):
         return sorted(numbers, key=lambda number: -len(self.suffixes[number]))
 
     @property
+    def _plain(self) -> int:
+        """The number of the utterance itself; -1 if it is none of them."""
+        return self.suffixes.index("") if "" in self.suffixes else -1
+
+    @property
     def are_plain(self) -> bool:
         """Whether the utterance itself is the only copy."""
         return self.suffixes == [""]
@@ -78,8 +83,7 @@ class Copies(tuple[Copy, ...]):
 
     def numbers(self, ids: Strings) -> NDArray[np.int64]:
         """The number of the copy that each id names, int64 `[n]`; -1 if there is no such copy."""
-        plain = self.suffixes.index("") if "" in self.suffixes else -1
-        found = np.full(len(ids), plain, np.int64)
+        found = np.full(len(ids), self._plain, np.int64)
         for number in reversed(self._longest_first):  # the longest suffix is written last, so it counts
             found[_end_in(ids, self.suffixes[number])] = number
         return found
@@ -92,11 +96,8 @@ class Copies(tuple[Copy, ...]):
 
     def refuse_suffixed(self, ids: Strings, source: str) -> None:
         """Raise a ManifestError, which names some, if ids of utterances would be taken for those of copies."""
-        marked = np.zeros(len(ids), bool)
-        for suffix in filter(None, self.suffixes):
-            marked |= _end_in(ids, suffix)
-        if marked.any():
-            rows = np.flatnonzero(marked)
+        rows = np.flatnonzero(self.numbers(ids) != self._plain)
+        if len(rows):
             raise ManifestError(
                 f"{source}: {len(rows):,} of {len(ids):,} ids end in a suffix of the config's copies "
                 f"({listing(filter(None, self.suffixes))}): {listing(ids.take(rows[:10]))}"

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from featcache.manifest.audio_locations import Command, Member, Url
 from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.formats.source import suffix_of
 from featcache.manifest.formats.tables import pyarrow
-from featcache.manifest.utterances import COLUMNS, Manifest, meaning_of, nearest_sample
+from featcache.manifest.utterances import Manifest, meaning_of, nearest_sample
 
 AudioFile = tuple[int, int, int]
 """A file's sample rate in Hz, its samples per channel, and its channels."""
@@ -38,29 +38,26 @@ def format_to_write(target: Path, name: str | None) -> str:
 
 def to_csv(manifest: Manifest) -> bytes:
     """CSV with a header."""
-    names, columns = _columns(manifest)
-    out = io.StringIO(newline="")
+    columns, out = _columns(manifest), io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(zip(*columns, strict=True))
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
     return out.getvalue().encode()
 
 
 def to_jsonl(manifest: Manifest) -> bytes:
     """JSON lines; what is not given has no key."""
-    names, columns = _columns(manifest)
-    return _json_lines(
-        {name: cell for name, cell in zip(names, cells, strict=True) if cell is not None}
-        for cells in zip(*columns, strict=True)
-    )
+    columns = _columns(manifest)
+    rows = (zip(columns, cells, strict=True) for cells in zip(*columns.values(), strict=True))
+    return _json_lines({name: cell for name, cell in row if cell is not None} for row in rows)
 
 
 def to_parquet(manifest: Manifest) -> bytes:
     """Parquet; what is not given is null."""
     arrow = pyarrow("a manifest in Parquet")
     numbers = {"start": arrow.float64(), "duration": arrow.float64(), "channel": arrow.int32()}
-    named = dict(zip(*_columns(manifest), strict=True))
-    table = {name: arrow.array(cells, numbers.get(name, arrow.string())) for name, cells in named.items()}
+    columns = _columns(manifest).items()
+    table = {name: arrow.array(cells, numbers.get(name, arrow.string())) for name, cells in columns}
     out = io.BytesIO()
     arrow.parquet.write_table(arrow.table(table), out)
     return out.getvalue()
@@ -83,8 +80,8 @@ def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
     def of_row(number: int) -> dict[str, Any]:
         row = manifest[number]
         found = {"audio_filepath": str(manifest.resolve(row.path)), "duration": row.duration, "id": row.id}
-        found |= {"offset": row.start} if row.start is not None else {}
-        found |= {"channel": row.channel} if row.channel is not None else {}
+        optional = {"offset": row.start, "channel": row.channel}
+        found |= {name: value for name, value in optional.items() if value is not None}
         return found | _carried(manifest, number)
 
     return _json_lines(map(of_row, range(len(manifest))))
@@ -141,29 +138,21 @@ def packed(data: bytes, target: Path) -> bytes:
     return gzip.compress(data, mtime=0) if target.suffix.lower() == ".gz" else data
 
 
-def _columns(manifest: Manifest) -> tuple[list[str], list[Any]]:
-    """The names and cells of all columns; None for what is not given. A column without any value is left out, unless
+def _columns(manifest: Manifest) -> dict[str, Sequence[Any]]:
+    """The cells of all columns, by name; None for what is not given. A column without any value is left out, unless
     another column would then be taken for it."""
-    own = {
-        "id": manifest.ids,
-        "path": manifest.paths,
-        "start": _or_none(manifest.start, np.isnan(manifest.start)),
-        "duration": _or_none(manifest.duration, np.isnan(manifest.duration)),
-        "channel": _or_none(manifest.channel, manifest.channel < 0),
-    }
+    columns: dict[str, Sequence[Any]] = {"id": manifest.ids, "path": manifest.paths}
     meant = set(map(meaning_of, manifest.columns))
-    optional = [column.name for column in COLUMNS[2:]]
-    kept = {
-        name: cells
-        for name, cells in own.items()
-        if name not in optional or name in meant or any(cell is not None for cell in cells)
-    }
-    kept |= manifest.columns
-    return list(kept), list(kept.values())
-
-
-def _or_none(values: Any, are_none: Any) -> list[Any]:
-    return [None if is_none else value for value, is_none in zip(values.tolist(), are_none.tolist(), strict=True)]
+    for name, values, is_given in (
+        ("start", manifest.start, ~np.isnan(manifest.start)),
+        ("duration", manifest.duration, ~np.isnan(manifest.duration)),
+        ("channel", manifest.channel, manifest.channel >= 0),
+    ):
+        if name in meant or is_given.any():
+            cells = values.astype(object)
+            cells[~is_given] = None
+            columns[name] = cells.tolist()
+    return columns | manifest.columns
 
 
 def _carried(manifest: Manifest, row: int) -> dict[str, str]:
