@@ -21,9 +21,8 @@ import numpy as np
 from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, listing, refuse_url
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
-from featcache.manifest.formats import FORMATS, format_of
-from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source
-from featcache.manifest.formats.tables import PLAIN, json_batches, parquet_batches
+from featcache.manifest.formats import FORMATS, format_of, tables
+from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source, open_source
 from featcache.manifest.formats.toolkits import BARS
 from featcache.manifest.utterances import (
     COLUMNS,
@@ -37,7 +36,7 @@ from featcache.manifest.utterances import (
     refuse_secrets,
     seconds_of,
 )
-from featcache.strings import GrowingStrings, Strings
+from featcache.strings import GrowingStrings
 
 
 def read_manifest(
@@ -79,11 +78,12 @@ def read_manifest(
     try:
         source = _table_of(source, format)
         name = name if source == "-" else str(source)
+        options = {"given_root": None if root is None else str(root), "values": values or {}}
         allowed = {"allow_commands": allow_commands, "allow_queries": allow_queries}
-        with Source(source, root=root, values=values, audio=audio, carry=carry, **allowed) as opened:
+        with open_source(source, audio=audio, carry=carry, **options, **allowed) as opened:
             kind = format_of(opened, format)
             columns, places = gather(FORMATS[kind].read(opened), opened)
-            recognised = f"read as {kind}" if format is None and kind not in PLAIN.values() else ""
+            recognised = f"read as {kind}" if format is None and kind not in tables.PLAIN.values() else ""
             if said := ", ".join(filter(None, [recognised, "" if opened.has_ids else "paths stand for ids"])):
                 opened.notes.insert(0, said)
             if format is not None and not places:
@@ -109,22 +109,25 @@ def checked_manifest(
     if not places and not reading.faults.count:
         reading.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
     ids = columns.pop("id")
-    _find_duplicates(ids, places, reading.faults)
+    reading.faults.add_repeated(ids, places)
     reading.faults.raise_if_any()
     paths = columns.pop("path")
     if reading.allow_commands and re.search(rb"\|", paths.blob.data):
         trust.allow_commands(path for path in paths if is_command(path))
     folder: AudioLocation = as_root(str(root))
-    if isinstance(folder, Url):
-        _refuse_secrets_below(folder, paths, places, reading)
+    if isinstance(folder, Url):  # relative paths may be secrets as the ends of URLs
+
+        def refuse_below(path: str) -> None:
+            refuse_secrets(f"{folder}/{path}", reading.allow_queries)
+
+        reading.faults.parsed(places, "path ", refuse_below, paths)
+        reading.faults.raise_if_any()
     return Manifest(
         source=reading.name,
         root=folder if isinstance(folder, Url) else folder.absolute(),
         ids=ids,
         paths=paths,
-        start=columns.pop("start"),
-        duration=columns.pop("duration"),
-        channel=columns.pop("channel"),
+        **{name: columns.pop(name) for name in ("start", "duration", "channel")},
         columns=columns,
         format=kind,
         notes=tuple(f"{reading.name}: {note}" for note in reading.notes),
@@ -138,14 +141,14 @@ def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A0
     if not (table.is_file() and table.with_name("wavs").is_dir()):
         return source
     if format is None:
-        with Source(table) as opened:
+        with open_source(table) as opened:
             format = format_of(opened)  # noqa: A001
     return table if format in BARS else source
 
 
 def _is_cache(folder: Source) -> bool:
     """Whether a folder without audio is a cache, a version or a corpus of caches."""
-    inside = [folder.names, *(frozenset(os.listdir(folder.path / name)) for name in folder.folders)]
+    inside = [folder.names.keys(), *(frozenset(os.listdir(folder.path / name)) for name in folder.folders)]
     return "parts" in folder.folders or any({"zarr.json", "shards"} <= names for names in inside)
 
 
@@ -159,23 +162,22 @@ def _default_root(source: Source) -> str | Path:
 def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, Any], array[int]]:
     """Each column, text as `Strings` and numbers as an array `[rows]`; and the place of each row."""
     columns: dict[str, Any] = {column.name: column.growing() for column in COLUMNS}
-    row_places = array("q")
+    row_places, faults = array("q"), source.faults
     for places, cells in found:
-        cells = _with_durations(places, cells, source.faults)
-        own = {column.name: _values(column, places, cells, source) for column in COLUMNS}
+        cells = _with_durations(places, cells, faults)
+        values = {column.name: _values(column, places, cells, source) for column in COLUMNS}
         if "id" not in cells and "path" in cells:
-            own["id"] = _default_ids(places, own, source.faults)
+            segments = values["path"], values["start"], values["duration"], values["channel"]
+            why = "there is no id, and the path, which stands for it, "
+            values["id"] = faults.parsed(places, why, default_id, *segments, default="")
             source.has_ids = False
-        for column in COLUMNS:
-            columns[column.name].extend(own[column.name])
-        for name in cells:
-            if source.carry and name not in SPELLINGS:
-                if name not in columns:
-                    columns[name] = GrowingStrings([""] * len(row_places))
-                are_text = set(map(type, cells[name])) == {str}
-                columns[name].extend(cells[name] if are_text else [*map(carried, cells[name])])
-        for name in columns.keys() - cells.keys() - SPELLINGS.keys():
-            columns[name].extend([""] * len(places))
+        if source.carry:
+            values |= {name: _as_texts(cells[name]) for name in cells if name not in SPELLINGS}
+        for name in values:
+            if name not in columns:
+                columns[name] = GrowingStrings([""] * len(row_places))
+        for name, column in columns.items():
+            column.extend(values.get(name, [""] * len(places)))
         row_places.extend(places)
     whole = {
         name: values.strings() if isinstance(values, GrowingStrings) else np.frombuffer(values, values.typecode)
@@ -192,13 +194,7 @@ def _with_durations(places: Sequence[int], cells: dict[str, Sequence[Any]], faul
     if len(ends) > 1:
         faults.add(places[0], f"{listing(map(repr, ends))} both end the row: leave one, or give durations")
         return cells
-    durations = []
-    for place, start, end in zip(places, cells["start"], cells[ends[0]], strict=True):
-        try:
-            durations.append(_between(start, end))
-        except ValueError as error:
-            faults.add(place, f"{ends[0]} {error}")
-            durations.append(None)
+    durations = faults.parsed(places, f"{ends[0]} ", _between, cells["start"], cells[ends[0]])
     return {**cells, "duration": durations}
 
 
@@ -225,53 +221,21 @@ def _values(
         return plain
     parse = path_or_command if column.name == "path" and source.allow_commands else column.parse
     is_required = column.name in source.required
-    values = []
-    for place, cell in zip(places, cells[column.name], strict=True):
-        value = column.not_given
-        if cell is not None and cell != "":
-            try:
-                refuse_secrets(cell, source.allow_queries)
-                value = parse(cell)
-            except ValueError as error:
-                source.faults.add(place, f"{column.name} {error}")
-        elif is_required:
-            source.faults.add(place, f"{column.name} is missing")
-        values.append(value)
-    return values
+
+    def value_of(cell: Any) -> Any:
+        if cell is None or cell == "":
+            if is_required:
+                raise ValueError("is missing")
+            return column.not_given
+        refuse_secrets(cell, source.allow_queries)
+        return parse(cell)
+
+    what, own = f"{column.name} ", cells[column.name]
+    return source.faults.parsed(places, what, value_of, own, default=column.not_given)
 
 
-def _refuse_secrets_below(root: Url, paths: Strings, places: Sequence[int], reading: Reading) -> None:
-    """Refuse relative paths that are secrets as the ends of URLs."""
-    for place, path in zip(places, paths, strict=True):
-        try:
-            refuse_secrets(f"{root}/{path}", reading.allow_queries)
-        except ValueError as error:
-            reading.faults.add(place, f"path {error}")
-    reading.faults.raise_if_any()
-
-
-def _default_ids(places: Sequence[int], own: Mapping[str, Sequence[Any]], faults: Faults) -> list[str]:
-    """The ids of rows without ids."""
-    ids = []
-    for place, *segment in zip(places, *(own[column.name] for column in COLUMNS[1:]), strict=True):
-        try:
-            ids.append(default_id(*segment) if segment[0] else "")
-        except ValueError as error:
-            faults.add(place, f"there is no id, and the path, which stands for it, {error}")
-            ids.append("")
-    return ids
-
-
-def _find_duplicates(ids: Strings, places: Sequence[int], faults: Faults) -> None:
-    hashes = ids.hashes()
-    ordered = np.sort(hashes)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    first_rows: dict[str, int] = {}
-    for row in np.flatnonzero(np.isin(hashes, repeated)).tolist():
-        name = ids[row]
-        first = first_rows.setdefault(name, row)
-        if name and first != row:
-            faults.add(places[row], f"id {name!r} is already on {faults.where(places[first])}")
+def _as_texts(cells: Sequence[Any]) -> Sequence[str]:
+    return cells if set(map(type, cells)) == {str} else [*map(carried, cells)]
 
 
 _NOT_GIVEN = ("NAType", "NaTType")  # the types of what pandas has for values that are missing, besides NaN
@@ -311,30 +275,28 @@ def manifest_of(
     reading = Reading(f"<{type(table).__name__}>", audio=audio, carry=carry)
     base = reading.faults.file("", "row")
     if is_list:
-        batches = json_batches(_objects(table, reading.faults, base), reading)
+        batches = tables.json_batches(_objects(table, reading.faults, base), reading)
     else:
-        batches = parquet_batches(_Table(table), reading, base)
+        batches = tables.parquet_batches(_by_columns(table), reading, base)
     return checked_manifest(reading, *gather(batches, reading), os.fspath(root or os.curdir), "table")
 
 
-class _Table:
-    """A table with columns, as `featcache.manifest.formats.tables.Table`."""
+def _by_columns(table: Any) -> tables.Table:
+    """A table with columns, as those in files are read."""
+    columns = _names(table) or []
+    names = [*map(str, columns)]
+    named = dict(zip(names, columns, strict=True))
 
-    def __init__(self, table: Any) -> None:
-        self._columns = _names(table) or []
-        self.names = [str(name) for name in self._columns]
-        self._table = table
-
-    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
-        """The number of each of some rows, from 1, and their cells in these columns."""
-        if len(set(self.names)) < len(self.names):  # which is a fault already
+    def batches(wanted: Collection[str]) -> tables.NumberedRows:
+        if len(named) < len(names):  # which is a fault already
             return
-        rows = getattr(self._table, "iloc", self._table)  # of pandas, a range otherwise means labels
-        wanted = [(name, own) for name, own in zip(self.names, self._columns, strict=True) if name in columns]
-        for first in range(0, len(self._table), ROWS_PER_BATCH):
-            last = min(first + ROWS_PER_BATCH, len(self._table))
+        rows = getattr(table, "iloc", table)  # of pandas, a range otherwise means labels
+        for first in range(0, len(table), ROWS_PER_BATCH):
+            last = min(first + ROWS_PER_BATCH, len(table))
             part = rows[first:last]
-            yield range(first + 1, last + 1), {name: [*map(_plain, part[own])] for name, own in wanted}
+            yield range(first + 1, last + 1), {name: [*map(_plain, part[named[name]])] for name in wanted}
+
+    return tables.Table(names, batches)
 
 
 def _names(table: Any) -> list[Any] | None:

@@ -95,6 +95,8 @@ def test_faults_are_named_by_row(tmp_path):
     ]
     (fault,) = faults_of(parquet(tmp_path, {"id": ["a"], "sound": ["x.wav"]}))
     assert fault.startswith("no path column among 'id', 'sound': rename or add one")
+    twice = pa.Table.from_arrays([pa.array(["a"])] * 4, ["id", "path", "x", "x"])
+    assert faults_of(parquet(tmp_path, twice)) == ["2 columns are named 'x'"]
 
 
 def test_a_damaged_file_is_refused_in_one_line(tmp_path):

@@ -18,8 +18,6 @@ class Format(NamedTuple):
     """Gives the rows, by column. Adds faults to the source's, and leaves out rows that cannot be read."""
     fits: Callable[[Source], bool] = lambda _: False
     """Whether a source looks like it. Those that never do are what is left if no other fits: see `format_of`."""
-    reading: Callable[[Source], str] | None = None
-    """Says how its first row is read, for a message; None if the format's name says enough."""
 
 
 FORMATS = {
@@ -35,12 +33,7 @@ FORMATS = {
     "lhotse": Format(lhotse.read_lhotse, lhotse.is_lhotse),
     "speechbrain": Format(toolkits.read_speechbrain, toolkits.is_speechbrain),
     "fairseq": Format(toolkits.read_fairseq, toolkits.fairseq_fits),
-    **{
-        name: Format(
-            partial(toolkits.read_bars, name), partial(toolkits.bars_fit, name), partial(toolkits.bars_reading, name)
-        )
-        for name in toolkits.BARS
-    },
+    **{name: Format(partial(toolkits.read_bars, name), partial(toolkits.bars_fit, name)) for name in toolkits.BARS},
     "paths": Format(toolkits.read_paths, toolkits.paths_fit),
 }
 """Every format, by name."""
@@ -61,8 +54,7 @@ def format_of(source: Source, name: str | None = None) -> str:
         raise ManifestError(what)
     found = [name for name, format_ in FORMATS.items() if format_.fits(source)]
     if len(found) > 1:
-        readings = [
-            f"{name} ({read(source)})" if (read := FORMATS[name].reading) is not None else name for name in found
-        ]
+        bars = {name: f"{name} ({toolkits.bars_reading(name, source)})" for name in found if name in toolkits.BARS}
+        readings = [bars.get(name, name) for name in found]
         raise ManifestError(f"may be {' or '.join(readings)}: say which with --format {found[0]}, for example")
     return found[0] if found else "folder" if source.is_folder else tables.plain_format(source)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -18,12 +18,14 @@ from typing import Any
 from featcache.errors import ManifestError, listing
 from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched, opened
 from featcache.manifest.formats.tables import (
-    ArrowTable,
-    ParquetTable,
+    NumberedRows,
+    Table,
+    arrow_table,
     csv_rows,
     json_batches,
     json_rows,
     parquet_batches,
+    parquet_table,
     table_batches,
 )
 from featcache.manifest.utterances import names_of_whole_files
@@ -34,7 +36,8 @@ _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 def read_folder(source: Source) -> Iterator[Batch]:
     """Every audio file below a folder, sorted by path; its id is its path without the suffix. Links to folders are
     followed, each folder once; hidden files are left out."""
-    return batched(enumerate(_audio_files(source), source.faults.file("", "file") + 1), ("id", "path"))
+    rows = enumerate(_audio_files(source), source.faults.file("", "file") + 1)
+    return batched(rows, ("id", "path"), tuple, source.faults)
 
 
 def _audio_files(source: Source) -> Iterator[tuple[str, str]]:
@@ -99,7 +102,7 @@ def _read_metadata(source: Source, path: str) -> Iterator[Batch]:
     base = faults.file(path, "row" if path.endswith(".parquet") else "line")
     with opened(source.path / path) as stream:
         if path.endswith(".parquet"):
-            batches = parquet_batches(ParquetTable(stream), source, base)
+            batches = parquet_batches(parquet_table(stream), source, base)
         elif path.endswith(".csv"):
             batches = table_batches(csv_rows(stream, faults, base), source)
         else:
@@ -110,13 +113,13 @@ def _read_metadata(source: Source, path: str) -> Iterator[Batch]:
 def _names_files(source: Source, path: str) -> bool:
     with opened(source.path / path) as stream:
         if path.endswith(".parquet"):
-            return "file_name" in ParquetTable(stream).names
+            return "file_name" in parquet_table(stream).names
         return b"file_name" in stream.readline(HEAD_BYTES)
 
 
 def _metadata(source: Source) -> list[str]:
     """The metadata in the folder; if there are none, those in its folders."""
-    here = sorted(source.names.intersection(_METADATA))
+    here = [name for name in _METADATA if name in source.names]
     below = (f"{folder}/{name}" for folder in source.folders for name in _METADATA)
     return here or [path for path in below if (source.path / path).is_file()]
 
@@ -124,15 +127,14 @@ def _metadata(source: Source) -> list[str]:
 def is_dataset(source: Source) -> bool:
     """Whether it is a folder that `save_to_disk` has written, or Parquet with a column of audio, in a file or below a
     folder."""
-    if source.is_folder and {"dataset_dict.json", "state.json"} & source.names:
-        return True
     if not source.is_folder:
-        return source.is_parquet and bool(ParquetTable(source.stream).audio)
-    first = next(iter(_parquet_below(source)), None)
-    if first is None:
-        return False
-    with opened(source.path / first) as stream:
-        return bool(ParquetTable(stream).audio)
+        return source.is_parquet and bool(parquet_table(source.stream).audio)
+    if _is_saved(source):
+        return True
+    for first in _parquet_below(source)[:1]:
+        with opened(source.path / first) as stream:
+            return bool(parquet_table(stream).audio)
+    return False
 
 
 def read_dataset(source: Source) -> Iterator[Batch]:
@@ -142,36 +144,38 @@ def read_dataset(source: Source) -> Iterator[Batch]:
     if not source.is_folder:
         if source.path.suffix != ".parquet":  # its audio is read from it later, by a path that says what it is
             raise ManifestError("is Parquet with audio inside: name it with .parquet at its end, as a file")
-        audio = _Audio(ParquetTable(source.stream), source.path.name, source)
-        yield from parquet_batches(audio, source, source.faults.file("", "row"))
+        table = _with_places(parquet_table(source.stream), source.path.name, source)
+        yield from parquet_batches(table, source, source.faults.file("", "row"))
         return
-    files = _saved(source) if {"dataset_dict.json", "state.json"} & source.names else _parquet_below(source)
+    files = _saved(source) if _is_saved(source) else _parquet_below(source)
     if not files:
         raise ManifestError("there are no tables of a dataset in it")
     for file in files:
         base = source.faults.file(file, "row")
         with opened(source.path / file) as stream:
-            table = ParquetTable(stream) if file.endswith(".parquet") else ArrowTable(stream)
-            yield from parquet_batches(_Audio(table, file, source), source, base)
+            table = parquet_table(stream) if file.endswith(".parquet") else arrow_table(stream)
+            yield from parquet_batches(_with_places(table, file, source), source, base)
 
 
-class _Audio:
+def _is_saved(folder: Source) -> bool:
+    """Whether `save_to_disk` has written a folder."""
+    return any(name in folder.names for name in ("dataset_dict.json", "state.json"))
+
+
+def _with_places(table: Table, file: str, source: Source) -> Table:
     """A table with the places of its audio, in `file`, relative to the manifest's folder, as a column."""
+    if not table.audio:
+        raise ManifestError(f"{file} has no column of audio, which has the fields bytes and path")
+    audio, *others = table.audio
+    if others:
+        source.note(f"audio is read from the column {audio!r}, and not from {listing(map(repr, others))}")
+    outside = table.paths_outside(audio)
 
-    def __init__(self, table: ParquetTable | ArrowTable, file: str, source: Source) -> None:
-        if not table.audio:
-            raise ManifestError(f"{file} has no column of audio, which has the fields bytes and path")
-        audio, *others = table.audio
-        if others:
-            source.note(f"audio is read from the column {audio!r}, and not from {listing(map(repr, others))}")
-        self._table, self._prefix = table, f"{file}/{audio}"
-        self._outside = table.paths_outside(audio)
-        self.names = [_PLACE, *table.names]
+    def batches(columns: Collection[str]) -> NumberedRows:
+        for rows, cells in table.batches([name for name in columns if name != _PLACE]):
+            yield rows, {_PLACE: [outside.get(row - 1, f"{file}/{audio}/{row - 1}") for row in rows], **cells}
 
-    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
-        for rows, cells in self._table.batches([name for name in columns if name != _PLACE]):
-            places = [self._outside.get(row - 1, f"{self._prefix}/{row - 1}") for row in rows]
-            yield rows, {_PLACE: places, **cells}
+    return Table([_PLACE, *table.names], batches)
 
 
 _PLACE = "audio.path"  # the column with the places of audio, by a name that has no meaning

@@ -23,9 +23,9 @@ from featcache.manifest.formats.source import (
     names_audio,
     opened,
     texts_of,
-    without_faults,
 )
 from featcache.manifest.utterances import refused_command
+from featcache.strings import GrowingStrings
 
 _COLUMNS = {
     "text": "text",
@@ -73,9 +73,8 @@ def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
             if "|" not in "".join(paths):
                 yield places, {"id": ids, "path": paths}
                 continue
-        each = partial(_recording, source.allow_commands)
-        rows = without_faults(zip(places, lines, strict=True), each, source.faults)
-        yield from batched(rows, ("id", "path"))
+        cells_of = partial(_recording, source.allow_commands)
+        yield from batched(zip(places, lines, strict=True), ("id", "path"), cells_of, source.faults)
 
 
 def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
@@ -90,19 +89,13 @@ def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
 def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
     """The path of each recording."""
     paths: dict[str, str] = {}
-    first_places = array("q")  # of each of them, in the same order
-    repeated = []
+    ids, all_places = GrowingStrings(), array("q")
     for places, cells in recordings:
-        for place, id_, path in zip(places, cells["id"], cells["path"], strict=True):
-            if id_ in paths:
-                repeated.append((place, id_))
-            else:
-                paths[id_] = path
-                first_places.append(place)
-    if repeated:
-        place_of = dict(zip(paths, first_places, strict=True))
-        for place, id_ in repeated:
-            faults.add(place, f"id {id_!r} is already on {faults.where(place_of[id_])}")
+        for id_, path in zip(cells["id"], cells["path"], strict=True):
+            paths.setdefault(id_, path)
+        ids.extend(cells["id"])
+        all_places.extend(places)
+    faults.add_repeated(ids.strings(), all_places)
     return paths
 
 
@@ -115,8 +108,8 @@ def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
             if (plain := _plain_segments(lines, recordings)) is not None:
                 yield places, plain
                 continue
-            rows = without_faults(zip(places, lines, strict=True), partial(_segment, recordings), faults)
-            yield from batched(rows, ("id", "path", "start", "duration", "channel"))
+            names = ("id", "path", "start", "duration", "channel")
+            yield from batched(zip(places, lines, strict=True), names, partial(_segment, recordings), faults)
 
 
 def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> dict[str, Sequence[Any]] | None:

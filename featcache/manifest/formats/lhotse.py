@@ -11,13 +11,14 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, BinaryIO
 
 import msgspec
 
 from featcache.errors import ManifestError, listing
-from featcache.manifest.formats.source import Batch, Faults, Source, batched, opened, without_faults
-from featcache.manifest.formats.tables import Rows, json_rows
+from featcache.manifest.formats.source import Batch, Faults, Source, batched, opened
+from featcache.manifest.formats.tables import json_rows
 from featcache.manifest.utterances import meaning_of
 
 SAID = ("text", "speaker", "language", "gender")  # what supervisions have fields for; other columns are their `custom`
@@ -110,13 +111,12 @@ def is_lhotse(source: Source) -> bool:
 def read_lhotse(source: Source) -> Iterator[Batch]:
     """Recordings, supervisions (a ManifestError if their recordings are not beside them), or cuts, also those of a
     folder."""
-    rows = _cuts_of_folder(source) if is_shar(source) else _rows_of_file(source)
-    for places, cells in batched(rows, _COLUMNS):
+    for places, cells in _cuts_of_folder(source) if is_shar(source) else _rows_of_file(source):
         there = {name: values for name, values in cells.items() if name == "id" or values.count(None) < len(values)}
         yield places, {"path": cells["path"], **there}
 
 
-def _rows_of_file(source: Source) -> Rows:
+def _rows_of_file(source: Source) -> Iterator[Batch]:
     stream, kind = source.stream, kind_of(source.first_object)
     if kind == "recording":
         return _rows(stream, _Recording, _of_recording, source.faults)
@@ -127,7 +127,7 @@ def _rows_of_file(source: Source) -> Rows:
     raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
 
 
-def _cuts_of_folder(source: Source) -> Rows:
+def _cuts_of_folder(source: Source) -> Iterator[Batch]:
     names = sorted(filter(_CUTS_OF_SHAR.fullmatch, source.names))
     if others := {name.partition(".")[0] for name in source.names} - {"cuts", "recording"}:
         source.notes.append(f"of Lhotse Shar, cuts and recording are read, and nothing else: {listing(sorted(others))}")
@@ -137,9 +137,11 @@ def _cuts_of_folder(source: Source) -> Rows:
             yield from _rows(stream, _Cut, partial(_of_cut, _SharTar(source, name)), source.faults, base)
 
 
-def _rows(stream: BinaryIO, of: type, row_of: Callable[[Any], Any], faults: Faults, base: int = 0) -> Rows:
-    """What `row_of` makes of the objects on a file's lines, which are of the type `of`."""
-    return without_faults(json_rows(stream, faults, base, of), row_of, faults)
+def _rows(
+    stream: BinaryIO, of: type, cells_of: Callable[[Any], Sequence[Any]], faults: Faults, base: int = 0
+) -> Iterator[Batch]:
+    """The cells that a function makes of the objects on a file's lines, which are of the type `of`."""
+    return batched(json_rows(stream, faults, base, of), _COLUMNS, cells_of, faults)
 
 
 class _SharTar:
@@ -177,8 +179,9 @@ def _audio_beside(source: Source) -> dict[str, Audio]:
         raise ManifestError(f"supervisions have no paths{there}: `lhotse cut simple` makes cuts of them and recordings")
     base = source.faults.file(beside.name)
     with opened(beside) as stream:
-        rows = _rows(stream, _Recording, lambda one: (str(one.id), _audio(one)), source.faults, base)
-        return dict(row for _, row in rows)
+        objects = json_rows(stream, source.faults, base, _Recording)
+        batches = batched(objects, ("id", "audio"), lambda one: (str(one.id), _audio(one)), source.faults)
+        return {id_: audio for _, cells in batches for id_, audio in zip(cells["id"], cells["audio"], strict=True)}
 
 
 def _of_recording(recording: _Recording) -> tuple[Any, ...]:
@@ -190,8 +193,9 @@ def _of_supervision(recordings: dict[str, Audio], one: _Supervision) -> tuple[An
     audio = recordings.get(str(one.recording_id))
     if audio is None:
         raise ValueError(f"recording {one.recording_id!r} is not among the recordings")
-    said = one.text, one.speaker, one.language, one.gender
-    return one.id, audio[0], one.start, one.duration, _channel(one.channel, audio[1]), *said, one.custom or None
+    path, channels = audio
+    channel = _channel(one.channel, channels)
+    return one.id, path, one.start, one.duration, channel, *_said_by(one), one.custom or None
 
 
 def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
@@ -205,11 +209,14 @@ def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
     return cut.id, path, cut.start, cut.duration, _channel(cut.channel, channels), *said, cut.custom or None
 
 
+_said_by: Callable[[_Said], tuple[Any, ...]] = attrgetter(*SAID)
+"""The columns of what a supervision says."""
+
+
 def _all_said(supervisions: Sequence[_Said]) -> tuple[Any, ...]:
     """The columns of what supervisions say: of several, the texts one after the other, and each speaker once."""
     if len(supervisions) == 1:
-        (one,) = supervisions
-        return one.text, one.speaker, one.language, one.gender
+        return _said_by(supervisions[0])
     said = []
     for name in SAID:
         values = [str(value) for one in supervisions if (value := getattr(one, name)) is not None]

@@ -11,8 +11,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -28,14 +29,21 @@ Rows = Iterator[tuple[int, Any]]
 """The place of each row; its cells, as a list or by key."""
 
 
-class Table(Protocol):
-    """A table whose columns are read by name, as `ParquetTable`."""
+NumberedRows = Iterator[tuple[range, dict[str, Sequence[Any]]]]
+"""The number of each of some rows, from 1, and their cells, by column."""
+
+
+class Table(NamedTuple):
+    """A table whose columns are read by name."""
 
     names: list[str]
-    """The names of its columns."""
-
-    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
-        """The number of each of some rows, from 1, and their cells in these columns."""
+    """The names of the columns that hold values a table of text could hold: not those with bytes, as of images."""
+    batches: Callable[[Collection[str]], NumberedRows]
+    """Gives the cells of all rows in these columns."""
+    audio: Sequence[str] = ()
+    """The names of the columns that hold audio as Hugging Face does, as bytes and paths."""
+    paths_outside: Callable[[str], dict[int, Any]] = lambda _: {}
+    """Gives the paths in a column of audio of the rows, from 0, that have no bytes there."""
 
 
 PLAIN = {".csv": "csv", ".tsv": "tsv", ".json": "jsonl", ".jsonl": "jsonl", ".parquet": "parquet"}
@@ -76,7 +84,7 @@ def read_jsonl(source: Source) -> Iterator[Batch]:
 
 def read_parquet(source: Source) -> Iterator[Batch]:
     """Parquet; a ManifestError if it is damaged."""
-    return parquet_batches(ParquetTable(source.stream), source, source.faults.file("", "row"))
+    return parquet_batches(parquet_table(source.stream), source, source.faults.file("", "row"))
 
 
 def csv_rows(stream: BinaryIO, faults: Faults, base: int = 0, **dialect: Any) -> Rows:
@@ -224,7 +232,7 @@ def parquet_batches(table: Table, reading: Reading, base: int = 0) -> Iterator[B
 
 def _no_header(cells: Sequence[str], required: Collection[str]) -> str | None:
     """Why the first row of a table plainly names no columns; None if it may be a header."""
-    if missing_columns(required, cells) == []:
+    if _missing_column(required, cells) is None:
         return None
     if len(cells) == 1:
         for separator, name, remedy in (
@@ -240,10 +248,12 @@ def _no_header(cells: Sequence[str], required: Collection[str]) -> str | None:
     return None
 
 
-def missing_columns(required: Collection[str], names: Collection[str]) -> list[str]:
-    """The required columns that none of `names` means. Ids are not needed beside paths: the paths stand for them."""
+def _missing_column(required: Collection[str], names: Collection[str]) -> str | None:
+    """The required column that none of `names` means, if any. Ids are not needed beside paths, which stand for them."""
     there = set(map(meaning_of, names))
-    return ["path"] if "path" in required and "path" not in there else [] if there & {"id", "path"} else ["id"]
+    if "path" in required and "path" not in there:
+        return "path"
+    return None if there & {"id", "path"} else "id"
 
 
 def _meanings_of_header(header: Sequence[str], line: int, reading: Reading) -> list[str]:
@@ -274,71 +284,62 @@ def _meanings(given: Sequence[str], line: int, reading: Reading) -> list[str]:
 
 
 def _require(required: Collection[str], names: Collection[str], line: int, faults: Faults) -> None:
-    """Add a fault for each required column that none of `names` means."""
-    for column in missing_columns(required, names):
+    """Add a fault if none of `names` means a required column."""
+    if (column := _missing_column(required, names)) is not None:
         known = listing(SPELLINGS[column], len(SPELLINGS[column]))
         there = listing(map(repr, names))
         faults.add(line, f"no {column} column among {there}: rename or add one; known spellings: {known}")
 
 
-class ParquetTable:
-    """A table in a Parquet file, of which nothing but the footer has been read; a ManifestError if it is not one, or is
-    damaged."""
+def parquet_table(stream: BinaryIO) -> Table:
+    """A table in a Parquet file, of which nothing but the footer has been read; a ManifestError, also of what it gives,
+    if it is not one, or is damaged."""
+    file = _checked(pyarrow().parquet.ParquetFile, stream)
 
-    names: list[str]
-    """The names of the columns that hold values a table of text could hold: not those with bytes, as of images."""
+    def read(columns: list[str]) -> Iterator[Any]:
+        yield from file.iter_batches(_ROWS_OF_PARQUET, columns=columns, use_threads=False)
 
-    audio: list[str]
-    """The names of the columns that hold audio as Hugging Face does, as bytes and paths."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        arrow = pyarrow()
-        self._file = _checked(lambda: arrow.parquet.ParquetFile(stream))
-        self.names, self.audio = _columns(self._file.schema_arrow)
-
-    def paths_outside(self, audio: str) -> dict[int, Any]:
-        """The paths in a column of audio of the rows, from 0, that have no bytes there. Bytes are read only where the
-        footer does not say that a row group has them all, or none."""
-        paths: dict[int, Any] = _checked(lambda: dict(self._paths_outside(f"{audio}.bytes", f"{audio}.path")))
-        return paths
-
-    def _paths_outside(self, data: str, path: str) -> Iterator[tuple[int, Any]]:
-        metadata, first = self._file.metadata, 0
-        for group in range(metadata.num_row_groups):
-            rows = metadata.row_group(group)
-            chunks = {rows.column(number).path_in_schema: rows.column(number) for number in range(rows.num_columns)}
-            known = chunks[data].statistics
-            lacking = known.null_count if known is not None and known.has_null_count else None
-            if lacking != 0:
-                leaves = [path] if lacking == rows.num_rows else [path, data]
-                yield from _without_bytes(self._file.iter_batches(16, [group], leaves, use_threads=False), first)
-            first += rows.num_rows
-
-    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
-        """The number of each of some rows, from 1, and their cells in these columns; a ManifestError if the file is
-        damaged."""
-        return _numbered(self._file.iter_batches(_ROWS_OF_PARQUET, columns=[*columns], use_threads=False), columns)
+    return _table(file.schema_arrow, read, partial(_paths_outside, file))
 
 
-class ArrowTable:
-    """A table in an Arrow file, as `save_to_disk` of datasets writes it; as `ParquetTable` is."""
+def arrow_table(stream: BinaryIO) -> Table:
+    """A table in an Arrow file, as `save_to_disk` of datasets writes it; otherwise as `parquet_table`."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        arrow = pyarrow()
-        self._descriptor, self._name = stream.fileno(), stream.name
-        self._reader = _checked(lambda: arrow.ipc.open_stream(arrow.memory_map(self._name)))
-        self.names, self.audio = _columns(self._reader.schema)
+    def opened() -> Any:
+        return pyarrow().ipc.open_stream(pyarrow().memory_map(stream.name))
 
-    def paths_outside(self, audio: str) -> dict[int, Any]:
-        """As those of `ParquetTable`."""
-        with pyarrow().ipc.open_stream(pyarrow().memory_map(self._name)) as reader:
-            batches = (batch.select([audio]) for batch in mapped_batches(reader, self._descriptor))
-            paths: dict[int, Any] = _checked(lambda: dict(_without_bytes(batches)))
-            return paths
+    def read(columns: list[str]) -> Iterator[Any]:
+        with opened() as reader:
+            yield from (batch.select(columns) for batch in mapped_batches(reader, stream.fileno()))
 
-    def batches(self, columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
-        """As those of `ParquetTable`."""
-        return _numbered(mapped_batches(self._reader, self._descriptor), columns)
+    return _table(_checked(opened).schema, read, lambda audio: _without_bytes(read([audio])))
+
+
+def _table(
+    schema: Any, read: Callable[[list[str]], Iterator[Any]], outside: Callable[[str], Iterator[tuple[int, Any]]]
+) -> Table:
+    """The table of a schema. `read` gives pyarrow's batches of some columns, `outside` those of `paths_outside`."""
+    structs = [field for field in schema if pyarrow().types.is_struct(field.type)]
+    audio = [field.name for field in structs if {"bytes", "path"} <= {part.name for part in field.type}]
+    names = [field.name for field in schema if not _holds_bytes(field.type)]
+    return Table(
+        names, lambda columns: _numbered(read([*columns])), audio, lambda column: _checked(dict, outside(column))
+    )
+
+
+def _paths_outside(file: Any, audio: str) -> Iterator[tuple[int, Any]]:
+    """The paths of rows without bytes in a column of audio. Bytes are read only where the footer does not say that a
+    row group has them all, or none."""
+    first, data, path = 0, f"{audio}.bytes", f"{audio}.path"
+    for group in range(file.metadata.num_row_groups):
+        rows = file.metadata.row_group(group)
+        chunks = {rows.column(number).path_in_schema: rows.column(number) for number in range(rows.num_columns)}
+        known = chunks[data].statistics
+        lacking = known.null_count if known is not None and known.has_null_count else None
+        if lacking != 0:
+            leaves = [path] if lacking == rows.num_rows else [path, data]
+            yield from _without_bytes(file.iter_batches(16, [group], leaves, use_threads=False), first)
+        first += rows.num_rows
 
 
 def mapped_batches(reader: Any, descriptor: int) -> Iterator[Any]:
@@ -369,12 +370,11 @@ def _without_bytes(batches: Iterable[Any], row: int = 0) -> Iterator[tuple[int, 
         row += batch.num_rows
 
 
-def _numbered(batches: Iterator[Any], columns: Collection[str]) -> Iterator[tuple[range, dict[str, Sequence[Any]]]]:
+def _numbered(batches: Iterator[Any]) -> NumberedRows:
     """The numbers of each batch's rows, and their cells. NaN is no value, as in tables in memory: what is missing among
     numbers."""
     types, done = pyarrow().types, 0
-    while (batch := _checked(lambda: next(batches, None))) is not None:
-        batch = batch.select([*columns])
+    while (batch := _checked(next, batches, None)) is not None:
         cells: dict[str, Sequence[Any]] = _checked(batch.to_pydict)
         for field in batch.schema:
             if types.is_floating(field.type):
@@ -393,19 +393,12 @@ def pyarrow(needed_for: str = "a manifest in Parquet or Arrow") -> Any:
     return pyarrow
 
 
-def _checked(read: Callable[[], Any]) -> Any:
+def _checked(read: Callable[..., Any], *arguments: Any) -> Any:
     """What a function of pyarrow returns. Its errors, of many kinds, have several lines."""
     try:
-        return read()
+        return read(*arguments)
     except (pyarrow().ArrowException, OSError, ValueError) as error:
         raise ManifestError(f"not Parquet or Arrow, or damaged: {first_line(error)}") from error
-
-
-def _columns(schema: Any) -> tuple[list[str], list[str]]:
-    """The names of a schema's columns without bytes, and those of its columns of audio."""
-    structs = [field for field in schema if pyarrow().types.is_struct(field.type)]
-    audio = [field.name for field in structs if {"bytes", "path"} <= {part.name for part in field.type}]
-    return [field.name for field in schema if not _holds_bytes(field.type)], audio
 
 
 def _holds_bytes(arrow_type: Any) -> bool:

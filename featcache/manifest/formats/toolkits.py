@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from featcache.errors import ManifestError, counted
 from featcache.manifest.audio_locations import is_audio_url, names_container
-from featcache.manifest.formats.source import Batch, Source, batched, lines_of, names_audio, without_faults
+from featcache.manifest.formats.source import Batch, Source, batched, lines_of, names_audio
 from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, json_rows, split_rows, table_batches
 from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
 
@@ -147,19 +147,21 @@ def _in_seconds(source: Source, places: Sequence[int], cells: dict[str, Sequence
     source.placeholders.add("sample_rate")
     if not (rate := source.values.get("sample_rate", "")).isdecimal() or int(rate) == 0:
         raise ManifestError("start and stop are numbers of samples: say the files' rate, as --set sample_rate=16000")
-    starts: list[float | None] = []
-    durations: list[float | None] = []
-    firsts = cells.get("start", [None] * len(places))
-    for place, first_cell, stop_cell in zip(places, firsts, cells["original_stop"], strict=True):
-        try:
-            first, stop = (_whole(cell) for cell in (first_cell or 0, stop_cell or first_cell or 0))
-        except (TypeError, ValueError):
-            what = "start and stop are no whole numbers of samples: give start and duration in seconds"
-            source.faults.add(place, f"{what}: {shown(first_cell)}, {shown(stop_cell)}")
-            first, stop = 0, 0
-        starts.append(None if first_cell is None or first_cell == "" else first / int(rate))
-        durations.append((stop - first) / int(rate) if stop != first else None)  # as `read_audio` has it: to the end
-    return {**cells, "start": starts, "duration": durations}
+    firsts, stops = cells.get("start", [None] * len(places)), cells["original_stop"]
+    parts = source.faults.parsed(places, "", partial(_part_in_seconds, int(rate)), firsts, stops, default=(None, None))
+    start, duration = zip(*parts, strict=True)
+    return {**cells, "start": start, "duration": duration}
+
+
+def _part_in_seconds(rate: int, first_cell: Any, stop_cell: Any) -> tuple[float | None, float | None]:
+    """The start and the duration of a part, or a ValueError."""
+    try:
+        first, stop = (_whole(cell) for cell in (first_cell or 0, stop_cell or first_cell or 0))
+    except (TypeError, ValueError):
+        what = "start and stop are no whole numbers of samples: give start and duration in seconds"
+        raise ValueError(f"{what}: {shown(first_cell)}, {shown(stop_cell)}") from None
+    start = None if first_cell is None or first_cell == "" else first / rate
+    return start, (stop - first) / rate if stop != first else None  # as `read_audio` has it: to the end
 
 
 def _whole(cell: Any) -> int:
@@ -325,8 +327,8 @@ def read_bars(name: str, source: Source) -> Iterator[Batch]:
     # Piper looks into `wav` first.
     folder = "wav" if name == "piper" and (source.folder / "wav").is_dir() else "wavs"
     rows = (row for row in rows if len(row[1]) == len(columns) or "".join(row[1]).strip())
-    found = without_faults(rows, partial(_with_path, columns, folder), source.faults)
-    return batched(found, (*columns, "path") if columns[0] == "id" else columns)
+    names = (*columns, "path") if columns[0] == "id" else columns
+    return batched(rows, names, partial(_with_path, columns, folder), source.faults)
 
 
 def _with_path(columns: Sequence[str], folder: str, cells: list[str]) -> list[str]:
@@ -351,7 +353,7 @@ def read_fairseq(source: Source) -> Iterator[Batch]:
     source.root = cells[0] or None
     if len(cells) != 1:
         source.faults.add(line, "has a tab, but a root is expected")
-    return batched(without_faults(rows, _path_and_samples, source.faults), ("path", "samples"))
+    return batched(rows, ("path", "samples"), _path_and_samples, source.faults)
 
 
 def _path_and_samples(cells: list[str]) -> list[str]:
@@ -369,4 +371,5 @@ def paths_fit(source: Source) -> bool:
 def read_paths(source: Source) -> Iterator[Batch]:
     """A path on each line."""
     lines = enumerate(lines_of(source.stream, source.faults), 1)
-    return batched(((line, [text.rstrip("\r\n")]) for line, text in lines if text.strip()), ("path",))
+    rows = ((line, text.rstrip("\r\n")) for line, text in lines if text.strip())
+    return batched(rows, ("path",), lambda path: [path], source.faults)
