@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
 from featcache.loader.cache import Cache
 from featcache.loader.opening import open  # noqa: A004
+from featcache.strings import Strings
 
 try:
     from featcache.loader.dataset import FeatureDataset
@@ -35,13 +40,15 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
     return dataset
 
 
-def position_of(cache: Cache, id: str) -> int:  # noqa: A002
-    """The position of one utterance: `cache.find` without the cost of arrays; a MissingItemError if the cache does not
-    have it."""
-    position = cache.index.find_one(id)
-    if position < 0:
-        raise cache.missing_error([id], 1)
-    return position
+def records_of(columns: Mapping[str, Strings | NDArray[Any]], count: int) -> Iterator[dict[str, Any]]:
+    """The rows of some columns, with Python objects as values."""
+    rows = zip(*map(objects_of, columns.values()), strict=True) if columns else repeat((), count)
+    return (dict(zip(columns, row, strict=True)) for row in rows)
+
+
+def objects_of(column: Strings | NDArray[Any]) -> Iterable[Any]:
+    """The values of a column as Python objects, which are made one after the other."""
+    return column if isinstance(column, Strings) else np.ascontiguousarray(column).data
 
 
 def remember(cache: Cache) -> str:

@@ -97,22 +97,20 @@ def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str |
     dataset = dataset_of(given) if copy else whole_dataset(given, "take parts of what you read, or copy=True")
     if hidden := [name for name in dataset.columns if name in dataset.names]:
         raise ArgumentError(f"the column {hidden[0]!r} would hide the version of that name: rename one of them")
-    caches = {version.name: version.cache for version in dataset.versions}
-    folders = {name: remember(cache) for name, cache in caches.items()}
+    folders = {version.name: remember(version.cache) for version in dataset.versions}
     types = {name: datasets.Value(_dtype_of(column)) for name, column in dataset.columns.items()}
     fingerprint = _fingerprint(dataset, folders, copy)
+    values = {
+        version.name: _array_type(version.cache) if copy else CachedFeatures(folders[version.name])
+        for version in dataset.versions
+    }
+    features = datasets.Features({"id": datasets.Value("string"), **values, **types})
     if copy:
-        arrays = {name: _array_type(cache) for name, cache in caches.items()}
-        features = datasets.Features({"id": datasets.Value("string"), **arrays, **types})
         return datasets.Dataset.from_generator(
             _rows, features=features, cache_dir=cache_dir, gen_kwargs={"dataset": dataset}, fingerprint=fingerprint
         )
-    read = {name: CachedFeatures(folder) for name, folder in folders.items()}
-    features = datasets.Features({"id": datasets.Value("string"), **read, **types})
     ids = _strings(dataset.ids)
-    columns = [
-        _strings(column) if isinstance(column, Strings) else pa.array(column) for column in dataset.columns.values()
-    ]
+    columns = [pa.array(one) if isinstance(one, np.ndarray) else _strings(one) for one in dataset.columns.values()]
     table = pa.Table.from_arrays([ids, *(ids for _ in folders), *columns], schema=features.arrow_schema)
     return datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint)
 

@@ -5,20 +5,19 @@ features: `import featcache.adapters.lhotse`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import cache_of, missing_toolkit, position_of, remember, whole_dataset
+from featcache.adapters.caches import cache_of, missing_toolkit, objects_of, records_of, remember, whole_dataset
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.spans import Spans
 from featcache.manifest.copies import copies_of
-from featcache.strings import Strings
 
 try:
     from lhotse import CutSet, Features, MonoCut, SupervisionSegment
@@ -51,7 +50,7 @@ class Reader(FeaturesReader):  # type: ignore[misc]
 
         Returns a new array `[frames, *item_shape]`: float32 if floats are stored, and otherwise the stored dtype.
         Raises MissingItemError if there is no such utterance, DamagedError if its shard is damaged."""
-        position = position_of(self._cache, key)
+        position = self._cache.position(key)
         first, end, _ = slice(left_offset_frames, right_offset_frames).indices(int(self._cache.lengths[position]))
         frames = self._cache.gather(Spans(*np.array([[position], [first], [max(0, end - first)]])))[0]
         return np.asarray(frames.float() if frames.is_floating_point() else frames)
@@ -113,8 +112,8 @@ class _Cuts:
     def __iter__(self) -> Iterator[MonoCut]:
         dataset, copies = self._dataset, copies_of(self._cache.config)
         others = {name: cache.lengths[cache.find(dataset.ids)] for name, cache in self._others.items()}
-        numbers = _values(dataset.lengths), _values(copies.speeds[copies.numbers(dataset.ids)])
-        records = (_records(columns, len(dataset)) for columns in (dataset.columns, others))
+        numbers = map(objects_of, (dataset.lengths, copies.speeds[copies.numbers(dataset.ids)]))
+        records = (records_of(columns, len(dataset)) for columns in (dataset.columns, others))
         for id_, num_frames, speed, columns, counts in zip(dataset.ids, *numbers, *records, strict=True):
             yield self._cut(id_, num_frames, speed, columns, counts)
 
@@ -157,16 +156,3 @@ def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArr
 def _storage(cache: Cache, id_: str) -> dict[str, str]:
     """Where Lhotse finds an utterance's array."""
     return {"storage_type": Reader.name, "storage_path": str(cache.version.path), "storage_key": id_}
-
-
-def _records(columns: Mapping[str, Strings | NDArray[Any]], count: int) -> Iterator[dict[str, Any]]:
-    """The rows of some columns."""
-    if not columns:
-        return ({} for _ in range(count))
-    rows = zip(*map(_values, columns.values()), strict=True)
-    return (dict(zip(columns, row, strict=True)) for row in rows)
-
-
-def _values(column: Strings | NDArray[Any]) -> Iterable[Any]:
-    """The values of a column as Python objects."""
-    return column if isinstance(column, Strings) else np.ascontiguousarray(column).data

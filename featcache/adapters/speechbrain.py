@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import dataset_of, missing_toolkit, position_of
+from featcache.adapters.caches import dataset_of, missing_toolkit, records_of
 from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader.cache import Cache
-from featcache.loader.dataset import FeatureDataset
-from featcache.strings import Strings
+from featcache.loader.dataset import FeatureDataset, FrameRanges
 
 try:
     from speechbrain.dataio.batch import PaddedBatch
@@ -61,13 +60,14 @@ def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | No
     hidden = [repr(name) for name in dataset.columns if name in ("num_frames", *features.provides)]
     if hidden:
         raise ArgumentError(f"the columns {listing(hidden)} would hide what the dataset itself provides: rename them")
-    names = [*dataset.columns, "num_frames"]
-    frame_rate = dataset.versions[0].cache.spec.frame_rate
-    if_empty = {"start": np.zeros(len(dataset)), "duration": dataset.lengths / frame_rate}
-    columns = [_values(column, if_empty.get(name)) for name, column in dataset.columns.items()]
-    rows = zip(*columns, dataset.lengths.tolist(), strict=True)
-    data = {id_: dict(zip(names, row, strict=True)) for id_, row in zip(dataset.ids, rows, strict=True)}
-    return DynamicItemDataset(data, [features], ["id", *features.provides, *names])
+    seconds = dataset.lengths / dataset.versions[0].cache.spec.frame_rate
+    columns = dict(dataset.columns)
+    for name, values in (("start", 0.0), ("duration", seconds)):
+        if name in columns:
+            columns[name] = np.where(np.isnan(columns[name]), values, columns[name])
+    columns["num_frames"] = dataset.lengths
+    data = dict(zip(dataset.ids, records_of(columns, len(dataset)), strict=True))
+    return DynamicItemDataset(data, [features], ["id", *features.provides, *columns])
 
 
 class Collate:
@@ -146,38 +146,23 @@ class _Reader:
 
     def read(self, id_: str) -> Any:
         """The features of one utterance: a tensor, or a tensor for each version."""
-        rows = self._rows_at(np.array([position_of(self._cache, id_)]))
-        values = self._of(self.dataset.batch(rows)["features"])
-        return values[0][0] if len(values) == 1 else tuple(value[0] for value in values)
+        values = [ranges.gather()[0] for ranges in self._ranges(np.array([self._cache.position(id_)]))]
+        return values[0] if len(values) == 1 else tuple(values)
 
     def gather(self, ids: Iterable[str]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Padded features by key, and their lengths relative to the longest, float32 `[batch]`."""
-        batch = self.dataset.batch(self._rows_at(self._cache.find(ids)))
-        values = zip(self._of(batch["features"]), self._of(batch["lengths"]), strict=True)
-        return {key: (padded, _relative(counts)) for key, (padded, counts) in zip(self.keys, values, strict=True)}
+        ranges = self._ranges(self._cache.find(ids))
+        return {key: (each.gather(), _relative(each.counts)) for key, each in zip(self.keys, ranges, strict=True)}
 
-    def _rows_at(self, positions: NDArray[np.int64]) -> list[int]:
-        """The dataset's rows of the utterances at these positions in the cache."""
+    def _ranges(self, positions: NDArray[np.int64]) -> list[FrameRanges]:
+        """The frames of the utterances at these positions in the cache."""
         rows = positions if self._rows is None else self._rows[positions]
         if len(outside := positions[rows < 0]):
             there = listing(self._cache.ids[position] for position in outside.tolist())
             raise MissingItemError(f"in the cache, but not in the dataset given: {there}")
-        found: list[int] = rows.tolist()
-        return found
-
-    def _of(self, values: Any) -> list[torch.Tensor]:
-        return list(values.values()) if isinstance(values, dict) else [values]
+        return self.dataset.frame_ranges(rows, self.dataset.epoch)
 
 
-def _values(column: Strings | NDArray[Any], if_nan: NDArray[np.float64] | None) -> list[Any]:
-    """The values of a column, with those of `if_nan` in place of NaN."""
-    if isinstance(column, Strings):
-        return list(column)
-    values: list[Any] = (column if if_nan is None else np.where(np.isnan(column), if_nan, column)).tolist()
-    return values
-
-
-def _relative(counts: torch.Tensor) -> torch.Tensor:
+def _relative(counts: NDArray[np.int64]) -> torch.Tensor:
     """Lengths as in SpeechBrain: 1 for the longest of the batch."""
-    longest = max(int(counts.max()), 1)
-    return torch.tensor([count / longest for count in counts.tolist()])
+    return torch.from_numpy((counts / max(int(counts.max()), 1)).astype(np.float32))

@@ -20,7 +20,7 @@ from featcache.loader.shards import Shards
 from featcache.loader.spans import Spans, check_codebooks, check_padding, frames_between, positions_in
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
-from featcache.version.index import Index, load_index
+from featcache.version.index import Index, load_index, open_index
 from featcache.version.version import Version
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ class Cache:
         self, version: Version, *, check: bool = False, index: Index | None = None, tiers: Tiers | None = None
     ) -> None:
         self.version, self.check, self._tiers = version, check, tiers
-        self.index = _open_index(version, None) if index is None else index
+        if index is None:  # as a rule, it is kept, and for that the shards are listed once
+            index = load_index(version, version.shard_names())
+        self.index = open_index(version) if index is None else index
         if tiers is None and isinstance(version.path, Path):
             self._shards = Shards(version, self.index, check=check)
         else:
@@ -179,7 +181,7 @@ class Cache:
             `[frames, *item_shape]`, read-only: memory-mapped, nothing is copied; with `check`, a new array, and so are
             the values of quantised features, which are computed. Dtypes and errors are as in `batch`.
         """
-        position = self._position(key)
+        position = self.position(key)
         frames = self._shards.utterance(position)
         if self.check if check is None else check:
             frames = self._shards.load_checked(position, frames, np.empty_like(frames))
@@ -317,7 +319,7 @@ class Cache:
         Raises:
             StoreError: There is no such side array. Other errors as in `batch`.
         """
-        return self._shards.side(name, self._position(key))
+        return self._shards.side(name, self.position(key))
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
         """Frames of a shard by its number in the index, as stored: `[count, *item_shape]`, read-only, unchecked."""
@@ -335,7 +337,8 @@ class Cache:
 
         return standing_failures(self.version, self.index)
 
-    def _position(self, key: str | SupportsIndex) -> int:
+    def position(self, key: str | SupportsIndex) -> int:
+        """The position of one utterance by its id or position, from 0; errors as in `batch`."""
         if isinstance(key, str):
             position = self.index.find_one(key)
             if position < 0:
@@ -359,19 +362,9 @@ class Cache:
         return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
 
 
-def _open_index(version: Version, shards: Sequence[str] | None) -> Index:
-    """The index of some of a version's shards, or of all."""
-    index = load_index(version, version.shard_names() if shards is None else shards)
-    if index is None:
-        from featcache.version.index import open_index  # which builds one
-
-        index = open_index(version, shards)
-    return index
-
-
 def _reopen(version: Version, shards: Sequence[str], check: bool, tiers: Tiers | None) -> Cache:
     """A cache of the same utterances in another process."""
-    return Cache(version, check=check, index=_open_index(version, shards), tiers=tiers)
+    return Cache(version, check=check, index=open_index(version, shards), tiers=tiers)
 
 
 class Buffers:

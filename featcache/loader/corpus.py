@@ -94,7 +94,7 @@ class Corpus(Cache):
 
     def locate(self, position: int) -> tuple[str, int]:
         """The name of the part that has a position, and the position in it."""
-        ((number, inside),) = self._joined.places(np.array([self._position(position)]))
+        ((number, inside),) = self._joined.places(np.array([self.position(position)]))
         return self.parts[number], inside
 
     @cached_property
@@ -109,12 +109,13 @@ class Corpus(Cache):
             raise StoreError(f"{self._path}: there is no part {name!r}; there are {listing(self._parts)}")
         return self._parts[name]
 
-    def _position(self, key: Any) -> int:
+    def position(self, key: Any) -> int:
+        """As in a cache; or by the name of a part, and an id or a position in it."""
         if not isinstance(key, tuple):
-            return super()._position(key)
+            return super().position(key)
         if len(key) != 2 or not isinstance(key[0], str):
             raise ArgumentError(f"{key!r}: give the name of a part, and an id or a position in it")
-        return self.start_of(key[0]) + self.part(key[0])._position(key[1])
+        return self.start_of(key[0]) + self.part(key[0]).position(key[1])
 
 
 def _reopen(
