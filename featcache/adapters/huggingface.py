@@ -18,6 +18,7 @@ from featcache.adapters.caches import cache_of, dataset_of, missing_toolkit, rem
 from featcache.errors import ArgumentError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
+from featcache.loader.utterances import flat
 from featcache.strings import Strings
 
 try:
@@ -109,7 +110,7 @@ def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str |
         return datasets.Dataset.from_generator(
             _rows, features=features, cache_dir=cache_dir, gen_kwargs={"dataset": dataset}, fingerprint=fingerprint
         )
-    ids = _strings(dataset.ids)
+    ids = _strings(flat(dataset.ids))
     columns = [pa.array(one) if isinstance(one, np.ndarray) else _strings(one) for one in dataset.columns.values()]
     table = pa.Table.from_arrays([ids, *(ids for _ in folders), *columns], schema=features.arrow_schema)
     return datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint)
@@ -159,7 +160,7 @@ def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -
         digest.update(repr(part.version.codebooks).encode())
         for numbers in (part.firsts, part.counts):
             digest.update(b"" if numbers is None else numbers.tobytes())
-    for name, column in {"id": dataset.ids, **dataset.columns}.items():
+    for name, column in {"id": flat(dataset.ids), **dataset.columns}.items():
         digest.update(f"{name} {_dtype_of(column)}".encode())
         for array in (column.blob, column.offsets) if isinstance(column, Strings) else (column,):
             digest.update(np.ascontiguousarray(array).data)

@@ -17,6 +17,7 @@ from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.spans import Spans
+from featcache.loader.utterances import flat
 from featcache.manifest.copies import copies_of
 
 try:
@@ -112,7 +113,7 @@ class _Cuts:
     def __iter__(self) -> Iterator[MonoCut]:
         dataset, copies = self._dataset, copies_of(self._cache.config)
         others = {name: cache.lengths[cache.find(dataset.ids)] for name, cache in self._others.items()}
-        numbers = map(objects_of, (dataset.lengths, copies.speeds[copies.numbers(dataset.ids)]))
+        numbers = map(objects_of, (dataset.lengths, copies.speeds[copies.numbers(flat(dataset.ids))]))
         records = (records_of(columns, len(dataset)) for columns in (dataset.columns, others))
         for id_, num_frames, speed, columns, counts in zip(dataset.ids, *numbers, *records, strict=True):
             yield self._cut(id_, num_frames, speed, columns, counts)

@@ -392,7 +392,7 @@ def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, dict
     if all(copies_of(cache.config).are_plain for cache in caches):
         return first.ids, {}
     common = _common_copies(caches)
-    own_ids = first.ids if isinstance(first.ids, Strings) else Strings.of(first.ids)  # of a corpus
+    own_ids = flat(first.ids)
     numbers = there.numbers(own_ids)
     wanted = common.suffixes if copies else [""]
     is_wanted = np.isin(numbers, [number for number, suffix in enumerate(there.suffixes) if suffix in wanted])
@@ -523,6 +523,11 @@ def _numbered(column: Strings, labels: Sequence[str] | None, what: str) -> tuple
             "with where=, or give the labels of both manifests to both datasets"
         )
     return np.fromiter((numbers[label] for label in column), np.int64, len(column)), list(labels)
+
+
+def flat(ids: Sequence[str]) -> Strings:
+    """Ids in flat arrays, as which those of a corpus are put together here."""
+    return ids if isinstance(ids, Strings) else Strings.of(ids)
 
 
 def take(column: Column, rows: NDArray[np.int64]) -> Column:

@@ -197,6 +197,19 @@ def test_what_has_changed_since(folder, tmp_path):
     assert np.array_equal(pickle.loads(sent)["p1", 6], before["p1", 6])
 
 
+@pytest.mark.parametrize("augment", [None, {"speed": [0.9, 1.0]}])
+def test_adapters_take_a_corpus(tmp_path, augment):
+    for toolkit in ("datasets", "lhotse"):
+        pytest.importorskip(toolkit)
+    from featcache.adapters.huggingface import to_hf
+    from featcache.adapters.lhotse import cuts
+
+    corpus = featcache.open(make_corpus(tmp_path / "corpus", [2], [3], augment=augment))
+    rows = to_hf(corpus)
+    assert rows["id"][:] == [cut.id for cut in cuts(corpus)] == [*corpus]
+    assert np.array_equal(rows[3]["features"], corpus[3])
+
+
 def test_parts_that_lack_the_version(tmp_path):
     corpus = make_corpus(tmp_path / "corpus", [2], [3])
     make_version(corpus / "p1", make_features(3), name="other")
