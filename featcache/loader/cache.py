@@ -429,9 +429,5 @@ def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dty
 def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> None:
     """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with a value beyond their ends."""
     padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
-    pieces = []
-    for array in arrays:
-        pieces.append(array)
-        if len(array) < len(padding):
-            pieces.append(padding[len(array) :])
+    pieces = [piece for array in arrays for piece in (array, padding[len(array) :])]
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer

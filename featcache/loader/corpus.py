@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +22,7 @@ from featcache.loader.cache import Cache
 from featcache.storage.base import in_parallel, open_store
 from featcache.storage.location import Location
 from featcache.strings import Strings
-from featcache.version.corpus import PartVersion, gone_parts, read_parts
+from featcache.version.corpus import gone_parts, read_parts
 from featcache.version.index import Index, index_name, open_index
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.selection import version_names
@@ -146,7 +147,7 @@ class _JoinedIndex:
         self._parts = {part.name: (part.index, start) for part, start in zip(parts, self.starts.tolist(), strict=False)}
         self.shards = [f"{part.name}/{shard}" for part in parts for shard in part.index.shards]
         self.ids = _JoinedIds(self, parts)
-        first_shards = np.cumsum([0, *(len(index.shards) for index in indexes)]).astype(np.uint32)
+        first_shards = [0, *accumulate(len(index.shards) for index in indexes[:-1])]
         self.shard = _JoinedColumn(self, [index.shard for index in indexes], first_shards)
         self.item = _JoinedColumn(self, [index.item for index in indexes])
         self.first_frame = _JoinedColumn(self, [index.first_frame for index in indexes])
@@ -199,11 +200,9 @@ class _JoinedColumn:
         added: What is added to the numbers of each part; nothing by default.
     """
 
-    def __init__(
-        self, index: _JoinedIndex, columns: list[NDArray[Any]], added: NDArray[np.uint32] | None = None
-    ) -> None:
+    def __init__(self, index: _JoinedIndex, columns: list[NDArray[np.int64]], added: Sequence[int] = ()) -> None:
         self._index, self._columns = index, columns
-        self._added = np.zeros(len(columns), np.uint32) if added is None else added
+        self._added = added or [0] * len(columns)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -215,12 +214,11 @@ class _JoinedColumn:
             return np.asarray(self)[at]
         places = self._index.places(np.atleast_1d(positions).astype(np.int64))
         values = [self._columns[number][inside] + self._added[number] for number, inside in places]
-        return np.array(values, self._columns[0].dtype).reshape(positions.shape)[()]
+        return np.array(values, np.int64).reshape(positions.shape)[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        kept = self._columns[0].dtype
-        parts = [column + kept.type(more) for column, more in zip(self._columns, self._added, strict=False)]
-        return np.concatenate(parts).astype(kept if dtype is None else dtype, copy=False)
+        parts = [column + more for column, more in zip(self._columns, self._added, strict=True)]
+        return np.asarray(np.concatenate(parts), dtype)
 
 
 class _JoinedIds(Sequence[str]):
@@ -281,7 +279,14 @@ def open_corpus(
         messages.append(f"{corpus}: {have} no {folder}, not extracted yet: {listing(new)}")
 
     def open_part(part: str) -> tuple[_Part, list[str]]:
-        return _open_part(part, corpus / part / folder, info, known[part].versions.get(folder), strict)
+        path, before = corpus / part / folder, known[part].versions.get(folder)
+        version = Version.open(path)
+        if version.info.fingerprint != info.fingerprint:
+            raise StoreError(f"{path}: has another fingerprint than the version of the same name in other parts")
+        index = open_index(version)
+        still_holds = before is not None and not strict and index_name(version, index.shards) == before.index
+        unfinished = [] if still_holds else [f"{path}: {run}" for run in find_lacking(version, index)]
+        return _Part(part, version, index), unfinished
 
     opened = in_parallel(open_part, [part for part in known if part not in lacking], threads)
     for message in [*messages, *(message for _, unfinished in opened for message in unfinished)]:
@@ -312,16 +317,3 @@ def _version_in(
         raise StoreError(f"{corpus}: its parts hold {len(fitting)} versions: {names}; give the name of one")
     wanted = f"called {name!r}" if config is None else f"{config[0]}-{config[1][:12]}"
     raise StoreError(f"{corpus}: no part holds a version {wanted}; they hold {listing(sorted(first))}")
-
-
-def _open_part(
-    name: str, path: Location, info: VersionInfo, known: PartVersion | None, strict: bool
-) -> tuple[_Part, list[str]]:
-    """A part as it is now, and what is unfinished in it, if what is known of it no longer holds."""
-    version = Version.open(path)
-    if version.info.fingerprint != info.fingerprint:
-        raise StoreError(f"{path}: has another fingerprint than the version of the same name in other parts")
-    index = open_index(version)
-    if known is not None and not strict and index_name(version, index.shards) == known.index:
-        return _Part(name, version, index), []
-    return _Part(name, version, index), [f"{path}: {run}" for run in find_lacking(version, index)]

@@ -268,11 +268,8 @@ def _own_sampler(dataset: FeatureDataset, batching: Batching) -> BucketBatchSamp
 
 
 def _dtypes(dataset: FeatureDataset, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:
-    """The dtypes to convert the versions' features to, by name. One dtype for all is for those that it fits.
-
-    Raises:
-        ArgumentError: It is not a dtype; or features cannot be converted to it without loss.
-    """
+    """The dtypes to convert the versions' features to, by name. One dtype for all is for those that it fits. Raises
+    ArgumentError if it is not a dtype, or features cannot be converted to it without loss."""
     dtypes = by_version(dataset.cache, "dtype", dtype)
     faults = {}
     for version in dataset.versions:

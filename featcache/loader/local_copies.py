@@ -108,11 +108,8 @@ class Tiers:
 
 def parse_size(name: str, value: str | float) -> int:
     """The size in bytes that the argument of that name gives: a positive number; or text, a number and kB, MB, GB, TB
-    (powers of 1000), or KiB, MiB, GiB, TiB (powers of 1024), in upper or lower case, with or without the B.
-
-    Raises:
-        ArgumentError: It is neither, or less than a byte.
-    """
+    (powers of 1000), or KiB, MiB, GiB, TiB (powers of 1024), in upper or lower case, with or without the B. Raises
+    ArgumentError if it is neither, or less than a byte."""
     num_bytes = math.nan if isinstance(value, str) else value
     if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip().lower())):
         num_bytes = float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " ")
@@ -175,7 +172,6 @@ class LocalCopies:
         self._warnings: list[str] = []
         self._warned_of: set[type] = set()
         self._has_copies = False
-        self._has_given_up = False  # the thread
         self._begin_anew()
         with changing:
             _all.add(self)
@@ -202,10 +198,9 @@ class LocalCopies:
 
     def want(self, number: int) -> None:
         """Ask for a copy of a shard, whose features have just been mapped."""
-        if not self._has_given_up:
-            with changing:
-                self._wanted[number] = None
-                _wake()
+        with changing:
+            self._wanted[number] = None
+            _wake()
 
     def collect(self) -> list[LocalCopy]:
         """The copies that were finished since the last call, to be read from now on. Warns of what went wrong; in a
@@ -221,7 +216,7 @@ class LocalCopies:
     @property
     def is_at_work(self) -> bool:
         """Whether there are shards still to be copied."""
-        return bool(self._wanted) and not self._has_given_up
+        return bool(self._wanted)
 
     def copy_next(self) -> bool:
         """Copy one of the wanted shards; False if others are copying all of them just now. For the thread."""
@@ -234,7 +229,7 @@ class LocalCopies:
                 what = error.what if isinstance(error, DamagedError) else error
                 self._warn(type(error), f"{what}; it is not copied, but read in place")
             except Exception as error:  # noqa: BLE001 - in a thread that nobody waits for, nobody would hear of it
-                self._has_given_up = True
+                self._used_up.update(self.places)
                 self._warn_of_the_end(error, f"{type(error).__name__}: {error}", self.where)
             if copy is CopyRefused.UNDER_WAY:
                 continue

@@ -222,11 +222,8 @@ class Disk:
         return {Path(home.path): list(_survey_version(Path(home.path))) for home in own}
 
     def _make_room(self, files: dict[Path, list[_Copy]], num_bytes: int) -> bool:
-        """Remove copies that nobody uses until there is room; none if that is too few.
-
-        Raises:
-            OSError: The limit would allow it, but the disk has less.
-        """
+        """Remove copies that nobody uses until there is room; none if that is too few. Raises OSError if the limit
+        would allow it, but the disk has less."""
         disk = os.statvfs(self._root)
         free = disk.f_bavail * disk.f_frsize
         if self.limit is None:

@@ -46,11 +46,8 @@ _MOST_WINDOWS = 4
 
 
 def open_shards(version: Version, index: Index, check: bool, tiers: Tiers | None) -> Shards:
-    """The shards of a version that has copies, or is in an object store.
-
-    Raises:
-        ArgumentError: The version is in an object store, and there is room for less than a shard.
-    """
+    """The shards of a version that has copies, or is in an object store. Raises ArgumentError if it is in an object
+    store, and there is room for less than a shard."""
     copies = None if tiers is None else LocalCopies(version, index.shards, [*tiers.places(version)])
     if copies is not None and isinstance(version.path, Path):
         return _CopiedShards(version, index, check, copies)
@@ -152,10 +149,8 @@ class ObjectShards(Shards):
         """The shards that are copied to read these utterances, in the order of these, each with how many there are."""
         if self.copies is None:
             return {}
-        numbers, firsts, counts = np.unique(self.index.shard[positions], return_index=True, return_counts=True)
-        order = np.argsort(firsts)
-        counted = zip(numbers[order].tolist(), counts[order].tolist(), strict=True)
-        return {ToFetch(self, number, self.copies): count for number, count in counted}
+        counts = Counter(self.index.shard[positions].tolist())
+        return {ToFetch(self, number, self.copies): count for number, count in counts.items()}
 
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -317,19 +312,14 @@ class ShardsAhead:
     def _end(self, number: int) -> None:
         """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
         with self._changed:
-            wanted = self._batches.get(number, {})
-            self._left.subtract(wanted)
-            done = [shard for shard in wanted if not self._left[shard]]
-            begun = {shard: self._begun.pop(shard) for shard in done if shard in self._begun}
-            for shard in done:
-                del self._left[shard]
-                self._queue.pop(shard, None)
-        for future in begun.values():
-            future.add_done_callback(_release)
-        with self._changed:
-            for shard in begun:
-                self._bytes[shard.copies.where] -= shard.num_bytes
-            self._batches.pop(number, None)
+            for shard, count in self._batches.pop(number, {}).items():
+                self._left[shard] -= count
+                if not self._left[shard]:
+                    del self._left[shard]
+                    self._queue.pop(shard, None)
+                    if (future := self._begun.pop(shard, None)) is not None:
+                        self._bytes[shard.copies.where] -= shard.num_bytes
+                        future.add_done_callback(_release)
             self._begin()
             self._changed.notify_all()
 

@@ -233,7 +233,7 @@ class _Pass(Iterator[list[int]]):
     @property
     def window(self) -> int:
         """Which window of shards the latest batch is of; they rise."""
-        return self.batches.window(self.done - 1)
+        return int(self.batches.windows[self.done - 1])
 
     @cached_property
     def batches(self) -> Batches:
@@ -304,14 +304,13 @@ class Rules:
     def __post_init__(self) -> None:
         if self.max_frames is None and self.batch_size is None:
             raise ArgumentError("batches have no limit: give max_frames, batch_size or both")
-        limits = ("max_frames", "batch_size", "shards_in_memory")  # each of which may be None
-        counts: list[tuple[str, int, int | None]] = [(limit, 1, MOST_COUNTED) for limit in limits]
-        for name, least, most in (*counts, ("seed", 0, None), ("world_size", 1, 1 << 20)):
-            value = getattr(self, name)
-            if value is not None or name not in limits:
-                object.__setattr__(self, name, require_int(name, value, least, most))
-        for name in ("shuffle", "drop_last"):
-            object.__setattr__(self, name, bool(getattr(self, name)))
+        checked = {"seed": require_int("seed", self.seed, 0)}
+        checked["world_size"] = require_int("world_size", self.world_size, 1, 1 << 20)
+        for name in ("max_frames", "batch_size", "shards_in_memory"):
+            if (limit := getattr(self, name)) is not None:
+                checked[name] = require_int(name, limit, 1, MOST_COUNTED)
+        for name, value in (checked | {"shuffle": bool(self.shuffle), "drop_last": bool(self.drop_last)}).items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -325,7 +324,7 @@ class Batches:
     ends: NDArray[np.int64]
     """Where each batch ends in `order`; int64 `[rounds, world_size]`."""
     windows: NDArray[np.int64]
-    """The round with which each window of shards begins, but the first; int64 `[windows - 1]`."""
+    """The number of the window of shards that each round is of; they rise; int64 `[rounds]`."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -335,7 +334,7 @@ class Batches:
             np.concatenate([part.order for part in parts]),
             np.concatenate([part.starts + first for part, first in zip(parts, firsts, strict=True)]),
             np.concatenate([part.ends + first for part, first in zip(parts, firsts, strict=True)]),
-            np.cumsum([len(part) for part in parts])[:-1],
+            np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
         )
 
     def __len__(self) -> int:
@@ -346,15 +345,10 @@ class Batches:
         positions: list[int] = self.order[self.starts[number, rank] : self.ends[number, rank]].tolist()
         return positions
 
-    def window(self, number: int) -> int:
-        """Which window of shards the round of this number is of; they rise."""
-        return int(np.searchsorted(self.windows, number, side="right"))
-
     def after(self, rounds: int) -> NDArray[np.int64]:
         """The positions of the utterances of all rounds but the first ones, sorted."""
         ranges = zip(self.starts[rounds:].ravel().tolist(), self.ends[rounds:].ravel().tolist(), strict=True)
-        batches = [self.order[start:end] for start, end in ranges]
-        return np.sort(np.concatenate(batches)) if batches else self.order[:0]
+        return np.sort(np.concatenate([self.order[:0], *(self.order[start:end] for start, end in ranges)]))
 
 
 def make_batches(
@@ -431,7 +425,7 @@ def _make_batches(
             keys[-1] = np.iinfo(np.uint64).max  # the round with empty batches stays the last
         rounds = np.argsort(keys, kind="stable")
         starts, ends = starts[rounds], ends[rounds]
-    return Batches(order, starts, ends, windows=np.empty(0, np.int64))
+    return Batches(order, starts, ends, windows=np.zeros(len(ends), np.int64))
 
 
 def _sorted(

@@ -113,8 +113,7 @@ def check_padding(spec: FeatureSpec, value: float) -> None:
         limits = np.iinfo(dtype)
         if limits.min <= value <= limits.max and int(value) == value:
             return
-        whole = f"a whole number from {limits.min} to {limits.max}"
-        remedy = f"so it must be {whole}; lengths tell where padding begins"
+        remedy = f"so it must be a whole number from {limits.min} to {limits.max}; lengths tell where padding begins"
     raise ArgumentError(f"padding_value is {value}: these features are {dtype}, {remedy}")
 
 

@@ -116,11 +116,8 @@ class Utterances:
     """The labels of the columns that have numbers in place of them, by number."""
 
     def without_missing(self, are_allowed: bool) -> tuple[Utterances, list[str]]:
-        """The utterances that all versions have, and the ids of the others.
-
-        Raises:
-            MissingItemError: A version lacks utterances, which is not allowed, or all of them.
-        """
+        """The utterances that all versions have, and the ids of the others. Raises MissingItemError if a version lacks
+        utterances, which is not allowed, or all of them."""
         missing = np.zeros(len(self.ids), bool)
         for version in self.versions:
             if version.positions is None:
@@ -134,10 +131,7 @@ class Utterances:
 
     def without_short(self, windows: Windows) -> tuple[Utterances, list[str]]:
         """The utterances that are to be read in windows, and the ids of those that are too short and to be dropped.
-
-        Raises:
-            ArgumentError: Some are too short, which the crop does not allow, or all are.
-        """
+        Raises ArgumentError if some are too short, which the crop does not allow, or all are."""
         crop, count = windows.crop, len(self.ids)
         if crop.short == "pad":
             return self, []
@@ -150,12 +144,8 @@ class Utterances:
         return self._without(short)
 
     def with_classes(self, classes: Mapping[str, Sequence[str] | None]) -> Utterances:
-        """The utterances with numbers in place of the labels of some columns.
-
-        Raises:
-            ManifestError: There is no such column of text, or a row has no label, or an unknown one.
-            ArgumentError: Labels are not different texts.
-        """
+        """The utterances with numbers in place of the labels of some columns. Raises ManifestError if there is no such
+        column of text; else as `_numbered`."""
         columns, labels = dict(self.columns), {}
         for name, known in classes.items():
             column = columns.get(name)
@@ -201,11 +191,8 @@ def _caches_by_name(cache: Cache | Mapping[str, Cache]) -> dict[str, Cache]:
 def by_version(
     cache: Cache | Mapping[str, Cache], what: str, value: _Value | Mapping[str, _Value] | None
 ) -> dict[str, _Value]:
-    """An argument that may differ between the versions of a dataset, by their names; empty if it is not given.
-
-    Raises:
-        ArgumentError: It names something that is not a version of the dataset.
-    """
+    """An argument that may differ between the versions of a dataset, by their names; empty if it is not given. Raises
+    ArgumentError if it names something that is not a version of the dataset."""
     names = [*_caches_by_name(cache)]
     if value is None:
         return {}
@@ -220,11 +207,8 @@ def by_version(
 
 
 def _labels_by_column(classes: Classes) -> dict[str, Sequence[str] | None]:
-    """The columns of labels that a dataset numbers, each with the labels that there may be, if they are given.
-
-    Raises:
-        ArgumentError: They are not given by name.
-    """
+    """The columns of labels that a dataset numbers, each with the labels that there may be, if they are given. Raises
+    ArgumentError if they are not given by name."""
     if isinstance(classes, str):
         return {classes: None}
     if isinstance(classes, Mapping):
@@ -310,12 +294,9 @@ def _compared(manifest: Manifest, rows: RowKeys, are_refused: bool, version: Dat
 
 
 def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, of_manifest: Callable[..., Utterances]) -> Utterances:
-    """The utterances of the manifests of a corpus's parts, each of which is joined with the part of its name.
-
-    Raises:
-        ArgumentError: A part of such a name is missing, or it is not a manifest by its path, or not all are corpora.
-        ManifestError: The manifests' columns are not of the same names and types.
-    """
+    """The utterances of the manifests of a corpus's parts, each of which is joined with the part of its name. Raises
+    ArgumentError if a part of such a name is missing, or it is not a manifest by its path, or not all are corpora;
+    ManifestError if the manifests' columns are not of the same names and types."""
     corpora = [version.cache for version in versions if isinstance(version.cache, Corpus)]
     if len(corpora) < len(versions) or not isinstance(manifest, (str, Path)):
         raise ArgumentError("with a corpus, all versions are corpora, and manifest= is the path of manifests of parts")
@@ -356,13 +337,9 @@ def _joined(source: str, name: str, of_parts: Sequence[Mapping[str, Column]]) ->
 def _with_copies(
     manifest: Manifest, names: Collection[str] | None, types: Types, caches: Sequence[Cache]
 ) -> tuple[Strings, dict[str, Column]]:
-    """The ids and columns of a manifest's utterances, and of the copies that all these versions have of them.
-
-    Raises:
-        ManifestError: A column is missing or has other values; an id ends in a copy's suffix; or a column has the name
-            of one that copies have.
-        ArgumentError: The versions have no copies in common.
-    """
+    """The ids and columns of a manifest's utterances, and of the copies that all these versions have of them. Raises
+    ManifestError if an id ends in a copy's suffix, or a column has the name of one that copies have; ArgumentError if
+    the versions have no copies in common; else as `_columns_of`."""
     copies = _common_copies(caches) if caches else copies_of({})
     of_copies = _columns_of_copies(copies, np.arange(len(copies)))
     own = {name: column for name, column in of_copies.items() if names is None or name in names}
@@ -382,11 +359,8 @@ def _with_copies(
 
 
 def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, dict[str, Column]]:
-    """The ids and columns of those of the first version's utterances that are copies that all versions have.
-
-    Raises:
-        ArgumentError: There are none.
-    """
+    """The ids and columns of those of the first version's utterances that are copies that all versions have. Raises
+    ArgumentError if there are none."""
     first = caches[0]
     there = copies_of(first.config)
     if all(copies_of(cache.config).are_plain for cache in caches):
@@ -423,12 +397,8 @@ def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> dict[str, 
 
 
 def _columns_of(manifest: Manifest, names: Collection[str] | None, types: Types) -> dict[str, Column]:
-    """A manifest's columns (those of these names), by name.
-
-    Raises:
-        ManifestError: There is no such column, its name is one that items and batches use themselves, or its values
-            are of another type than `types` says.
-    """
+    """A manifest's columns (those of these names), by name. Raises ManifestError if there is no such column, its name
+    is one that items and batches use themselves, or its values are of another type than `types` says."""
     available = _available(manifest)
     selected: dict[str, Column] = {}
     for name in available if names is None else names:
@@ -450,11 +420,8 @@ def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.in
     """The rows whose columns (or `id`) have certain values, or one of several; int64 `[rows]`.
 
     Values are compared as text; 3 is also 3.0, and True also true. A function gets each row as a dictionary: `id` and
-    all columns, with values as items have them.
-
-    Raises:
-        ManifestError: There is no such column, no row has such a value, or no row has all of them.
-    """
+    all columns, with values as items have them. Raises ManifestError if there is no such column, no row has such a
+    value, or no row has all of them."""
     if callable(where):
         return _rows_that_fit(manifest, where, types)
     kept = np.ones(len(manifest), bool)
@@ -502,12 +469,8 @@ def _rows_that_fit(manifest: Manifest, where: Callable[[dict[str, Any]], object]
 
 def _numbered(column: Strings, labels: Sequence[str] | None, what: str) -> tuple[NDArray[np.int64], list[str]]:
     """The number of each label among all labels, int64 `[rows]`, and these: by default those that occur, sorted. `what`
-    is the column, for messages.
-
-    Raises:
-        ManifestError: A row has no label, or one that is not among them.
-        ArgumentError: `labels` are not different texts.
-    """
+    is the column, for messages. Raises ManifestError if a row has no label, or one that is not among them;
+    ArgumentError if `labels` are not different texts."""
     if labels is None:
         labels = sorted(set(column))
         if labels[:1] == [""]:
