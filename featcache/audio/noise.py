@@ -17,8 +17,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -32,6 +31,7 @@ from featcache.audio.kept import Kept
 from featcache.audio.resample import Channel, to_mono, to_waveform
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing
 from featcache.manifest import Manifest, Utterance, read_manifest
+from featcache.storage.base import in_parallel
 
 if TYPE_CHECKING:
     from featcache.audio.waveform import AudioPolicy, NoisePolicy
@@ -70,7 +70,7 @@ class Noise:
     is not what it was when the config was read."""
 
     def __init__(self, policy: NoisePolicy, audio: AudioPolicy) -> None:
-        self._audio = audio.model_copy(update={"max_seconds": None})
+        self._audio = audio
         self._seed = policy.seed
         try:
             self._clips = read_noise(policy.manifest)
@@ -123,14 +123,12 @@ class Noise:
     def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
         """Samples of a noise, mono, at the file's rate."""
         channel, dtype = self._channel_and_type(clip)
-        if clip not in self._kept:
-            return _decoded(clip, channel, first, stop)
-        key = self._content, clip, channel
-        try:
-            samples = _DECODED.get(key, lambda: _decoded(clip, channel, 0, clip.num_samples, dtype))[first:stop]
-        except AudioError:  # of another part of it: the cut may still be good
-            return _decoded(clip, channel, first, stop)
-        return np.multiply(samples, _STEP, dtype=np.float32) if dtype == np.int16 else samples
+        if clip in self._kept:
+            key = self._content, clip, channel
+            with suppress(AudioError):  # of another part of it: the cut may still be good
+                samples = _DECODED.get(key, lambda: _decoded(clip, channel, 0, clip.num_samples, dtype))[first:stop]
+                return np.multiply(samples, _STEP, dtype=np.float32) if dtype == np.int16 else samples
+        return _decoded(clip, channel, first, stop)
 
     def _channel_and_type(self, clip: NoiseClip) -> tuple[Channel, np.dtype[Any]]:
         """The channel that is taken of a noise; int16 if that loses nothing, or else float32."""
@@ -148,8 +146,7 @@ def read_noise(manifest: str | Path) -> list[NoiseClip]:
         read = read_manifest(manifest, carry=False)
     except ManifestError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    with ThreadPoolExecutor(_THREADS) as pool:
-        clips = list(pool.map(lambda row: _noise_clip(read, read[row]), range(len(read))))
+    clips = in_parallel(lambda row: _noise_clip(read, read[row]), range(len(read)), _THREADS)
     if faults := [clip for clip in clips if isinstance(clip, str)]:
         raise ValueError(f"{read.source}: {listing(faults)}")
     return [clip for clip in clips if isinstance(clip, NoiseClip)]
@@ -163,8 +160,7 @@ def noise_content(clips: Sequence[NoiseClip]) -> str:
     process while they do not change: MUSAN's noise, 0.7 GB, takes about a second."""
     paths = list(dict.fromkeys(clip.path for clip in clips))
     try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            hashes = dict(zip(paths, pool.map(_file_hash, paths), strict=True))
+        hashes = dict(zip(paths, in_parallel(_file_hash, paths, _THREADS), strict=True))
     except OSError as error:
         raise ValueError(f"{error.filename}: cannot be read: {error.strerror}") from error
     lines = [[hashes[clip.path], clip.first, clip.num_samples, clip.channel] for clip in clips]

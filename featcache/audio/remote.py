@@ -18,7 +18,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -27,6 +26,7 @@ import xxhash
 
 from featcache.errors import AudioError, ManifestError, Reason, StoreError
 from featcache.manifest.audio_locations import Url
+from featcache.storage.base import in_parallel
 from featcache.storage.clients import client, has_no_credentials, in_words, library, status_of
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ def fetch_to_disk(url: Url, stamp: FileStamp, wait: Wait = time.sleep) -> Fetche
     try:
         with _disk_may_fail():
             os.posix_fallocate(file.fileno(), 0, stamp.size)
-        with ThreadPoolExecutor(_RANGES_AT_ONCE, "featcache-fetch-range") as pool:
-            list(pool.map(get_range, range(0, stamp.size, _RANGE)))
+        in_parallel(get_range, range(0, stamp.size, _RANGE), _RANGES_AT_ONCE)
     except BaseException as error:
         file.close()
         if not isinstance(error, _NoRangesError):
@@ -196,9 +195,7 @@ def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Wait = time.sleep) -> FileS
 def each_at_once(ask: Callable[[_Given], _Result], locations: Sequence[_Given]) -> list[_Result]:
     """Ask something about each file, about many of them at a time: servers take long for each, and little for many."""
     are_at_urls = any(isinstance(getattr(location, "container", location), Url) for location in locations)
-    at_once = URLS_AT_ONCE if are_at_urls else FILES_AT_ONCE
-    with ThreadPoolExecutor(at_once, "featcache-ask") as pool:
-        return list(pool.map(ask, locations))
+    return in_parallel(ask, locations, URLS_AT_ONCE if are_at_urls else FILES_AT_ONCE)
 
 
 class TriedInVainError(AudioError):

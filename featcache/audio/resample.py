@@ -42,7 +42,9 @@ def to_waveform(
     source_rate * speed Hz. So it lasts 1 / speed as long, and pitch and formants change with it, as with sox's `speed`
     (Ko et al., Audio augmentation for speech recognition, Interspeech 2015).
 
-    Raises AudioError (RATE_REFUSED, TOO_LONG or NO_SUCH_CHANNEL), or MissingDependencyError if it takes soxr."""
+    Samples may last as long as they will: `max_seconds` is left to the caller.
+
+    Raises AudioError (RATE_REFUSED or NO_SUCH_CHANNEL), or MissingDependencyError if it takes soxr."""
     if source_rate < policy.min_source_rate:
         raise AudioError(
             Reason.RATE_REFUSED,
@@ -51,8 +53,6 @@ def to_waveform(
     if source_rate != policy.sample_rate and policy.resample == "forbid":
         wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
         raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
-    if too_long := error_if_too_long(len(samples), source_rate * speed, policy.max_seconds):
-        raise too_long
     mono = to_mono(samples, policy.channel if channel is None else channel)
     rates = source_rate, policy.sample_rate
     if speed != 1:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from featcache.audio.noise import Noise, noise_content, read_noise
 from featcache.audio.resample import to_waveform
@@ -46,23 +46,34 @@ class AudioPolicy(Section):
     hours. The fingerprint leaves it out, too."""
 
 
+def _distinct(lowest: float, highest: float, unit: str) -> AfterValidator:
+    """Checks numbers that become suffixes of ids, and sorts them: their order in a config decides nothing."""
+
+    def check(values: tuple[float, ...]) -> tuple[float, ...]:
+        faults = [] if values else ["expected one number at least"]
+        limits = f"{lowest:g} to {highest:g} {unit}"
+        faults += [f"{value:g} is outside {limits}" for value in values if not lowest <= value <= highest]
+        faults += [f"{value!r} has more than six digits" for value in values if float(f"{value:g}") != value]
+        faults += [f"{value:g} is there {count} times" for value, count in sorted(Counter(values).items()) if count > 1]
+        if faults:
+            raise ValueError(listing(faults))
+        return tuple(sorted(value + 0.0 for value in values))
+
+    return AfterValidator(check)
+
+
 class NoisePolicy(Section):
     """`noise` in the `augment` section: which noise is added."""
 
     manifest: str
     """A manifest of noise files, in the same format as any manifest. A relative path is relative to the config file.
     The fingerprint includes the content of the noise, not its location."""
-    snr: tuple[float, ...]
+    snr: Annotated[tuple[float, ...], _distinct(QUIETEST, LOUDEST, "dB")]
     """Signal-to-noise ratios in dB, over the whole clip. There is one copy for each."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """The seed and the copy's id decide which noise a copy gets, and from which sample of the noise it is taken."""
     content: str | None = Field(default=None, validate_default=True)
     """A hash of the noise. Leave it out: featcache fills it in. If it is given, any other noise is refused."""
-
-    @field_validator("snr")
-    @classmethod
-    def _fit(cls, values: tuple[float, ...]) -> tuple[float, ...]:
-        return _distinct(values, QUIETEST, LOUDEST, "dB")
 
     @field_validator("manifest")
     @classmethod
@@ -86,33 +97,16 @@ class NoisePolicy(Section):
 class AugmentPolicy(Section):
     """The `augment` section: which copies of every utterance are made, at other speeds and with noise."""
 
-    speed: tuple[float, ...] = (1.0,)
+    speed: Annotated[tuple[float, ...], _distinct(SLOWEST, FASTEST, "times")] = (1.0,)
     """Speed factors: 1.1 is faster, shorter and higher in pitch. Without 1, the utterance itself is not extracted."""
     noise: NoisePolicy | None = None
     """Noise to add: see below."""
-
-    @field_validator("speed")
-    @classmethod
-    def _fit(cls, values: tuple[float, ...]) -> tuple[float, ...]:
-        return _distinct(values, SLOWEST, FASTEST, "times")
 
     @model_validator(mode="after")
     def _makes_copies(self) -> Self:
         if self.speed == (1.0,) and self.noise is None:
             raise ValueError("makes no copies: leave it out, or give another speed, or noise")
         return self
-
-
-def _distinct(values: tuple[float, ...], lowest: float, highest: float, unit: str) -> tuple[float, ...]:
-    """Check numbers that become suffixes of ids, and sort them: their order in a config decides nothing."""
-    faults = [] if values else ["expected one number at least"]
-    limits = f"{lowest:g} to {highest:g} {unit}"
-    faults += [f"{value:g} is outside {limits}" for value in values if not lowest <= value <= highest]
-    faults += [f"{value!r} has more than six digits" for value in values if float(f"{value:g}") != value]
-    faults += [f"{value:g} is there {count} times" for value, count in sorted(Counter(values).items()) if count > 1]
-    if faults:
-        raise ValueError(listing(faults))
-    return tuple(sorted(value + 0.0 for value in values))
 
 
 @dataclass(frozen=True)

@@ -58,14 +58,13 @@ def test_a_channel_is_taken_as_it_is():
         ({}, 2, Reason.NO_SUCH_CHANNEL, "has 2"),
         ({"channel": "first"}, -1, Reason.NO_SUCH_CHANNEL, "has 2"),
         ({"resample": "forbid", "sample_rate": 44100}, None, Reason.RATE_REFUSED, "16000 Hz"),
-        ({"max_seconds": 0.1}, None, Reason.TOO_LONG, r"0\.1\b"),
     ],
 )
 def test_what_the_policy_refuses(options, channel, reason, words):
     with pytest.raises(AudioError, match=words) as caught:
         to_waveform(tone(0.2, channels=2), RATE, policy(**options), channel)
     assert caught.value.reason == reason
-    assert len(to_waveform(tone(0.1), RATE, policy(resample="forbid", max_seconds=0.1))) == 1600
+    assert len(to_waveform(tone(0.1), RATE, policy(resample="forbid"))) == 1600
 
 
 @pytest.mark.parametrize("resample", ["soxr_mq", "soxr_hq", "soxr_vhq"])
@@ -160,15 +159,6 @@ def test_rate_and_speed_are_one_step(monkeypatch):
 def test_where_speed_and_rate_cancel_out_samples_stay_what_they_are():
     samples = speech(0.3, 12800)[:, 0].astype(np.float32)
     assert at_speed(samples, 1.25, 12800).tobytes() == samples.tobytes()
-
-
-def test_a_limit_is_on_how_long_the_copy_lasts():
-    samples = np.zeros(RATE)
-    assert len(at_speed(samples, 1.0, max_seconds=1.0)) == RATE
-    assert len(at_speed(samples, 1.1, max_seconds=0.95)) < RATE
-    with pytest.raises(AudioError) as caught:
-        at_speed(samples, 0.9, max_seconds=1.05)
-    assert caught.value.reason == Reason.TOO_LONG
 
 
 # Configs
