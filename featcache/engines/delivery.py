@@ -126,7 +126,6 @@ class Delivery:
         self._state = state
         self._fail = fail
         self._complete: dict[int, Batch] = {}  # by number; guarded by `state`
-        self._is_appending = False  # guarded by `state`
         self._telling = threading.Lock()
         self._begun: OpenShard | None = None  # what is neither complete nor empty
         self._commits = ThreadPoolExecutor(1, "featcache-commit")
@@ -160,11 +159,9 @@ class Delivery:
     def take(self) -> Batch | None:
         """The next batch, if it is complete and none is being appended; the caller holds `state`, and then appends it.
         After one that could not be written, there is none."""
-        if self._is_appending or self.appended not in self._complete:
-            return None
-        self._is_appending = True
-        batch = self._complete.pop(self.appended)
-        self._progress.waiting_seconds -= batch.waiting_seconds
+        batch = self._complete.pop(self.appended, None)
+        if batch is not None:
+            self._progress.waiting_seconds -= batch.waiting_seconds
         return batch
 
     def append(self, batch: Batch) -> None:
@@ -172,7 +169,6 @@ class Delivery:
         started = perf_counter()
         self._write(batch)
         with self._state:
-            self._is_appending = False
             self.appended += 1
             self.appended_seconds += batch.seconds
             self._progress.stages["write"] += perf_counter() - started

@@ -42,9 +42,8 @@ class _Processes:
 
     def __init__(self, options: Options) -> None:
         devices = options.devices
-        counts = {name: devices.count(name) for name in devices}
         self.names = [
-            name if counts[name] == 1 else f"{name} (process {number + 1})" for number, name in enumerate(devices)
+            f"{name} (process {number})" if devices.count(name) > 1 else name for number, name in enumerate(devices, 1)
         ]
         self._devices = devices
         self._shares = shares_of(options.threads, devices)

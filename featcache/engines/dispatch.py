@@ -19,20 +19,7 @@ from time import monotonic
 from typing import Protocol
 
 from featcache.engines.process import Setup
-from featcache.engines.worker import (
-    Died,
-    End,
-    Ended,
-    Event,
-    Finished,
-    Message,
-    Note,
-    Ready,
-    Stop,
-    Work,
-    WorkerSetup,
-    Working,
-)
+from featcache.engines.worker import Died, End, Ended, Event, Finished, Message, Ready, Stop, Work, WorkerSetup, Working
 from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, counted
 from featcache.extraction.audio_files import can_be_read, failure_of
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
@@ -265,9 +252,9 @@ class _Dispatch:
     def _handle(self, number: int, event: Event) -> None:
         worker = self._workers[number]
         match event:
-            case Note(message):
-                if self._said.setdefault(message, number) == number:  # others say the same
-                    _log.info(message)
+            case str():
+                if self._said.setdefault(event, number) == number:  # others say the same
+                    _log.info(event)
             case Ready(device, threads, runs):
                 worker.runs = runs
                 self._welcome(self._team.names[number], device, threads)

@@ -190,8 +190,8 @@ class _Workers:
                     if may_compute and (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
-                    is_enough = self._is_taking or self._is_exhausted or self._is_far_ahead or self._has_many_rows
-                    if may_take and not is_enough:
+                    has_rows = self._row_workers > 0 and self._queue.full_seconds >= _FULL_SECONDS
+                    if may_take and not (self._is_taking or self._is_exhausted or self._is_far_ahead or has_rows):
                         self._is_taking = True
                         return self._take
                     is_busy = self._is_taking or self._decoding or self._computing  # which may give rows
@@ -212,11 +212,6 @@ class _Workers:
         return (
             batches >= self._most_ahead or self._taken_seconds - self._delivery.appended_seconds >= self._ahead_seconds
         )
-
-    @property
-    def _has_many_rows(self) -> bool:
-        """Whether row workers have enough to do."""
-        return bool(self._row_workers) and self._queue.full_seconds >= _FULL_SECONDS
 
     def _rows_to_compute(self) -> list[Row] | None:
         """Rows that fill a batch; or fewer, if no others will join them, or if everything waits for them."""

@@ -108,9 +108,7 @@ def last_line(error: object) -> str:
 def kills_for_memory() -> int:
     """How many processes the system has ended since it started because memory had run out."""
     with suppress(OSError, ValueError), open("/proc/vmstat") as lines:
-        for line in lines:
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+        return int(dict(line.split() for line in lines).get("oom_kill", 0))
     return 0
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from featcache.device import MAX_CPU_THREADS
 from featcache.engines.dispatch import dispatch
 from featcache.engines.process import last_line
-from featcache.engines.worker import Died, Event, Inbox, Message, Note, WorkerSetup, end_process, work
+from featcache.engines.worker import Died, Event, Inbox, Message, WorkerSetup, end_process, work
 from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
 from featcache.extraction.jobs import Engine, JobGroup, RunControl
 from featcache.extraction.options import RAY, Options
@@ -216,7 +216,7 @@ class _Actor:
         faulthandler.disable()  # Ray's; the run's own tells a crash from a kill
         if (own := os.nice(0)) > niceness:
             what = f"{socket.gethostname()}: Ray runs its workers at nice {own}, after all else on the machine"
-            self._events.put(Note(f"{what}: start Ray there with RAY_worker_niceness=0 in the environment"))
+            self._events.put(f"{what}: start Ray there with RAY_worker_niceness=0 in the environment")
         self._inbox = Inbox()
         self._inbox.put(pickle.loads(setup))
         threading.Thread(target=work, args=[self._inbox, self._events.put], daemon=True).start()

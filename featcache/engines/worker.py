@@ -126,13 +126,6 @@ class Finished(Done):
 
 
 @dataclass(frozen=True)
-class Note:
-    """What the library has to say to a person."""
-
-    message: str
-
-
-@dataclass(frozen=True)
 class Ended:
     """The worker has recorded the outcome."""
 
@@ -147,8 +140,8 @@ class Died:
     """Whether what it worked on may be the cause."""
 
 
-Event = Ready | Working | DoneTask | Finished | Note | Exception | Ended | Died
-"""What a worker says; an exception is a `passable` one, by which it has ended."""
+Event = Ready | Working | DoneTask | Finished | str | Exception | Ended | Died
+"""What a worker says. A text is what the library has to say to a person; a `passable` exception, why it has ended."""
 
 
 class Inbox:
@@ -231,7 +224,7 @@ def work(inbox: Inbox, send: Callable[[Event], None]) -> None:
         worker.finish(message.interrupted)
     except Exception as error:  # noqa: BLE001 (likewise)
         if worker.device.is_lost():
-            send(Note(f"{socket.gethostname()}: {worker.device.label}: {error}"))
+            send(f"{socket.gethostname()}: {worker.device.label}: {error}")
             end_process()
         send(passable(error))
     else:
@@ -318,4 +311,4 @@ class _Notes(logging.Handler):
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._send(Note(record.getMessage()))
+        self._send(record.getMessage())

@@ -374,8 +374,7 @@ def _quiet_transformers() -> Iterator[None]:
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with silenced(logging), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silenced(logging), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         if bars:
