@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -24,35 +23,29 @@ from featcache.strings import Strings
 SideData: TypeAlias = Mapping[str, tuple[NDArray[Any], Sequence[int]]]
 """Side arrays of some items, by name: their entries, one item after another, and how many each item has."""
 
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
 NO_SIDE: SideData = MappingProxyType({})
 
-
-@dataclass(frozen=True)
-class Array:
-    """An array to be written."""
-
-    values: NDArray[Any]
-    """Its values, C-contiguous."""
-    dimensions: Sequence[str]
-    """The names of its dimensions; those of one name have one length."""
-    fill: float = 0
-    """What Zarr libraries read where a chunk is missing."""
+_DIMENSIONS = {"items": ["column", "item"], "text": ["byte"], "features": ["frame"]}
+"""The names of arrays' first dimensions, for xarray: those of one name have one length, and no array has that name."""
 
 
 def group_files(
-    document: Mapping[str, Any], table: Table, arrays: Mapping[str, Array], where: object
+    document: Mapping[str, Any], table: Table, arrays: Arrays, fills: Mapping[str, int], where: object
 ) -> tuple[str, dict[str, Buffer]]:
     """The files of a group, by their paths in it, and its digest.
 
     Args:
         document: What its document says besides `GroupInfo`, and the `fingerprint`.
+        arrays: What it holds besides its table, by name.
+        fills: What Zarr libraries read where a chunk is missing, of arrays for which it is neither NaN nor 0.
         where: Names the version in messages.
 
     Raises:
         StoreError: The document is too large.
     """
-    table_arrays = {"items": Array(table.matrix, ["column", "item"]), "text": Array(table.text, ["byte"])}
-    stored = _zarr_group({**arrays, **table_arrays})
+    stored = _zarr_group({**arrays, "items": table.matrix, "text": table.text}, fills, {})
     files = {path: data for path, data in stored.items() if path != MARK}
     sizes = {path: (len(data), checksum_of(path, data)) for path, data in sorted(files.items())}
     digest = digest_of(sizes, table)
@@ -62,11 +55,11 @@ def group_files(
 
 def seal_group(attributes: Mapping[str, Any], where: object) -> bytes:
     """The `zarr.json` of a group with these attributes, sealed."""
-    stored = _zarr_group({}, {"featcache": {**attributes, "checksum": UNSEALED}})
+    stored = _zarr_group({}, {}, {"featcache": {**attributes, "checksum": UNSEALED}})
     return seal(bytes(stored[MARK]), where)
 
 
-def _zarr_group(arrays: Mapping[str, Array], attributes: dict[str, Any] | None = None) -> dict[str, Any]:
+def _zarr_group(arrays: Arrays, fills: Mapping[str, int], attributes: dict[str, Any]) -> dict[str, Any]:
     """The files of a Zarr group, by their paths, as zarr-python writes them."""
     try:
         import zarr
@@ -76,17 +69,18 @@ def _zarr_group(arrays: Mapping[str, Array], attributes: dict[str, Any] | None =
         raise MissingDependencyError("zarr", "writing a cache") from error
 
     stored: dict[str, Any] = {}
-    group = zarr.create_group(MemoryStore(stored), attributes=attributes or {})
+    group = zarr.create_group(MemoryStore(stored), attributes=attributes)
     for name, array in arrays.items():
-        values = array.values.astype(array.values.dtype.newbyteorder("<"), copy=False)
+        values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        dimensions = _DIMENSIONS.get(name, [f"{name}_entry"])
         created = group.create_array(
             name,
             shape=values.shape,
             dtype=values.dtype,
             chunks=tuple(max(1, size) for size in values.shape),
             compressors=Crc32cCodec(),
-            fill_value=np.nan if values.dtype.kind == "f" else array.fill,
-            dimension_names=array.dimensions,
+            fill_value=np.nan if values.dtype.kind == "f" else fills.get(name, 0),
+            dimension_names=dimensions + [f"{name}_dim_{axis}" for axis in range(len(dimensions), values.ndim)],
             config={"write_empty_chunks": True},
         )
         if values.size:
@@ -172,21 +166,18 @@ class ShardBuilder:
         """
         spec, seconds = self._spec, round(self.num_samples / self._spec.sample_rate, 6)
         table = self._table()
-        features = np.concatenate(self._features)
+        arrays = {"features": np.concatenate(self._features)}
         self._features.clear()
-        arrays = {"features": _array("features", "frame", features, _no_code(spec))}
-        for side in spec.side:
-            name = f"side_{side.name}"
-            arrays[name] = _array(name, f"{name}_entry", np.concatenate(self._side[side.name]))
+        arrays |= {f"side_{name}": np.concatenate(entries) for name, entries in self._side.items()}
         document = {
             "fingerprint": fingerprint,
-            "frames": len(features),
+            "frames": len(arrays["features"]),
             "seconds": seconds,
             "row": row,
             "manifest": manifest,
             "made_by": dict(made_by),
         }
-        digest, files = group_files(document, table, arrays, where)
+        digest, files = group_files(document, table, arrays, {"features": _no_code(spec)}, where)
         return digest[:NAME_DIGITS], files
 
     def _table(self) -> Table:
@@ -213,12 +204,6 @@ class ShardBuilder:
         for name, counts in self._side_counts.items():
             columns[f"side_{name}_offset"] = np.cumsum([0, *counts])
         return Table.of(columns, columns_of(self._spec), np.concatenate([ids.blob, rows.paths.blob]))
-
-
-def _array(name: str, first_dimension: str, values: NDArray[Any], fill: int = 0) -> Array:
-    """An array of a shard: dimensions have names for xarray, and none of them is that of an array."""
-    dimensions = [first_dimension, *(f"{name}_dim_{axis}" for axis in range(1, values.ndim))]
-    return Array(np.ascontiguousarray(values), dimensions, fill)
 
 
 def _no_code(spec: FeatureSpec) -> int:

@@ -26,24 +26,14 @@ from featcache.storage.base import in_parallel
 from featcache.strings import Strings, hash_of
 from featcache.version.version import Version
 
-COLUMNS = {
-    "id_offset": "uint64",
-    "row_hash": "uint64",
-    "generation": "uint64",
-    "shard": "uint64",
-    "item": "uint64",
-    "first_frame": "uint64",
-    "num_frames": "uint64",
-    "sorted_id_hash": "uint64",
-    "by_id_hash": "uint64",
-}
-"""The columns of an index; docs/format.md says what they hold."""
+_OF_ITEMS = ("row_hash", "generation", "shard", "item", "first_frame", "num_frames")
+"""The columns that move with their items; the others are made anew when these are complete."""
+
+COLUMNS = dict.fromkeys(["id_offset", *_OF_ITEMS, "sorted_id_hash", "by_id_hash"], "uint64")
+"""The columns of an index, and their dtypes; docs/format.md says what they hold."""
 
 _KEPT = 3
 """Indexes that stay, besides those of tags: training may still have an older one mapped."""
-
-_OF_ORDER = ("id_offset", "sorted_id_hash", "by_id_hash")
-"""The columns that are made anew when others are complete."""
 
 
 class ShardSummary(msgspec.Struct, frozen=True, array_like=True):
@@ -247,7 +237,7 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
     places = {shard.name: place for place, shard in enumerate(summaries)}
     begins = [*accumulate((shard.info.items for shard in new), initial=len(older))]
     matrix = np.zeros((len(COLUMNS), begins[-1] + 1), np.uint64)
-    columns = {name: row[:-1] for name, row in zip(COLUMNS, matrix, strict=True) if name not in _OF_ORDER}
+    columns = {name: row[:-1] for name, row in zip(COLUMNS, matrix, strict=True) if name in _OF_ITEMS}
     id_hash = np.empty(begins[-1], np.uint64)
     id_hash[older.by_hash] = older.id_hash
     for name, column in columns.items():
@@ -320,7 +310,7 @@ def write_index(index: Index, version: Version) -> None:
         "makers": msgspec.to_builtins(index.makers),
         "complete": {one.name: one.checksum for one in read_all_wanted(version) if not one.lacks(index).any()},
     }
-    _, files = group_files(document, index.table, {}, f"{version.path}/index/{name}")
+    _, files = group_files(document, index.table, {}, {}, f"{version.path}/index/{name}")
     store.remove(f"index/{name}")
     store.publish(files, f"index/{name}")
     forget_indexes(version, name)

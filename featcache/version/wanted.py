@@ -130,14 +130,12 @@ def read_wanted(version: Version, name: str, complete: Mapping[str, int] = Mappi
     header, begin = parse(line, _Header, where), len(line) + 1
     is_complete = complete.get(name) == header.crc32c
     is_whole = file.num_bytes == begin + header.rows * _ROW_BYTES and name_of(header.manifest) == name
-    num_rows = header.rows if is_whole and not is_complete else 0  # memory is asked for by what there is
-    wanted = Wanted(header.manifest, np.empty((3, num_rows), "<u8"), {*header.instead_of})
-    if is_whole and not is_complete:
+    if is_whole:  # memory is asked for by what there is
+        wanted = Wanted(header.manifest, np.empty((3, 0 if is_complete else header.rows), "<u8"), {*header.instead_of})
         file.read_into(as_bytes(wanted.rows), begin)
-        is_whole = wanted.checksum == header.crc32c
-    if not is_whole:
-        raise DamagedError(f"{where}: damaged: it is not what was written")
-    return wanted
+        if is_complete or wanted.checksum == header.crc32c:
+            return wanted
+    raise DamagedError(f"{where}: damaged: it is not what was written")
 
 
 def read_all_wanted(
