@@ -88,8 +88,7 @@ def parse(data: bytes, kind: type[_T], where: Location | str, version: object = 
         at = _place_of_seal(data)
         if data[at : at + 8] != b"%08x" % crc32c(data[at + 8 :], crc32c(UNSEALED.encode(), crc32c(data[:at]))):
             raise ValueError("its checksum does not match")
-        parsed: _T = decoder_of(kind).decode(data)
-        return parsed
+        return decoder_of(kind).decode(data)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise DamagedError(f"{where}: damaged: {error}", version) from error
 
@@ -101,7 +100,7 @@ def parse_line(data: bytes, kind: type[_T], where: Location | str) -> _T:
     return parse(data[:-1], kind, where)
 
 
-def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
+def decoder_of(kind: type[_T]) -> msgspec.json.Decoder[_T]:
     """What parses JSON that must be what `kind` declares. One thread at a time makes one: msgspec crashes where two
     look at the declarations of a Struct for the first time."""
     if kind not in _decoders:

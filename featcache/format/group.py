@@ -79,8 +79,7 @@ class Table:
 
     def offsets(self, of: str) -> NDArray[np.int64]:
         """Where the parts of the items begin, int64 `[items + 1]`: of `frame`, `id`, `path`, `side_<name>`."""
-        offsets: NDArray[np.int64] = self._rows[f"{of}_offset"].view(np.int64)
-        return offsets
+        return self._rows[f"{of}_offset"].view(np.int64)
 
     @property
     def ids(self) -> Strings:

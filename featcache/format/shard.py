@@ -45,7 +45,6 @@ COLUMNS = {
 _READ_AT_ONCE = 256
 """Items that are fetched together."""
 
-
 _BLOCK_BYTES = 4 << 20
 
 _REPEATED = 4096
@@ -120,11 +119,8 @@ class Frames:
         self.where = where
         self._version = version
         self._frame_bytes = math.prod(shape[1:]) * self.dtype.itemsize
-
-    @property
-    def num_bytes(self) -> int:
+        self.num_bytes = shape[0] * self._frame_bytes
         """The bytes of all frames."""
-        return int(self.shape[0] * self._frame_bytes)
 
     def read_into(self, out: NDArray[Any], first: int) -> None:
         """Fill a C-contiguous array with frames, from `first` on."""

@@ -136,23 +136,22 @@ class Bucket:
         return bool(self._listed(key, at_most=1))
 
     def names(self, folder: str) -> list[str]:
-        start = len(folder) + 1 if folder else 0
-        first = self._listed(folder, at_most=_PAGE)
-        heads = [self._key(entry)[start:].partition("/") for entry in first]
+        if folder:
+            return Bucket(self._place(folder)).names("")
+        first = self._listed("", at_most=_PAGE)
+        heads = [self._key(entry).partition("/") for entry in first]
         if len(first) >= _PAGE and any(rest and not _SPREAD_EVENLY.fullmatch(name) for name, _, rest in heads):
-            names = self._names_apart(folder)  # there may be any number of files in each
+            names = self._names_apart()  # there may be any number of files in each
         else:
-            files = self._files(folder, first, lambda key: key[start:].partition("/")[2] in ("", MARK))
-            names = [key[start:].partition("/")[0] for key, _ in files]
+            files = self._files("", first, lambda key: key.partition("/")[2] in ("", MARK))
+            names = [key.partition("/")[0] for key, _ in files]
         return sorted(name for name in {*names} if name and not name.startswith("."))
 
-    def _names_apart(self, folder: str) -> list[str]:
-        """The names in a folder without a listing of what is in its folders."""
-        listing = self._asked(
-            folder, lambda connection, path: connection.list_with_delimiter(f"{path}/" if path else None)
-        )
+    def _names_apart(self) -> list[str]:
+        """The names here without a listing of what is in the folders."""
+        listing = self._asked("", lambda connection, path: connection.list_with_delimiter(f"{path}/" if path else None))
         folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
-        marks = in_parallel(lambda name: self.exists("/".join(filter(None, (folder, name, MARK)))), folders)
+        marks = in_parallel(lambda name: self.exists(f"{name}/{MARK}"), folders)
         return [*compress(folders, marks), *(entry["path"].rpartition("/")[2] for entry in listing["objects"])]
 
     def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:

@@ -50,8 +50,7 @@ class PartVersion(msgspec.Struct, frozen=True):
     def of(cls, version: Version, index: Index, failed: int = 0, manifest: str = "") -> PartVersion:
         """What there is to know of a version, by its index."""
         frames, longest = int(index.num_frames.sum()), int(index.num_frames.max(initial=0))
-        name = index_name(version, index.shards)
-        return cls(manifest, len(index), failed, frames, longest, len(index.shards), name)
+        return cls(manifest, len(index), failed, frames, longest, len(index.shards), index_name(version, index.shards))
 
     def shards_of(self, version: Version) -> list[str] | None:
         """The names of the version's shards, if they are those that it had then."""

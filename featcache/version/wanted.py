@@ -145,9 +145,8 @@ def read_all_wanted(
     `damaged`."""
     for name in version.store.names("wanted"):
         try:
-            yield read_wanted(version, name, complete)
-        except FileNotFoundError:  # a run has taken it away since
-            continue
+            with suppress(FileNotFoundError):  # a run has taken it away since
+                yield read_wanted(version, name, complete)
         except DamagedError as error:
             if damaged is not None:
                 damaged.append(str(error))
@@ -188,18 +187,15 @@ def find_missing(wanted: Iterable[Wanted], index: Index, failures: Sequence[Fail
     }
     missing, failed, hashes = {}, {}, [np.empty(0, np.uint64)]
     for one in wanted:
-        numbers = np.flatnonzero(one.lacks(index))
-        if by_key and len(numbers):
-            may_have_failed = np.isin(one.rows[0, numbers], ids)
-            is_failed = np.zeros(len(numbers), bool)
-            for place in np.flatnonzero(may_have_failed).tolist():
-                failure = by_key.get(tuple(one.rows[:, numbers[place]].tolist()))
-                if failure is not None:
-                    is_failed[place], failed[failure.id] = True, failure
-            numbers = numbers[~is_failed]
-        if len(numbers):
-            missing[one.manifest] = numbers
-            hashes.append(one.rows[0, numbers])
+        lacking = one.lacks(index)
+        numbers = np.flatnonzero(lacking)
+        for number in numbers[np.isin(one.rows[0, numbers], ids)].tolist():
+            failure = by_key.get(tuple(one.rows[:, number].tolist()))
+            if failure is not None:
+                lacking[number], failed[failure.id] = False, failure
+        if lacking.any():
+            missing[one.manifest] = np.flatnonzero(lacking)
+            hashes.append(one.rows[0, lacking])
     return Missing(missing, failed, np.concatenate(hashes))
 
 
