@@ -17,10 +17,10 @@ from traceback import walk_tb
 from typing import Any, NoReturn
 
 import click
-from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+from click.shell_completion import get_completion_class
 
 from featcache import __version__
-from featcache.cli.common import ERRORS_AS_JSON, complain, note, print_json
+from featcache.cli.common import complain, note, print_json, printing, printing_of_a_command, take_document
 from featcache.cli.process import INTERRUPTED, signals_interrupt, standard_streams, stdout_for_results
 from featcache.errors import FeatcacheError, MissingDependencyError, StoreError, without_secrets
 
@@ -46,25 +46,24 @@ _FILES = 16
 _NO_THREAD = "can't start new thread"
 """What a RuntimeError says if there is no room for another thread."""
 
-_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
-
 
 class _Commands(click.Group):
     """Imports a command when it is asked for. Turns errors into one clear line and their exit code."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
-        with standard_streams():
+        with standard_streams(), printing_of_a_command():
             return super().main(*args, **settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--json" in args:
-            ctx.meta[ERRORS_AS_JSON] = True
+        printing().errors_as_json = "--json" in args
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with stdout_for_results(), signals_interrupt():
                 code = super().invoke(ctx)
+                if (document := take_document()) is not None:
+                    print_json(document)
         except click.ClickException as error:
             message = without_secrets(error.format_message())
             _print_error("UsageError", message, error.exit_code)
@@ -125,7 +124,7 @@ def _fail(ctx: click.Context, kind: str, message: str, exit_code: int) -> NoRetu
 def _print_error(kind: str, message: str, exit_code: int) -> None:
     """Print an error as the document of `--json`; its kind is a class of `featcache.errors`, or another word."""
     try:
-        if click.get_current_context().meta.get(ERRORS_AS_JSON):
+        if printing().errors_as_json:
             print_json({"error": {"type": kind, "message": message, "exit_code": exit_code}})
     except OSError:  # it is on stderr, too, and more worth telling than that stdout cannot be written
         _drop_output()
@@ -145,17 +144,17 @@ def _is_from_printing(error: BaseException) -> bool:
 
 
 def _print_completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
-    if shell is None or context.resilient_parsing:  # the latter: the shell is being told what may follow
-        return
-    click.echo(_SHELLS[shell](context.command, {}, "featcache", "_FEATCACHE_COMPLETE").source())
-    context.exit()
+    complete = get_completion_class(shell or "")
+    if complete is not None and not context.resilient_parsing:  # then the shell is being told what may follow
+        click.echo(complete(context.command, {}, "featcache", "_FEATCACHE_COMPLETE").source())
+        context.exit()
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="featcache")
 @click.option(
     "--completion",
-    type=click.Choice([*_SHELLS]),
+    type=click.Choice(["bash", "zsh", "fish"]),
     is_eager=True,
     expose_value=False,
     callback=_print_completion,

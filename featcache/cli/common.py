@@ -8,11 +8,9 @@ import math
 import os
 import re
 import sys
-import threading
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -51,15 +49,47 @@ class MessageFile(io.FileIO):
             return len(data)
 
 
-_quiet = threading.Event()
+@dataclass
+class Printing:
+    """How the command that runs prints, by its options."""
 
-_logs: list[MessageFile] = []
-"""The file of `--log`, if there is one."""
+    quiet: bool = False
+    """Whether nothing is printed for people but errors."""
+    as_json: bool = False
+    """Whether the result is printed as one document, and not for people."""
+    errors_as_json: bool = False
+    """Whether an error is to be this document, as none is printed yet."""
+    document: Any = None
+    """The result, until the command has ended."""
+    is_part: bool = False
+    """Whether the command runs for a part of a corpus."""
+    log: MessageFile | None = None
+
+
+_printing = Printing()
+
+
+def printing() -> Printing:
+    """How the command that runs prints."""
+    return _printing
+
+
+@contextmanager
+def printing_of_a_command() -> Iterator[None]:
+    """Within the block, one command runs, with options of its own."""
+    global _printing
+    _printing = Printing()
+    try:
+        yield
+    finally:
+        if _printing.log is not None:
+            _printing.log.close()
+        _printing = Printing()
 
 
 def terminal_columns() -> int:
-    """The width of the terminal that stderr goes to; 0 if it goes elsewhere, or the terminal has no size."""
-    if not sys.stderr.isatty():
+    """The width of the terminal that stderr goes to; 0 if it goes elsewhere, the terminal has no size, or with `-q`."""
+    if _printing.quiet or not sys.stderr.isatty():
         return 0
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns
@@ -84,10 +114,12 @@ def printable(text: str) -> str:
 
 
 def say(*columns: object) -> None:
-    """Print a line for people on stdout; of several columns, with tabs between them."""
+    """Print a line for people on stdout, unless `--json` is given; of several columns, with tabs between them."""
+    if _printing.as_json:
+        return
     line = "\t".join(printable(str(column)) for column in columns)
     log(line)
-    if not _quiet.is_set():
+    if not _printing.quiet:
         click.echo(line)
 
 
@@ -115,8 +147,14 @@ def say_problems(problems: Iterable[Problem]) -> None:
 def note(message: str) -> None:
     """Print a message for people on stderr. Where it has several lines, all but the first are indented."""
     text = log(message)
-    if not _quiet.is_set():
+    if not _printing.quiet:
         click.echo(text, err=True)
+
+
+def advise(message: str) -> None:
+    """Print what to do about a result on stderr, as `note` does, unless `--json` is given."""
+    if not _printing.as_json:
+        note(message)
 
 
 def complain(error: object) -> None:
@@ -127,36 +165,23 @@ def complain(error: object) -> None:
 def log(message: str) -> str:
     """Add a message to the file of `--log`, if there is one. Returns it as it is printed."""
     lines = [printable(line) for line in message.split("\n  ")]
-    for file in _logs:
+    if _printing.log is not None:
         now = datetime.now(UTC)
-        file.write("".join(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}\n" for line in lines).encode())
+        _printing.log.write("".join(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}\n" for line in lines).encode())
     return "\n  ".join(lines)
-
-
-def print_only_errors() -> None:
-    """Print nothing for people but errors, until the command has ended."""
-    _quiet.set()
-    click.get_current_context().find_root().call_on_close(_quiet.clear)
 
 
 def keep_log(path: Path) -> None:
     """Add what is printed for people to a file, with the time in UTC, until the command has ended. Raises ArgumentError
     if there is such a file, and it is no log; StoreError if the file cannot be written."""
     try:
-        with suppress(FileNotFoundError), path.open("rb") as before:
-            if (begin := before.read(64)) and not _LOGGED.match(begin):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            if (begin := file.read(64)) and not _LOGGED.match(begin):
                 raise ArgumentError(f"--log: {path} is there, and is no log of featcache: give another file")
-        file = MessageFile(path, "a")
+        _printing.log = MessageFile(path, "a")
     except OSError as error:
         raise StoreError(f"--log: {path}: cannot be written: {error.strerror}") from error
-    _logs.append(file)
     log(f"featcache {__version__}, process {os.getpid()} on {os.uname().nodename}")
-
-    def close() -> None:
-        _logs.remove(file)
-        file.close()
-
-    click.get_current_context().find_root().call_on_close(close)
 
 
 def note_unfinished(version: Version) -> None:
@@ -187,7 +212,7 @@ def read_manifest(
     manifest = read(source, **reading, **options)
     for line in manifest.notes:
         note(line)
-    refuse_unused(reading["values"], keys, manifest, is_part=is_part or _documents.get() is not None)
+    refuse_unused(reading["values"], keys, manifest, is_part=is_part or _printing.is_part)
     return manifest
 
 
@@ -230,23 +255,7 @@ def refuse_output(path: Path, force: bool) -> None:
         raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
 
 
-ERRORS_AS_JSON = "featcache.errors_as_json"
-"""The key of a context's `meta`: whether an error is to be the document of `--json`, as none is printed yet."""
-
 _JSON_NAMES = {"num_bytes": "bytes"}
-
-_documents: ContextVar[list[Any] | None] = ContextVar("_documents", default=None)
-
-
-@contextmanager
-def collected_documents() -> Iterator[list[Any]]:
-    """Let `print_json` add its documents to a list instead, of which a command makes one."""
-    documents: list[Any] = []
-    token = _documents.set(documents)
-    try:
-        yield documents
-    finally:
-        _documents.reset(token)
 
 
 def error_document(error: FeatcacheError) -> dict[str, Any]:
@@ -259,13 +268,21 @@ def as_document(result: Any) -> dict[str, Any]:
     return asdict(result, dict_factory=lambda fields: {_JSON_NAMES.get(name, name): value for name, value in fields})
 
 
+def say_json(document: Any) -> None:
+    """With `--json`, print a document on stdout when the command has ended."""
+    if _printing.as_json:
+        _printing.document = document
+
+
+def take_document() -> Any:
+    """What `say_json` was called with since the last call of this; None if it was not called."""
+    document, _printing.document = _printing.document, None
+    return document
+
+
 def print_json(document: Any) -> None:
-    """Print the one document of `--json` on stdout."""
-    if (documents := _documents.get()) is not None:
-        documents.append(document)
-        return
-    if (context := click.get_current_context(silent=True)) is not None:
-        context.meta[ERRORS_AS_JSON] = False
+    """Print a document on stdout: the only one that a command prints."""
+    _printing.errors_as_json = False
     text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
     # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so that it is the same when read.
     click.echo("\n".join(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n")))

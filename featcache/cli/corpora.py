@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from featcache.cli import options
-from featcache.cli.common import collected_documents, complain, error_document, print_json, say
+from featcache.cli.common import complain, error_document, printing, say, say_json, take_document
 from featcache.cli.process import INTERRUPTED
 from featcache.errors import (
     ArgumentError,
@@ -61,7 +61,8 @@ def _call_for_each_part(
 
     parts = read_parts(corpus)
     gone = gone_parts(corpus, parts)
-    as_json, is_search = given.get("as_json"), given.get("utterance") is not None
+    is_search = given.get("utterance") is not None
+    printing().is_part = True
     if given.get("as_csv"):
         raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
     manifests: dict[str, Path] | None = None
@@ -89,12 +90,11 @@ def _call_for_each_part(
     documents: list[dict[str, Any]] = []
     missing: MissingItemError | None = None
     for name in [part.name for part in parts]:
-        if not as_json and not is_search:
+        if not is_search:
             say(f"part {name}")
         try:
-            with collected_documents() as printed:
-                codes[name] = call(name)
-            document = printed[0] if printed else {}
+            codes[name] = call(name)
+            document = take_document() or {}
         except FeatcacheError as error:
             if is_search and isinstance(error, MissingItemError):
                 missing = missing or error
@@ -112,9 +112,8 @@ def _call_for_each_part(
             raise missing
         raise MissingItemError(f"{missing}; nor is it in the other parts of {corpus}")
     code = worst(codes.values())
-    if as_json:
-        print_json({"corpus": str(corpus), "exit_code": code, "parts": documents})
-    elif not is_search:
+    say_json({"corpus": str(corpus), "exit_code": code, "parts": documents})
+    if not is_search:
         named = {code: [name for name, found in codes.items() if found == code] for code in _OUTCOMES}
         bad = [f"{len(names):,} {_OUTCOMES[code]}: {listing(names)}" for code, names in named.items() if names]
         say(f"{corpus}: {counted(len(parts), 'part')}: {'; '.join(bad) or 'no errors'}")

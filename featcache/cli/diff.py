@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from featcache.cli import options
-from featcache.cli.common import first_few, print_json, say
+from featcache.cli.common import first_few, printing, say, say_json
 from featcache.errors import counted
 from featcache.storage.location import Location
 
@@ -32,7 +32,7 @@ _SHOWN = 5
     help="Compare the values of N utterances, drawn at random, that both have of the same rows.",
 )
 @options.as_json("Print the result as one JSON document, with all ids.")
-def diff(first: Location, second: Location, values: int, as_json: bool) -> None:
+def diff(first: Location, second: Location, values: int) -> None:
     """Compare two versions: the keys of their configs that differ, the utterances that only one of them has, those that
     were extracted from other rows, and with --values the features themselves. The exit code is 0 whatever differs.
 
@@ -46,11 +46,10 @@ def diff(first: Location, second: Location, values: int, as_json: bool) -> None:
     from featcache.version.selection import select_version
 
     found = compare(Cache(select_version(first)), Cache(select_version(second)), values)
-    if as_json:
+    if printing().as_json:
         lists = {name: [*getattr(found, name)] for name in ("gone", "added", "changed")}
         rest = {name: getattr(found, name) for name in ("same_fingerprint", "config", "common")}
-        print_json({**rest, **lists, "values": found.values and asdict(found.values)})
-        return
+        say_json({**rest, **lists, "values": found.values and asdict(found.values)})
     if found.same_fingerprint:
         say("config: the same")
     else:

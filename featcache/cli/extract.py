@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -15,18 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, error_document, note, print_json, refuse_unused, say
+from featcache.cli.common import FAILURES_LEFT, error_document, keep_log, note, printing, refuse_unused, say, say_json
 from featcache.cli.corpora import worst
-from featcache.cli.process import INTERRUPTED, stoppable
-from featcache.cli.runs import (
-    Display,
-    complain_of_failures,
-    plan_document,
-    print_summary,
-    progress_options,
-    summary_document,
-    trial_document,
-)
+from featcache.cli.process import stoppable
+from featcache.cli.runs import Display, say_plan, say_summary, say_trial, summary_document
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
@@ -36,7 +28,6 @@ if TYPE_CHECKING:
     from featcache.extraction.jobs import Progress
     from featcache.extraction.plan import ExtractionPlan
     from featcache.manifest import Manifest
-    from featcache.manifest.audio_locations import AudioLocation
 
 
 @click.command(short_help="Extract the features of a manifest's utterances.")
@@ -130,16 +121,30 @@ if TYPE_CHECKING:
     help="With --dry-run: also extract a random sample on this device for some ten seconds, into a temporary folder, "
     "and say how long all of it would take.",
 )
-@progress_options
+@click.option(
+    "--progress",
+    type=click.Choice(["bar", "json", "none"]),
+    default="bar",
+    show_default=True,
+    help="On stderr: a bar, or lines now and then where stderr is no terminal; json: a document on a line, each minute "
+    "and at the end (docs/json.md).",
+)
+@click.option(
+    "--log",
+    type=options.FILE,
+    metavar="FILE",
+    help="Also add messages and progress to FILE, each line with the time, in UTC.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors, and what --json prints.")
 @options.as_json("Print the summary as one JSON document.")
 def extract(
     manifests: tuple[str, ...],
     configs: tuple[str, ...],
     cache: Location,
-    root: AudioLocation | None,
     trial: bool,
     progress: str,
-    as_json: bool,
+    log: Path | None,
+    quiet: bool,
     reading: dict[str, Any],
     keys: dict[str, Any],
     **chosen: Any,
@@ -182,6 +187,9 @@ def extract(
       featcache extract train.csv --root s3://bucket/corpus
       featcache extract train.csv -o s3://bucket/features
     """
+    printing().quiet = quiet
+    if log is not None:
+        keep_log(log)
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     _limit_libraries(chosen["threads"])
@@ -205,43 +213,39 @@ def extract(
     if trial and (is_corpus(cache) or manifests_of_parts(manifests)):
         raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
     known_keys = list(dict.fromkeys(key for config in loaded for key in config.keys))
-    shown = _Shown(reading["values"], known_keys, trial, progress, as_json)
+    shown = _Shown(trial, progress)
+
+    def refuse_names(manifest: Manifest, part: str) -> None:
+        refuse_unused(reading["values"], known_keys, manifest, is_part=bool(part))
+
     result = extract_features(
         manifests[0] if len(manifests) == 1 else manifests,
         loaded,
         cache,
         run_options,
-        reading={**reading, "root": root},
-        observer=Observer(shown.read, shown.running, shown.planned, shown.progress, shown.done),
+        reading=reading,
+        observer=Observer(refuse_names, shown.running, shown.planned, shown.progress, shown.done),
         stop=shown.stop,
     )
     if not isinstance(result, Summary):
-        return _conclude(cache, result, shown, run_options.dry_run)
-    if as_json:
-        print_json(shown.document(cache, result))
-    return shown.code(result)
+        return _conclude(cache, result, shown.ends, run_options.dry_run)
+    code, document = shown.ends[cache]
+    say_json(document)
+    return code
 
 
 class _Shown:
-    """What the command shows of each run, and keeps of it for `--json`."""
+    """What the command shows of each run, and keeps of it."""
 
-    def __init__(
-        self, values: dict[str, str], keys: Sequence[str], trial: bool, progress_kind: str, as_json: bool
-    ) -> None:
+    def __init__(self, trial: bool, progress_kind: str) -> None:
         self.stop = threading.Event()
-        self.as_json = as_json
-        self._values, self._keys = values, keys
+        self.ends: dict[Location, tuple[int, dict[str, Any]]] = {}
+        """The exit code of the run over each cache, and its result as JSON."""
         self._trial = trial
         self._progress_kind = progress_kind
         self._cache: Location = Path()
-        self._plans: dict[Location, dict[str, Any]] = {}
-        """Of a dry run, what would be done to each cache."""
         self._around = ExitStack()
         self._display: Display | None = None
-
-    def read(self, manifest: Manifest, part: str) -> None:
-        """Refuse names of `--set` that neither the manifest nor a config has."""
-        refuse_unused(self._values, self._keys, manifest, is_part=bool(part))
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -254,21 +258,13 @@ class _Shown:
     def planned(self, plan: ExtractionPlan) -> None:
         """Show what a dry run would do, or begin to show progress."""
         self._cache = plan.cache
-        if plan.options.dry_run:
-            self._plans[plan.cache] = document = plan_document(plan, prints=not self.as_json)
-            if self._trial:
-                document["trial"] = self._try(plan)
-        else:
+        if not plan.options.dry_run:
             self._display = self._around.enter_context(Display(plan, self._progress_kind))
-
-    def _try(self, plan: ExtractionPlan) -> dict[str, Any]:
-        from featcache.engines.main_job import choose_engine
-        from featcache.extraction.trial import run_trial
-
-        folder = _shared_folder(plan.cache) if plan.options.is_on_ray else None
-        with redirect_stdout(sys.stderr):
-            trials = run_trial(plan, choose_engine(plan.options), folder)
-        return trial_document(trials, prints=not self.as_json)
+            return
+        document = say_plan(plan)
+        if self._trial:
+            document["trial"] = _try(plan)
+        self.ends[plan.cache] = 0, document
 
     def progress(self, progress: Progress) -> None:
         """Show progress."""
@@ -276,24 +272,23 @@ class _Shown:
             self._display.update(progress)
 
     def done(self, summary: Summary) -> None:
-        """Show what a run did, for people."""
-        if not self.as_json:
-            print_summary(summary)
-        if summary.too_many_failures:
-            complain_of_failures(summary, str(self._cache))
-
-    def document(self, cache: Location, summary: Summary) -> dict[str, Any]:
-        """The result for a cache, for `--json`."""
-        return self._plans.get(cache) or summary_document(summary)
-
-    def code(self, summary: Summary) -> int:
-        """The exit code of a run."""
-        if summary.too_many_failures:
-            return 1
-        return INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed and not self._plans else 0
+        """Show what a run did."""
+        self.ends[self._cache] = say_summary(summary, str(self._cache)), summary_document(summary)
 
 
-def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run: bool) -> int:
+def _try(plan: ExtractionPlan) -> dict[str, Any]:
+    from featcache.engines.main_job import choose_engine
+    from featcache.extraction.trial import run_trial
+
+    folder = _shared_folder(plan.cache) if plan.options.is_on_ray else None
+    with redirect_stdout(sys.stderr):
+        trials = run_trial(plan, choose_engine(plan.options), folder)
+    return say_trial(trials)
+
+
+def _conclude(
+    corpus: Location, result: CorpusSummary, ends: dict[Location, tuple[int, dict[str, Any]]], is_dry_run: bool
+) -> int:
     """Say what became of the parts of a corpus. Returns the exit code of the worst."""
     import msgspec
 
@@ -304,14 +299,12 @@ def _conclude(corpus: Location, result: CorpusSummary, shown: _Shown, is_dry_run
     for name, versions in result.unchanged.items():
         codes[name] = FAILURES_LEFT if any(version.failed for version in versions) else 0
         documents[name] = {"unchanged": True, "versions": msgspec.to_builtins(versions)}
-    for name, summary in result.parts.items():
-        codes[name] = shown.code(summary)
-        documents[name] = {"unchanged": False, **shown.document(corpus / name, summary)}
+    for name in result.parts:
+        codes[name], document = ends[corpus / name]
+        documents[name] = {"unchanged": False, **document}
     code, unchanged = worst(codes.values()), len(result.unchanged)
-    if shown.as_json:
-        parts = [{"part": name, **documents[name]} for name in sorted(documents)]
-        print_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": parts})
-        return code
+    parts = [{"part": name, **documents[name]} for name in sorted(documents)]
+    say_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": parts})
     say(
         f"{corpus}: {counted(len(codes) + len(result.left), 'part')}: "
         f"{len(result.parts):,} {'to extract' if is_dry_run else 'extracted'}, {unchanged:,} unchanged since"

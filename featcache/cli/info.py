@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import complain, describe_fastest, note, print_json, say, say_table
+from featcache.cli.common import complain, describe_fastest, note, printing, say, say_json, say_table
 from featcache.cli.corpora import version_or_corpus
 from featcache.errors import ArgumentError, DamagedError, counted, hours, listing, megabytes, percent
 from featcache.storage.location import Location
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     help="With --failures, of one version: print the ledger as a manifest, with the columns reason and message.",
 )
 @options.as_json()
-def info(path: Location, failures: bool, as_csv: bool, as_json: bool) -> int:
+def info(path: Location, failures: bool, as_csv: bool) -> int:
     """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
 
     Bytes of features, here and in the other commands, count the features as stored and all side arrays,
@@ -47,16 +47,14 @@ def info(path: Location, failures: bool, as_csv: bool, as_json: bool) -> int:
       featcache info features/fbank80 --json
     """
     if as_csv:
-        if as_json or not failures:
+        if printing().as_json or not failures:
             raise ArgumentError("--csv goes with --failures, and without --json")
         _print_csv(path)
         return 0
     documents, is_damaged = describe_versions(path)
-    if as_json:
-        print_json({"versions": documents})
-    else:
-        for document in documents:
-            _print(document, failures)
+    say_json({"versions": documents})
+    for document in documents:
+        _print(document, failures)
     return DamagedError.exit_code if is_damaged else 0
 
 
@@ -246,7 +244,7 @@ _FIELDS = (
 @click.command(short_help="List the versions of a cache, a line each.")
 @version_or_corpus
 @options.as_json()
-def ls(path: Location, as_json: bool) -> int:
+def ls(path: Location) -> int:
     """List the versions of a cache: how much each holds, when it was extracted, and the keys of its config in which it
     is unlike others of its name. Days are those of the first and the latest run, in UTC. `featcache info` says more.
 
@@ -256,10 +254,8 @@ def ls(path: Location, as_json: bool) -> int:
       featcache ls features --json
     """
     documents, is_damaged = describe_versions(path, on_disk=False)
-    if as_json:
-        versions = [{name: one[name] for name in _FIELDS} for one in documents]
-        print_json({"versions": versions})
-    elif documents:
+    say_json({"versions": [{name: one[name] for name in _FIELDS} for one in documents]})
+    if documents:
         say_table([_COLUMNS, *map(_row, documents)], _TO_THE_RIGHT)
     return DamagedError.exit_code if is_damaged else 0
 

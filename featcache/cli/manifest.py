@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, note, print_json, progress_bar, read_manifest, refuse_output, say
+from featcache.cli.common import (
+    FAILURES_LEFT,
+    note,
+    printing,
+    progress_bar,
+    read_manifest,
+    refuse_output,
+    say,
+    say_json,
+)
 from featcache.errors import ArgumentError, counted
 
 if TYPE_CHECKING:
     from featcache.extraction.audio_files import FileHeaders
     from featcache.manifest import Manifest
-    from featcache.manifest.audio_locations import AudioLocation
 
 _SHOWN = 5
 _LOOKING_THREADS = 4
@@ -37,14 +45,7 @@ _LOOKING_THREADS = 4
 @options.force
 @options.as_json()
 def manifest(
-    manifest: str,
-    output: Path,
-    to: str | None,
-    root: AudioLocation | None,
-    threads: int | None,
-    force: bool,
-    as_json: bool,
-    reading: dict[str, Any],
+    manifest: str, output: Path, to: str | None, threads: int | None, force: bool, reading: dict[str, Any]
 ) -> int:
     """Write the MANIFEST, whatever its format, as another one: the same ids, segments and columns.
 
@@ -66,12 +67,12 @@ def manifest(
     from featcache.storage.files import write_file
 
     is_printed = str(output) == "-"
-    if is_printed and as_json:
+    if is_printed and printing().as_json:
         raise ArgumentError("-o - and --json would both print to standard output")
     if not is_printed:
         refuse_output(output, force)
     kind = format_to_write(output, to)
-    read = read_manifest(manifest, reading, root=root)
+    read = read_manifest(manifest, reading)
     if kind not in ("nemo", "lhotse"):
         data, failures = WRITTEN[kind](read), {}
         _note_root(output, read)
@@ -93,13 +94,10 @@ def manifest(
         click.echo(data, nl=False)
     else:
         write_file(output, packed(data, output))
-    if as_json:
-        print_json(
-            {"output": str(output), "format": kind, "utterances": len(read) - len(failures), "failed": len(failures)}
-        )
-    else:
-        tell = note if is_printed else say
-        tell(f"{output}: {counted(len(read) - len(failures), 'row')} as {kind}, read as {read.format}")
+    written = len(read) - len(failures)
+    say_json({"output": str(output), "format": kind, "utterances": written, "failed": len(failures)})
+    tell = note if is_printed else say
+    tell(f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}")
     return FAILURES_LEFT if failures else 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from featcache.cli.common import printing
 from featcache.errors import MOST_THREADS, ArgumentError, refuse_url
 from featcache.storage.location import ObjectPath, as_location
 
@@ -133,6 +134,8 @@ dry_run = click.option("--dry-run", is_flag=True, help="Say what would be remove
 yes = click.option("--yes", is_flag=True, help="Do not ask. Needed where nobody can be asked: not on a terminal.")
 
 
+_READING = ("root", "format", "values", "allow_commands", "allow_queries")
+
 _OF_MANIFEST = "What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
 _OF_CONFIGS = (
     "A key of the config, or of each config: params.num_mel_bins=40; the value is YAML. Any other NAME is a "
@@ -154,11 +157,12 @@ def root(default: str = "the manifest's folder") -> Decorator:
 def manifest_format(command: Callable[..., Any], has_configs: bool = False) -> Callable[..., Any]:
     """`--format`, `--set`, `--allow-commands` and `--allow-queries`, for every command that reads a manifest.
 
-    The command gets them as one dictionary, `reading`: arguments of `read_manifest`."""
+    The command gets them as one dictionary, `reading`: arguments of `read_manifest`. So it gets `--root`, if it has
+    that."""
 
     @functools.wraps(command)
     def gathered(**given: Any) -> Any:
-        reading = {name: given.pop(name) for name in ("format", "values", "allow_commands", "allow_queries")}
+        reading = {name: given.pop(name) for name in _READING if name in given}
         if has_configs:
             given["keys"] = _take_keys(reading["values"])
         return command(**given, reading=reading)
@@ -190,13 +194,15 @@ def _take_keys(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    if bad := [one for one in given if not one.partition("=")[0] or "=" not in one]:
-        raise ArgumentError(f"--set: {bad[0]!r} is not NAME=VALUE, as data_root=/corpora/librispeech")
-    values = [one.split("=", 1) for one in given]
-    names = [name for name, _ in values]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ArgumentError(f"--set {twice[0]}: it is given twice")
-    return dict(values)
+    values: dict[str, str] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not (name and equals):
+            raise ArgumentError(f"--set: {one!r} is not NAME=VALUE, as data_root=/corpora/librispeech")
+        if name in values:
+            raise ArgumentError(f"--set {name}: it is given twice")
+        values[name] = value
+    return values
 
 
 _FORMAT = click.option(
@@ -245,8 +251,12 @@ def output_file(meaning: str, **settings: Any) -> Decorator:
 
 
 def as_json(meaning: str = "Print the result as one JSON document.") -> Decorator:
-    """`--json`."""
-    return click.option("--json", "as_json", is_flag=True, help=meaning)
+    """`--json`: what the command says with `say_json` is printed, and what it says with `say` is not."""
+    return click.option("--json", "as_json", is_flag=True, expose_value=False, callback=_set_json, help=meaning)
+
+
+def _set_json(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    printing().as_json = value
 
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:

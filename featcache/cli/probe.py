@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import describe_fastest, note, print_json, read_manifest, say, say_table
+from featcache.cli.common import describe_fastest, note, read_manifest, say, say_json, say_table
 from featcache.errors import counted, percent
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
     from featcache.care.probe import Measured, Probe
     from featcache.config import Config
-    from featcache.manifest.audio_locations import AudioLocation
     from featcache.version.version import Version
 
 _NEAR = 16
@@ -47,11 +46,9 @@ def probe(
     config: str,
     manifest: str,
     cache: Location | None,
-    root: AudioLocation | None,
     device: str | None,
     threads: int | None,
     utterances: int,
-    as_json: bool,
     reading: dict[str, Any],
     keys: dict[str, Any],
 ) -> None:
@@ -75,18 +72,16 @@ def probe(
     from featcache.version.records import write_probe
 
     loaded = load_config(config, keys)
-    wanted = read_manifest(manifest, reading, loaded.keys, root=root, carry=False)
+    wanted = read_manifest(manifest, reading, loaded.keys, carry=False)
     for said in copying_notes(wanted):
         note(said)
     result = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
     version = _version(loaded, cache, result)
     if version:
         write_probe(version, result.document())
-    if as_json:
-        print_json({**result.document(), "path": str(version.path) if version else None})
-    else:
-        _print(result)
-        say(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")
+    say_json({**result.document(), "path": str(version.path) if version else None})
+    _print(result)
+    say(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")
 
 
 def _version(config: Config, cache: Location | None, result: Probe) -> Version | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, note, print_json, progress_bar, read_manifest, say
+from featcache.cli.common import as_document, note, printing, progress_bar, read_manifest, say, say_json
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 @options.dry_run
 @options.yes
 @options.as_json()
-def prune(
-    path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, as_json: bool, reading: dict[str, Any]
-) -> int:
+def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, reading: dict[str, Any]) -> int:
     """Remove what no reader needs from all versions of a cache, or from one: items of utterances that were extracted
     again; with --manifest, utterances that it does not have; and what killed processes have left.
 
@@ -65,11 +63,10 @@ def prune(
     versions = [Version.open(folder) for folder in version_folders(path)]
     keeping = [None if wanted is None else ids_to_keep(version, wanted, force=force) for version in versions]
     plans = [plan_prune(version, ids) for version, ids in zip(versions, keeping, strict=True)]
-    if not as_json:
-        for plan in plans:
-            _say(plan, manifest, dry_run)
+    for plan in plans:
+        _say(plan, manifest, dry_run)
     done: list[Pruned] = []
-    if not (dry_run or all(plan.is_empty for plan in plans)) and _is_agreed("Remove all this?", yes, as_json):
+    if not (dry_run or all(plan.is_empty for plan in plans)) and _is_agreed("Remove all this?", yes):
         total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
         with stoppable() as stop, progress_bar(total, "shards") as bar:
             done = [
@@ -81,9 +78,8 @@ def prune(
         shards = counted(len(pruned.damaged), "shard stays", "shards stay")
         repair = f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
         note(f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: {repair}")
-    if as_json:
-        results = {pruned.path: as_document(pruned) for pruned in done}
-        print_json({"versions": [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]})
+    results = {pruned.path: as_document(pruned) for pruned in done}
+    say_json({"versions": [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]})
     if any(pruned.interrupted for pruned in done):
         note("interrupted: the same command does the rest")
         return INTERRUPTED
@@ -110,12 +106,12 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
         say(f"  {items} {are}: of shards that a tag names, or needs: {listing(plan.tags)}")
 
 
-def _is_agreed(question: str, yes: bool, as_json: bool) -> bool:
+def _is_agreed(question: str, yes: bool) -> bool:
     """Whether what has been said is to be done: by `--yes`, or by who is asked on the terminal. Raises ArgumentError if
     there is no `--yes`, and nobody can be asked; or nothing has been said, because of `--json`."""
     if yes:
         return True
-    if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if printing().as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ArgumentError("nothing has been removed: nobody can be asked here: add --yes, or --dry-run")
     is_agreed = click.confirm(question, err=True)
     if not is_agreed:
@@ -129,7 +125,7 @@ def _is_agreed(question: str, yes: bool, as_json: bool) -> bool:
 @options.dry_run
 @options.yes
 @options.as_json()
-def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> None:
+def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
     """Remove one version of a cache, with its records and its tags; or one of its tags, which removes no features.
 
     Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays, as
@@ -165,15 +161,13 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool, as_json: bool) -> 
         what = f"{version.path}: {held}, {megabytes(size)} on disk"
         if kept := what_is_kept(version):
             what += f"; with {'; '.join(kept)}"
-    if not as_json:
-        say(f"{'would remove' if dry_run else 'removes'} {what}")
-    removed = not dry_run and _is_agreed("Remove it?", yes, as_json)
+    say(f"{'would remove' if dry_run else 'removes'} {what}")
+    removed = not dry_run and _is_agreed("Remove it?", yes)
     if removed and tag is not None:
         remove_tag(version, tag)
     elif removed:
         remove_version(version, force=force)
-    if as_json:
-        print_json({"path": str(version.path), "tag": tag, "bytes_on_disk": size, "removed": removed})
+    say_json({"path": str(version.path), "tag": tag, "bytes_on_disk": size, "removed": removed})
 
 
 def _folder(path: Location) -> Location:

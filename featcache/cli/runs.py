@@ -4,24 +4,22 @@ Progress is a bar as wide as the terminal, or plain lines at intervals elsewhere
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Never
 
 import click
 
-from featcache.cli import options
-from featcache.cli.common import as_document, complain, keep_log, log, note, print_only_errors, say, terminal_columns
+from featcache.cli.common import FAILURES_LEFT, as_document, complain, log, note, printing, say, terminal_columns
+from featcache.cli.process import INTERRUPTED
 from featcache.errors import counted, hours, megabytes
 
 if TYPE_CHECKING:
@@ -41,42 +39,8 @@ _MOST_COLUMNS = 110
 _JSON_SECONDS = 60.0
 _TICK_SECONDS = 1.0
 
-
 _TELLING_SECONDS = 5.0
 """The time that a run must take at least for the shares of its stages to say what would make it faster."""
-
-
-def progress_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--progress`, `--log` and `-q`, for a command that extracts; it gets the first alone, as `progress`."""
-
-    @functools.wraps(command)
-    def with_messages(*args: Any, log: Path | None, quiet: bool, progress: str, **kwargs: Any) -> Any:
-        if log is not None:
-            keep_log(log)
-        if quiet:
-            print_only_errors()
-        return command(*args, progress="none" if quiet and progress == "bar" else progress, **kwargs)
-
-    for option in (_QUIET, _LOG, _PROGRESS):
-        with_messages = option(with_messages)
-    return with_messages
-
-
-_PROGRESS = click.option(
-    "--progress",
-    type=click.Choice(["bar", "json", "none"]),
-    default="bar",
-    show_default=True,
-    help="On stderr: a bar, or lines now and then where stderr is no terminal; json: a document on a line, each minute "
-    "and at the end (docs/json.md).",
-)
-_LOG = click.option(
-    "--log",
-    type=options.FILE,
-    metavar="FILE",
-    help="Also add messages and progress to FILE, each line with the time, in UTC.",
-)
-_QUIET = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors, and what --json prints.")
 
 
 class Display:
@@ -198,8 +162,8 @@ def _clock(seconds: float) -> str:
     return f"{full_hours}:{minutes:02}:{rest:02}" if full_hours else f"{minutes}:{rest:02}"
 
 
-def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
-    """What a run would do, as one document; with `prints`, print it for people."""
+def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
+    """Print what a run would do; returns it as one document."""
     versions: list[dict[str, Any]] = [
         {
             "name": version.config.name,
@@ -216,7 +180,7 @@ def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
         }
         for version in plan.versions
     ]
-    for row in versions if prints else ():
+    for row in versions:
         changed = f", {row['changed']:,} of them changed" if row["changed"] else ""
         amount = f": about {hours(row['audio_seconds'])} of audio, {megabytes(row['bytes'])} of features"
         say(
@@ -228,22 +192,22 @@ def plan_document(plan: ExtractionPlan, *, prints: bool) -> dict[str, Any]:
     return {"dry_run": True, "versions": versions}
 
 
-def trial_document(trials: Sequence[Trial], *, prints: bool) -> dict[str, Any]:
-    """How long a run would take; with `prints`, print it for people."""
+def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
+    """Print how long a run would take; returns it as one document."""
     seconds = sum(trial.expected_seconds for trial in trials)
     lowest = [trial.at_least for trial in trials if trial.at_least is not None]
     highest = [trial.at_most for trial in trials if trial.at_most is not None]
     span = [sum(ends) if len(ends) == len(trials) else None for ends in (lowest, highest)]
-    for trial in trials if prints else ():
+    for trial in trials:
         on = f"{_devices(trial.processes, trial.device)}, {counted(trial.threads, 'thread')}"
         failed = f"; {counted(trial.failed, 'utterance')} of it failed" if trial.failed else ""
         say(
             f"a trial of {', '.join(trial.versions)} on {on}: {hours(trial.audio_seconds)} of audio, drawn at random, "
             f"in {trial.elapsed_seconds:.1f} s: {trial.times_real_time:,.0f} × real time{failed}"
         )
-    if prints and trials and math.isnan(seconds):
+    if math.isnan(seconds):
         say("nothing of the sample was extracted, so nobody can say how long all of it would take")
-    elif prints and trials:
+    elif trials:
         ends = [hours(end) for end in span if end is not None]
         far = f"({' to '.join(ends)})" if len(ends) == 2 else "(too little was measured to say how far off that is)"
         say(f"all of it would take about {hours(seconds)} {far}")
@@ -264,8 +228,17 @@ def summary_document(summary: Summary) -> dict[str, Any]:
     return {**as_document(summary), "failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)}
 
 
-def print_summary(summary: Summary) -> None:
-    """Print what a run did, for people."""
+def say_summary(summary: Summary, where: str) -> int:
+    """Print what a run did. Returns its exit code. If it was given up, what there is at `where` says why."""
+    _print_summary(summary)
+    if summary.too_many_failures:
+        why = f"{summary.too_many_failures}; why: featcache info {shlex.quote(where)} --failures"
+        complain("\n  ".join([why, *summary.traceback.splitlines()]))
+        return 1
+    return INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0
+
+
+def _print_summary(summary: Summary) -> None:
     for version in summary.versions:
         say(version.path)
         say(f"  {_outcome(version, summary.interrupted)}")
@@ -289,7 +262,7 @@ def print_summary(summary: Summary) -> None:
         )
         if summary.elapsed_seconds >= _TELLING_SECONDS:
             _print_stages(summary)
-    if with_failures := [version.path for version in summary.versions if version.failed]:
+    if with_failures := [version.path for version in summary.versions if version.failed and not printing().as_json]:
         where = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
         _print_first_failure(with_failures[0])
         say(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
@@ -300,12 +273,6 @@ def print_summary(summary: Summary) -> None:
         say(f"{how}: {kept} kept, {left:,} left: run the same command again")
 
 
-def complain_of_failures(summary: Summary, cache: str) -> None:
-    """Say why a run was given up, with the traceback of an extractor that is the cause."""
-    why = f"{summary.too_many_failures}; why: featcache info {shlex.quote(cache)} --failures"
-    complain("\n  ".join([why, *summary.traceback.splitlines()]))
-
-
 def _print_first_failure(version: str) -> None:
     """Print what the latest run recorded first, if anything: most often all have failed for one reason."""
     from featcache.storage.location import parse_location
@@ -314,9 +281,9 @@ def _print_first_failure(version: str) -> None:
     from featcache.version.version import Version
 
     opened = Version.open(parse_location("path", version))
-    latest = run_names(opened.store)[-1:]
-    for failure in islice((failure for run in latest for failure in read_failures(opened, run=run)), 1):
-        say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
+    for latest in run_names(opened.store)[-1:]:
+        for failure in read_failures(opened, run=latest)[:1]:
+            say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:

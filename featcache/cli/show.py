@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import first_few, note, print_json, read_manifest, refuse_unused, say
+from featcache.cli.common import advise, first_few, printing, read_manifest, refuse_unused, say, say_json
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.runs import not_tried_again
 from featcache.errors import MissingItemError, counted, listing
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from featcache.care.why import Cause
     from featcache.extraction.version_plan import VersionPlan
     from featcache.loader.cache import Cache
-    from featcache.manifest.audio_locations import AudioLocation
     from featcache.version.version import Version
 
 _SHOWN = 5
@@ -32,7 +31,7 @@ _SHOWN = 5
 @version_or_corpus
 @click.argument("utterance", metavar="ID")
 @options.as_json()
-def show(path: Location, utterance: str, as_json: bool) -> None:
+def show(path: Location, utterance: str) -> None:
     """Show one utterance in each version that has it: its shard, its audio file, the run and the libraries that
     extracted it, and a summary of its values.
 
@@ -49,9 +48,7 @@ def show(path: Location, utterance: str, as_json: bool) -> None:
     documents, missing = _describe_in_each(select_versions(path), utterance, _document)
     if missing is not None and not documents:
         raise missing
-    if as_json:
-        print_json({"versions": documents})
-        return
+    say_json({"versions": documents})
     for number, document in enumerate(documents):
         if number:
             say()
@@ -167,10 +164,8 @@ def why(
     manifest: str | None,
     config: str,
     utterance: str | None,
-    root: AudioLocation | None,
     retry_failed: bool,
     check_sources: bool,
-    as_json: bool,
     reading: dict[str, Any],
     keys: dict[str, Any],
 ) -> None:
@@ -214,7 +209,7 @@ def why(
     }
     plan, causes = None, []
     if manifest is not None:
-        read = read_manifest(manifest, {**reading, "root": root}, loaded.keys, carry=False)
+        read = read_manifest(manifest, reading, loaded.keys, carry=False)
         # As `extract` would do it; `--replace` is taken as given.
         chosen = Options(device="cpu", retry_failed=retry_failed, check_sources=check_sources, replace=True)
         plan = plan_extraction(read, [loaded], versions[0].path.parent, chosen).versions[0]
@@ -223,15 +218,13 @@ def why(
     if utterance is not None:
         own = [version for version in versions if version.info.fingerprint == fingerprint]
         document["utterance"] = _describe_utterance(utterance, own or versions, plan, causes)
-    if not as_json:
-        _print_why(document, causes)
-        return
-    if plan is not None:
+    _print_why(document, causes)
+    if plan is not None and printing().as_json:
         document["plan"]["causes"] = [
             {"why": one.why, "again": one.again, "utterances": len(one.ids), "example": one.example, "ids": [*one.ids]}
             for one in causes
         ]
-    print_json(document)
+    say_json(document)
 
 
 def _describe_plan(plan: VersionPlan) -> dict[str, Any]:
@@ -286,7 +279,7 @@ def _print_why(document: dict[str, Any], causes: list[Cause]) -> None:
         if plan["failed_before"]:
             say(f"  {not_tried_again(plan['failed_before'])}")
         if plan["refused"]:
-            note(f"featcache extract refuses this manifest: {plan['refused']}")
+            advise(f"featcache extract refuses this manifest: {plan['refused']}")
     if (one := document.get("utterance")) is not None:
         say()
         if one["row"] is not None:

@@ -10,14 +10,15 @@ import click
 
 from featcache.cli import options
 from featcache.cli.common import (
+    advise,
     first_few,
     note,
     note_unfinished,
-    print_json,
     progress_bar,
     read_manifest,
     refuse_output,
     say,
+    say_json,
 )
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
@@ -47,7 +48,6 @@ def stats(
     output: Path | None,
     force: bool,
     threads: int,
-    as_json: bool,
     reading: dict[str, Any],
 ) -> None:
     """Compute the mean and variance of every dimension of a version's features in one pass: over all frames and, with
@@ -94,9 +94,7 @@ def stats(
         if output is not None:
             computed.save(output, overwrite=force)
         document, lines = _of_features(computed, output)
-    if as_json:
-        print_json({"path": str(version.path), **document})
-        return
+    say_json({"path": str(version.path), **document})
     utterances, frames = counted(computed.utterances, "utterance"), counted(computed.frames, "frame")
     say(f"{version.path}: {utterances}, {frames}: {version.info.spec.units}")
     for line in lines:
@@ -189,7 +187,6 @@ def fit_kmeans(
     frames: int | None,
     device: str | None,
     threads: int | None,
-    as_json: bool,
 ) -> None:
     """Fit k-means to the frames of a version, and write the centroids to a file: the `weights` of the extractor
     `units`.
@@ -234,9 +231,7 @@ def fit_kmeans(
         "elapsed_seconds": round(perf_counter() - started, 3),
         "device": used.label,
     }
-    if as_json:
-        print_json(document)
-        return
+    say_json(document)
     say(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
     say(
         f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; "
@@ -244,4 +239,4 @@ def fit_kmeans(
     )
     say(f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; {document['empty']:,} are empty")
     if document["empty"]:
-        note("there are fewer distinct frames than units: choose a smaller -k")
+        advise("there are fewer distinct frames than units: choose a smaller -k")

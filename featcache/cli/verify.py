@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, note, print_json, progress_bar, read_manifest, say, say_problems
+from featcache.cli.common import advise, as_document, printing, progress_bar, read_manifest, say, say_json, say_problems
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.errors import DamagedError, MissingDependencyError, counted, megabytes
@@ -70,14 +70,12 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
 def verify(
     path: Location,
     manifest: str | None,
-    root: AudioLocation | None,
     data: bool,
     sources: str | None,
     subset: tuple[int, int] | None,
     recompute: int,
     device: str | None,
     threads: int,
-    as_json: bool,
     reading: dict[str, Any],
 ) -> int:
     """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
@@ -104,7 +102,8 @@ def verify(
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
 
-    wanted = read_manifest(manifest, reading, root=root, carry=False) if manifest else None
+    wanted = read_manifest(manifest, reading, carry=False) if manifest else None
+    root = reading["root"]
     urls = CallersUrls(wanted)
     found: list[tuple[Report, Recomputed | None]] = []
     path, tag = split_tag(path)
@@ -135,12 +134,11 @@ def verify(
         found.append((result, again))
     interrupted = any(result.interrupted for result, _ in found)
     damaged = any(result.problems or (again and again.problems) for result, again in found)
-    if as_json:
+    if printing().as_json:
         documents = [{**as_document(result), "recomputed": again and as_document(again)} for result, again in found]
-        print_json({"ok": not (damaged or interrupted), "versions": documents})
-    else:
-        for result, again in found:
-            _print(result, again, manifest and _as_given(manifest, root), "" if tag is None else f"@{tag}")
+        say_json({"ok": not (damaged or interrupted), "versions": documents})
+    for result, again in found:
+        _print(result, again, manifest and _as_given(manifest, root), "" if tag is None else f"@{tag}")
     if interrupted:
         return INTERRUPTED
     return 1 if damaged else 3 if any(result.failed for result, _ in found) else 0
@@ -192,9 +190,9 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: 
     repair = f"featcache repair {shlex.quote(result.path)} --manifest {'MANIFEST' if manifest is None else manifest}"
     if damaged:
         shards = counted(len(damaged), "shard is", "shards are")
-        note(f"{shards} damaged: {repair}")
+        advise(f"{shards} damaged: {repair}")
     elif any(problem.kind == "metadata" for problem in problems):
-        note(f"the metadata of the version is damaged: {repair}")
+        advise(f"the metadata of the version is damaged: {repair}")
     elif result.interrupted:
         say("  interrupted: the rest was not looked at")
     elif all(problem.kind == "source" for problem in problems) and not (again and again.problems):
@@ -202,11 +200,11 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: 
     if other_files := sum(problem.kind == "source" for problem in result.problems):
         files = counted(other_files, "audio file is", "audio files are")
         extract = "`featcache extract … --check-sources` extracts those again that have changed in size or mtime"
-        note(f"{files} not what was extracted: {extract}")
+        advise(f"{files} not what was extracted: {extract}")
     lacking = Counter(problem.kind for problem in problems if problem.kind in ("missing", "changed"))
     if lacking and manifest is not None:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in lacking.items())
-        note(f"{counts}: {_extract_again(parse_location('path', result.path), manifest)}")
+        advise(f"{counts}: {_extract_again(parse_location('path', result.path), manifest)}")
 
 
 def _print_counts(result: Report, path: str) -> None:

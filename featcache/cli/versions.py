@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from featcache.cli import options
-from featcache.cli.common import as_document, note, note_unfinished, print_json, progress_bar, say, say_problems
+from featcache.cli.common import advise, as_document, note, note_unfinished, progress_bar, say, say_json, say_problems
 from featcache.cli.corpora import for_each_part, version_or_corpus
 from featcache.cli.process import INTERRUPTED, stoppable
 from featcache.errors import counted, megabytes
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Build the index, after the jobs of an array.")
 @version_or_corpus
 @options.as_json()
-def index(path: Location, as_json: bool) -> None:
+def index(path: Location) -> None:
     """Build the index of all versions of a cache, or of one, unless it is there.
 
     `featcache extract` builds it when it ends, but not with --partition: there, one job does it after all others. Until
@@ -50,11 +50,9 @@ def index(path: Location, as_json: bool) -> None:
             note(f"{folder}: {finding}")
         shards, utterances = len(opened.shards), len(opened)
         documents.append({"path": str(folder), "shards": shards, "utterances": utterances, "built": is_built})
-        if not as_json:
-            what = "built" if is_built else "already there"
-            say(f"{folder}: {counted(utterances, 'utterance')} in {counted(shards, 'shard')}: index {what}")
-    if as_json:
-        print_json({"versions": documents})
+        what = "built" if is_built else "already there"
+        say(f"{folder}: {counted(utterances, 'utterance')} in {counted(shards, 'shard')}: index {what}")
+    say_json({"versions": documents})
 
 
 @click.command(short_help="Give a version a name, to read it later as it is now.")
@@ -62,7 +60,7 @@ def index(path: Location, as_json: bool) -> None:
 @click.argument("name", metavar="NAME")
 @options.as_json()
 @for_each_part
-def tag(path: Location, name: str, as_json: bool) -> None:
+def tag(path: Location, name: str) -> None:
     """Tag a version: NAME stands for the shards that it has now, and never for others. Whatever is extracted, replaced
     or pruned later, featcache.open("features/fbank80", tag="NAME") gives just these utterances, bit for bit, and so do
     verify, diff, show and stats of CACHE/VERSION@NAME. `featcache rm CACHE/VERSION@NAME` removes a tag.
@@ -81,9 +79,7 @@ def tag(path: Location, name: str, as_json: bool) -> None:
     version = select_version(path)
     made = make_tag(version, name, open_index(version))
     note_unfinished(version)
-    if as_json:
-        print_json({"path": str(version.path), "tag": name, "shards": len(made.shards), "utterances": made.items})
-        return
+    say_json({"path": str(version.path), "tag": name, "shards": len(made.shards), "utterances": made.items})
     shards = counted(len(made.shards), "shard")
     say(f"{version.path}@{name}: {counted(made.items, 'utterance')} in {shards}")
 
@@ -93,7 +89,7 @@ def tag(path: Location, name: str, as_json: bool) -> None:
 @click.argument("to", metavar="TO", type=options.LOCATION)
 @options.threads("How many shards are copied at once.  [default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
-def copy(path: Location, to: Location, threads: int, as_json: bool) -> int:
+def copy(path: Location, to: Location, threads: int) -> int:
     """Copy a cache, or one of its versions, into the cache TO: shards, index, tags, what manifests want, failure
     ledgers, and records of runs and probes. Both may be folders or URLs: s3://bucket/features, gs://…, az://….
 
@@ -121,11 +117,9 @@ def copy(path: Location, to: Location, threads: int, as_json: bool) -> int:
                 results.append(copy_version(version, to, threads=threads, report=bar.update, stop=stop))
     damaged = any(result.problems for result in results)
     interrupted = any(result.interrupted for result in results)
-    if as_json:
-        print_json({"ok": not damaged and not interrupted, "versions": [as_document(result) for result in results]})
-    else:
-        for result in results:
-            _print(result)
+    say_json({"ok": not damaged and not interrupted, "versions": [as_document(result) for result in results]})
+    for result in results:
+        _print(result)
     return INTERRUPTED if interrupted else 1 if damaged else 0
 
 
@@ -138,9 +132,9 @@ def _print(result: Copied) -> None:
         say(f"  {counted(result.others, 'shard is', 'shards are')} there that {result.source} does not have")
     say_problems(result.problems)
     if damaged := sum(problem.shard is not None for problem in result.problems):
-        note(
+        advise(
             f"{counted(damaged, 'shard is', 'shards are')} not copied, for damage: "
             f"featcache verify {shlex.quote(result.source)}"
         )
     if result.interrupted:
-        note(f"{result.path}: interrupted: run the same command again to copy the rest")
+        advise(f"{result.path}: interrupted: run the same command again to copy the rest")
