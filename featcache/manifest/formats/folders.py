@@ -13,12 +13,10 @@ import posixpath
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from featcache.errors import ManifestError, listing
 from featcache.manifest.formats.source import AUDIO_SUFFIXES, HEAD_BYTES, Batch, Source, batched, opened
 from featcache.manifest.formats.tables import (
-    NumberedRows,
     Table,
     arrow_table,
     csv_rows,
@@ -171,7 +169,7 @@ def _with_places(table: Table, file: str, source: Source) -> Table:
         source.note(f"audio is read from the column {audio!r}, and not from {listing(map(repr, others))}")
     outside = table.paths_outside(audio)
 
-    def batches(columns: Collection[str]) -> NumberedRows:
+    def batches(columns: Collection[str]) -> Iterator[Batch]:
         for rows, cells in table.batches([name for name in columns if name != _PLACE]):
             yield rows, {_PLACE: [outside.get(row - 1, f"{file}/{audio}/{row - 1}") for row in rows], **cells}
 
@@ -194,18 +192,18 @@ def _saved(source: Source) -> list[str]:
     if "dataset_dict.json" in source.names:
         splits = [f"{split}/" for split in _listed(source, "dataset_dict.json", "splits")]
     listed = ((split, _listed(source, f"{split}state.json", "_data_files")) for split in splits)
-    return [f"{split}{data['filename']}" for split, files in listed for data in files]
+    return [f"{split}{name}" for split, names in listed for name in names]
 
 
-def _listed(source: Source, file: str, key: str) -> list[Any]:
-    """The list that a small JSON file has under a key."""
+def _listed(source: Source, file: str, key: str) -> list[str]:
+    """The names in the list that a small JSON file has under a key."""
     with opened(source.path / file) as stream:
         data = stream.read(_STATE_BYTES)
     with suppress(ValueError, KeyError, TypeError, RecursionError):  # it is not as written: as if no name were good
         found = json.loads(data)[key]
         names = [item["filename"] if isinstance(item, dict) else item for item in found]
         if all(isinstance(name, str) and os.path.basename(name) == name and name.isprintable() for name in names):
-            return list(found)
+            return names
     raise ManifestError(f"{file} is not as save_to_disk writes it: no list of names under {key!r}")
 
 
