@@ -319,8 +319,7 @@ _LONGEST = 40
 
 def _faults_of(error: ValidationError, document: Any, model: type[BaseModel], above: Sequence[str]) -> Iterator[str]:
     """Describe each fault of a document, which its model has found, in one line."""
-    wanted: dict[str, list[str]] = {}  # by path, since a union has a fault for each of its alternatives
-    values: dict[str, Any] = {}
+    wanted: dict[str, tuple[Any, list[str]]] = {}  # by path, since a union has a fault for each of its alternatives
     for fault in error.errors():
         parts = _parts(fault["loc"], document)
         path = ".".join([*above, *parts])
@@ -328,12 +327,12 @@ def _faults_of(error: ValidationError, document: Any, model: type[BaseModel], ab
         if fault["type"] == "extra_forbidden":
             yield f"{path}: {_no_such_key(parts, model)}"
         elif fault["type"] in _KINDS or message.startswith(_SHOULD_BE):
-            wanted.setdefault(path, []).append(_KINDS.get(fault["type"], message.removeprefix(_SHOULD_BE)))
-            values[path] = fault["input"]
+            _, kinds = wanted.setdefault(path, (fault["input"], []))
+            kinds.append(_KINDS.get(fault["type"], message.removeprefix(_SHOULD_BE)))
         else:
             yield f"{path}: {message[0].lower()}{message[1:]}"
-    for path, kinds in wanted.items():
-        yield f"{path}: should be {', or '.join(dict.fromkeys(kinds))}, not {_shown(values[path])}"
+    for path, (value, kinds) in wanted.items():
+        yield f"{path}: should be {', or '.join(dict.fromkeys(kinds))}, not {_shown(value)}"
 
 
 def _parts(location: Sequence[str | int], document: Any) -> list[str]:

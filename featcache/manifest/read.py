@@ -22,7 +22,7 @@ from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, listing, refuse_url
 from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
 from featcache.manifest.formats import FORMATS, format_of, tables
-from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source, open_source
+from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, open_source
 from featcache.manifest.formats.toolkits import BARS
 from featcache.manifest.utterances import (
     COLUMNS,
@@ -78,9 +78,8 @@ def read_manifest(
     try:
         source = _table_of(source, format)
         name = name if source == "-" else str(source)
-        options = {"given_root": None if root is None else str(root), "values": values or {}}
         allowed = {"allow_commands": allow_commands, "allow_queries": allow_queries}
-        with open_source(source, audio=audio, carry=carry, **options, **allowed) as opened:
+        with open_source(source, given_root=root, values=values or {}, audio=audio, carry=carry, **allowed) as opened:
             kind = format_of(opened, format)
             columns, places = gather(FORMATS[kind].read(opened), opened)
             recognised = f"read as {kind}" if format is None and kind not in tables.PLAIN.values() else ""
@@ -99,11 +98,11 @@ def read_manifest(
         raise ManifestError(f"{name}{where}: cannot be read: {what}") from error
     if kind == "folder" and not places and not opened.faults.count and _is_cache(opened):
         raise ManifestError(f"{name}: is a cache, not a manifest: give the manifest that it was extracted from")
-    return checked_manifest(opened, columns, places, _default_root(opened) if root is None else root, kind)
+    return checked_manifest(opened, columns, places, (opened.root or opened.folder) if root is None else root, kind)
 
 
 def checked_manifest(
-    reading: Reading, columns: dict[str, Any], places: array[int], root: str | Path, kind: str
+    reading: Source, columns: dict[str, Any], places: array[int], root: str | Path, kind: str
 ) -> Manifest:
     """The manifest of what `gather` has returned; a ManifestError if there were faults, or two rows have one id."""
     if not places and not reading.faults.count:
@@ -152,14 +151,7 @@ def _is_cache(folder: Source) -> bool:
     return "parts" in folder.folders or any({"zarr.json", "shards"} <= names for names in inside)
 
 
-def _default_root(source: Source) -> str | Path:
-    """What relative paths are relative to if the user does not say it."""
-    if source.root is not None and is_audio_url(source.root):
-        return source.root
-    return source.folder / (source.root or "")
-
-
-def gather(found: Iterable[Batch], source: Reading) -> tuple[dict[str, Any], array[int]]:
+def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], array[int]]:
     """Each column, text as `Strings` and numbers as an array `[rows]`; and the place of each row."""
     columns: dict[str, Any] = {column.name: column.growing() for column in COLUMNS}
     row_places, faults = array("q"), source.faults
@@ -211,16 +203,14 @@ def _between(start: Any, end: Any) -> float | None:
     return round(last - first, 9)
 
 
-def _values(
-    column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Reading
-) -> Sequence[Any]:
+def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Source) -> Sequence[Any]:
     """The values of a column's cells."""
     if column.name not in cells:
         return [column.not_given] * len(places)
     if (plain := column.plain(cells[column.name])) is not None:
         return plain
     parse = path_or_command if column.name == "path" and source.allow_commands else column.parse
-    is_required = column.name in source.required
+    is_required = column.name == "id" or (column.name == "path" and source.audio)
 
     def value_of(cell: Any) -> Any:
         if cell is None or cell == "":
@@ -272,7 +262,7 @@ def manifest_of(
             f"manifest is a {type(table).__name__}: give a file or a folder, a data frame, a table of Arrow, or a list "
             "of dictionaries"
         )
-    reading = Reading(f"<{type(table).__name__}>", audio=audio, carry=carry)
+    reading = Source(f"<{type(table).__name__}>", audio=audio, carry=carry)
     base = reading.faults.file("", "row")
     if is_list:
         batches = tables.json_batches(_objects(table, reading.faults, base), reading)
@@ -287,7 +277,7 @@ def _by_columns(table: Any) -> tables.Table:
     names = [*map(str, columns)]
     named = dict(zip(names, columns, strict=True))
 
-    def batches(wanted: Collection[str]) -> tables.NumberedRows:
+    def batches(wanted: Collection[str]) -> Iterator[Batch]:
         if len(named) < len(names):  # which is a fault already
             return
         rows = getattr(table, "iloc", table)  # of pandas, a range otherwise means labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -61,13 +61,18 @@ class Utterance(Segment):
         return {**self.row(), **asdict(self)}
 
 
-class SegmentColumns(NamedTuple):
-    """Segments as flat columns `[rows]`; start and duration in seconds, NaN if not given; channel -1 if not given."""
+@dataclass(frozen=True, eq=False)
+class SegmentColumns:
+    """Segments as flat columns `[rows]`."""
 
     paths: Strings
+    """The paths, as written; empty if not given, which only manifests that are read with `audio=False` may have."""
     start: NDArray[np.float64]
+    """Seconds; NaN if not given."""
     duration: NDArray[np.float64]
+    """Seconds; NaN if not given."""
     channel: NDArray[np.int32]
+    """Numbers of channels; -1 if not given."""
 
     @classmethod
     def of(cls, segments: Collection[Segment]) -> SegmentColumns:

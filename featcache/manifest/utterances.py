@@ -27,8 +27,8 @@ def nearest_sample(seconds: float, rate: float) -> int:
     return math.floor(round(seconds * rate, 8) + 0.5)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Manifest:
+@dataclass(frozen=True, eq=False)
+class Manifest(SegmentColumns):
     """A table of utterances, by column; `manifest[row]` is an `Utterance`."""
 
     source: str
@@ -37,14 +37,6 @@ class Manifest:
     """What relative paths are relative to: a folder, absolute, or the beginning of URLs."""
     ids: Strings
     """The ids `[rows]`, all different."""
-    paths: Strings
-    """The paths `[rows]`, as written; empty if not given, which only `audio=False` allows."""
-    start: NDArray[np.float64]
-    """Seconds `[rows]`; NaN if not given."""
-    duration: NDArray[np.float64]
-    """Seconds `[rows]`; NaN if not given."""
-    channel: NDArray[np.int32]
-    """Numbers of channels `[rows]`; -1 if not given."""
     columns: dict[str, Strings]
     """Every other column `[rows]`, as text, by its own name."""
     format: str = "csv"
@@ -53,6 +45,8 @@ class Manifest:
     """What to tell the user about what was read."""
     placeholders: frozenset[str] = frozenset()
     """The names of the placeholders in its paths and other columns, with a value or without."""
+
+    row_hashes = SegmentColumns.hashes
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -63,15 +57,9 @@ class Manifest:
 
     def take(self, rows: NDArray[np.int64]) -> Manifest:
         """The manifest of some of the rows, in that order."""
-        return replace(
-            self,
-            ids=self.ids.take(rows),
-            paths=self.paths.take(rows),
-            start=self.start[rows],
-            duration=self.duration[rows],
-            channel=self.channel[rows],
-            columns={name: column.take(rows) for name, column in self.columns.items()},
-        )
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
+        numbers = {name: getattr(self, name)[rows] for name in ("start", "duration", "channel")}
+        return replace(self, ids=self.ids.take(rows), paths=self.paths.take(rows), columns=columns, **numbers)
 
     def resolve(self, path: str) -> AudioSource:
         """Where the audio of one of the `paths` is: under `root`, unless the path is absolute or a URL."""
@@ -83,10 +71,6 @@ class Manifest:
         if isinstance(self.root, Url):
             return True
         return re.search(rb"://", self.paths.blob.data) is not None and any(map(is_audio_url, self.paths))
-
-    def row_hashes(self) -> NDArray[np.uint64]:
-        """The hash of each row's segment, uint64 `[rows]`."""
-        return SegmentColumns(self.paths, self.start, self.duration, self.channel).hashes()
 
 
 class CallersUrls(frozenset[Url]):

@@ -108,7 +108,7 @@ def failures_as_manifest(version: Version) -> Manifest:
         source=str(version.path),
         root=Path.cwd(),
         ids=Strings.of(rows),
-        **SegmentColumns.of(rows.values())._asdict(),
+        **vars(SegmentColumns.of(rows.values())),
         columns={name: Strings.of(getattr(row, name) for row in rows.values()) for name in ("reason", "message")},
     )
 

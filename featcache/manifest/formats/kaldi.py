@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import compress
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -56,13 +55,13 @@ def read_data_folder(source: Source) -> Iterator[Batch]:
         yield from _recordings(source, source.stream, 0)
         return
     names = [name for name in _COLUMNS if source.carry and name in source.names]
-    lookups = {_COLUMNS[name]: _Lookup(source, name) for name in names}
+    lookups = {_COLUMNS[name]: _lookup(source, name) for name in names}
     with opened(source.path / "wav.scp") as stream:
         found = _recordings(source, stream, source.faults.file("wav.scp"))
         if "segments" in source.names:
             found = _segments(source, _by_id(found, source.faults))
         for places, cells in found:
-            yield places, {**cells, **{column: find(cells["id"]) for column, find in lookups.items()}}
+            yield places, {**cells, **{column: values_of(cells["id"]) for column, values_of in lookups.items()}}
 
 
 def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
@@ -145,31 +144,28 @@ def _segment(recordings: dict[str, str], fields: list[str]) -> tuple[str, str, f
     return id_, recordings[name], start, round(end - start, 9), channel  # without the rounding of binary fractions
 
 
-class _Lookup:
-    """Finds utterances' values in a file of ids and values, read on only until they are found: files are in one
-    order."""
+def _lookup(source: Source, name: str) -> Callable[[Sequence[str]], list[str]]:
+    """Finds utterances' values in a file of ids and values, read on only until they are found: files are in one order.
+    Of an id that is twice in it, the first value counts."""
+    ahead: dict[str, str] = {}
+    base = source.faults.file(name)
 
-    def __init__(self, source: Source, name: str) -> None:
-        self._ahead: dict[str, str] = {}
-        self._rest = _values(source.path / name, source.faults, source.faults.file(name))
+    def lines() -> Iterator[list[str]]:
+        with opened(source.path / name) as stream:
+            for _, some in _fields(stream, source.faults, base, 1):
+                yield from some
 
-    def __call__(self, ids: Sequence[str]) -> list[str]:
-        ahead = self._ahead
+    rest = lines()
+
+    def values_of(ids: Sequence[str]) -> list[str]:
         values = []
         for id_ in ids:
-            while id_ not in ahead and (more := next(self._rest, None)) is not None:
-                for repeated in more.keys() & ahead.keys():  # the first value of an id counts
-                    del more[repeated]
-                ahead.update(more)
+            while id_ not in ahead and (fields := next(rest, None)) is not None:
+                ahead.setdefault(fields[0], fields[1] if len(fields) == 2 else "")
             values.append(ahead.pop(id_, ""))
         return values
 
-
-def _values(path: Path, faults: Faults, base: int) -> Iterator[dict[str, str]]:
-    """The values of ids, some at a time: of one id, the first."""
-    with opened(path) as stream:
-        for _, lines in _fields(stream, faults, base, 1):
-            yield {fields[0]: fields[1] if len(fields) == 2 else "" for fields in reversed(lines)}
+    return values_of
 
 
 def _fields(

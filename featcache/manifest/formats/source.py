@@ -11,7 +11,7 @@ import re
 import stat
 import sys
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,6 +58,7 @@ _ALIKE_SHOWN = 3  # of more faults that are the same but for their place, the fi
 _LINE_BYTES = 4 << 20
 _BLOCK_BYTES = 256 << 10
 _GZIP = b"\x1f\x8b"
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _FILE_SHIFT = 40  # the bits of a place that tell the line: more than there are lines in a file
 
 Batch = tuple[Sequence[int], dict[str, Sequence[Any]]]
@@ -153,11 +154,14 @@ class Faults:
 
 
 @dataclass(eq=False)
-class Reading:
-    """A manifest that is being read, in whatever format and from wherever."""
+class Source:
+    """A manifest that is being read: from a file, a folder or standard input, as `open_source` has opened it; or from
+    memory, where it has neither a file nor a path."""
 
     name: str
     """The manifest, for messages."""
+    path: Path = Path()
+    """The file or the folder; `-` for standard input."""
     audio: bool = True
     """Whether paths are required."""
     carry: bool = True
@@ -166,6 +170,12 @@ class Reading:
     """Whether a path may be a command whose output is the audio."""
     allow_queries: bool = False
     """Whether URLs may have a query or a fragment, which then are stored."""
+    given_root: str | Path | None = None
+    """What relative paths are relative to if the user says so: a folder, a container or a URL."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """What stands for placeholders in paths, by name."""
+    root: str | Path | None = field(default=None, init=False)
+    """What relative paths are relative to if the manifest says so; set by the format's reader."""
     notes: list[str] = field(default_factory=list, init=False)
     """What the user is to be told about what was read, in the order it was found; added to by the format's reader."""
     placeholders: set[str] = field(default_factory=set, init=False)
@@ -174,9 +184,12 @@ class Reading:
     """Gives the names that columns are to have, for those that they have; set by the format's reader."""
     has_ids: bool = field(default=True, init=False)
     """Whether rows have ids of their own, or their paths stand for them."""
+    file: BinaryIO | None = field(default=None, init=False)
+    """The file's bytes, from its beginning, unpacked if gzip has compressed it; None if it is a folder."""
+    head: bytes = field(default=b"", init=False)
+    """The beginning of the file, by which its format is recognised."""
 
     def __post_init__(self) -> None:
-        self.required: Collection[str] = ("id", "path") if self.audio else ("id",)
         self.allow_queries |= not self.audio  # what is only compared is not stored
         self.faults = Faults(self.name)
 
@@ -184,24 +197,6 @@ class Reading:
         """Add to what the user is to be told, if it is not there yet."""
         if what not in self.notes:
             self.notes.append(what)
-
-
-@dataclass(eq=False, kw_only=True)
-class Source(Reading):
-    """A manifest that is being read from a file, a folder or standard input, as `open_source` has opened it."""
-
-    path: Path
-    """The file or the folder; `-` for standard input."""
-    given_root: str | None = None
-    """What relative paths are relative to if the user says so: a folder, a container or a URL."""
-    values: Mapping[str, str] = field(default_factory=dict)
-    """What stands for placeholders in paths, by name."""
-    root: str | None = field(default=None, init=False)
-    """What relative paths are relative to if the manifest says so; set by the format's reader."""
-    file: BinaryIO | None = field(default=None, init=False)
-    """The file's bytes, from its beginning, unpacked if gzip has compressed it; None if it is a folder."""
-    head: bytes = field(default=b"", init=False)
-    """The beginning of the file, by which its format is recognised."""
 
     @property
     def is_folder(self) -> bool:
@@ -248,7 +243,7 @@ class Source(Reading):
     def no_manifest(self) -> str | None:
         """What the file is if it is plainly no table or list, as the end of a message with what to do."""
         head = self.head
-        if self.is_folder or self.is_parquet or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        if self.is_folder or self.is_parquet or head.startswith(_UTF_16):
             return None
         is_tar = head[257:262] == b"ustar"
         found = next((what for beginning, what in _NO_MANIFESTS.items() if re.match(beginning, head, re.DOTALL)), None)
@@ -257,17 +252,13 @@ class Source(Reading):
         return _TAR if is_tar else found or other
 
     @cached_property
-    def first_text(self) -> str:
-        """The beginning of the file: its first 200 lines that are not blank, but at most 1 MiB; empty if it is no text
-        in UTF-8."""
-        if self.is_parquet or self.head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return ""
-        return self.head.decode("utf-8-sig", errors="replace")
-
-    @cached_property
     def first_lines(self) -> list[str]:
-        """The lines of `first_text` that are not blank, without their ends."""
-        return [line.rstrip("\r") for line in self.first_text.split("\n") if line.strip()]
+        """The first 200 lines that are not blank, but at most 1 MiB, without their ends; none if it is no text in
+        UTF-8."""
+        if self.is_parquet or self.head.startswith(_UTF_16):
+            return []
+        text = self.head.decode("utf-8-sig", errors="replace")
+        return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
 
     @property
     def first_fields(self) -> str:
@@ -365,7 +356,7 @@ def texts_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
     while data := stream.read(_BLOCK_BYTES):
         data += stream.readline(_LINE_BYTES + 1)
         if done == base:
-            if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            if data.startswith(_UTF_16):
                 faults.add(base + 1, "UTF-16, and UTF-8 is expected: iconv -f UTF-16 -t UTF-8 converts it")
                 return
             data = data.removeprefix(codecs.BOM_UTF8)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from featcache.errors import ManifestError, MissingDependencyError, counted, first_line, listing
-from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Reading, Source, lines_of, names_audio
+from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, lines_of, names_audio
 from featcache.manifest.utterances import ENDS, SPELLINGS, meaning_of, shown
 
 _OTHER_ENDS = {"stop", "stop_time"}  # names of columns that are as often numbers of samples as seconds
@@ -29,17 +29,13 @@ Rows = Iterator[tuple[int, Any]]
 """The place of each row; its cells, as a list or by key."""
 
 
-NumberedRows = Iterator[tuple[range, dict[str, Sequence[Any]]]]
-"""The number of each of some rows, from 1, and their cells, by column."""
-
-
 class Table(NamedTuple):
     """A table whose columns are read by name."""
 
     names: list[str]
     """The names of the columns that hold values a table of text could hold: not those with bytes, as of images."""
-    batches: Callable[[Collection[str]], NumberedRows]
-    """Gives the cells of all rows in these columns."""
+    batches: Callable[[Collection[str]], Iterator[Batch]]
+    """Gives the cells of all rows in these columns; places are the rows' numbers, from 1."""
     audio: Sequence[str] = ()
     """The names of the columns that hold audio as Hugging Face does, as bytes and paths."""
     paths_outside: Callable[[str], dict[int, Any]] = lambda _: {}
@@ -107,13 +103,13 @@ def split_rows(stream: BinaryIO, faults: Faults, delimiter: str) -> Rows:
         yield place, line.removesuffix("\n").removesuffix("\r").split(delimiter)
 
 
-def table_batches(rows: Rows, reading: Reading) -> Iterator[Batch]:
+def table_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
     """Rows of which the first is the header."""
     faults = reading.faults
     line, header = next((row for row in rows if not _is_blank(row)), (0, []))
     if not header:
         return
-    if (fault := _no_header(reading.renamed(header), reading.required)) is not None:
+    if (fault := _no_header(reading.renamed(header), reading)) is not None:
         faults.add(line, fault)
         return
     names = _meanings_of_header(header, line, reading)
@@ -195,7 +191,7 @@ _JSON_TYPES = {
 }
 
 
-def json_batches(rows: Rows, reading: Reading) -> Iterator[Batch]:
+def json_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
     """Objects, whose keys are the columns."""
     layouts: dict[tuple[str, ...], list[str]] = {}  # the keys of an object -> what they mean
     names: dict[str, None] = {}  # every column so far, in order
@@ -205,7 +201,7 @@ def json_batches(rows: Rows, reading: Reading) -> Iterator[Batch]:
         found = dict.fromkeys(keys_of)
         if not names:  # the keys of the first objects serve as a header
             there = dict.fromkeys(chain.from_iterable(map(reading.renamed, found)))
-            _require(reading.required, there, lines[0], reading.faults)
+            _require(there, lines[0], reading)
         for layout in found:
             if layout not in layouts:
                 layouts[layout] = _meanings(layout, lines[keys_of.index(layout)], reading)
@@ -220,19 +216,18 @@ def json_batches(rows: Rows, reading: Reading) -> Iterator[Batch]:
         yield lines, {name: [row.get(name, "") for row in meant] for name in names}
 
 
-def parquet_batches(table: Table, reading: Reading, base: int = 0) -> Iterator[Batch]:
+def parquet_batches(table: Table, reading: Source, base: int = 0) -> Iterator[Batch]:
     """The rows of a table that is read by its columns; `base` is the place of its row 0."""
     names = dict(zip(table.names, _meanings_of_header(table.names, base, reading), strict=True))
     needed = {*SPELLINGS, *ENDS}
     wanted = {name: meaning for name, meaning in names.items() if reading.carry or meaning.strip().lower() in needed}
     for rows, cells in table.batches(wanted):
-        places = range(base + rows.start, base + rows.stop)
-        yield places, {meaning: cells[name] for name, meaning in wanted.items()}
+        yield [base + row for row in rows], {meaning: cells[name] for name, meaning in wanted.items()}
 
 
-def _no_header(cells: Sequence[str], required: Collection[str]) -> str | None:
+def _no_header(cells: Sequence[str], reading: Source) -> str | None:
     """Why the first row of a table plainly names no columns; None if it may be a header."""
-    if _missing_column(required, cells) is None:
+    if _missing_column(cells, reading) is None:
         return None
     if len(cells) == 1:
         for separator, name, remedy in (
@@ -248,24 +243,24 @@ def _no_header(cells: Sequence[str], required: Collection[str]) -> str | None:
     return None
 
 
-def _missing_column(required: Collection[str], names: Collection[str]) -> str | None:
+def _missing_column(names: Collection[str], reading: Source) -> str | None:
     """The required column that none of `names` means, if any. Ids are not needed beside paths, which stand for them."""
     there = set(map(meaning_of, names))
-    if "path" in required and "path" not in there:
+    if reading.audio and "path" not in there:
         return "path"
     return None if there & {"id", "path"} else "id"
 
 
-def _meanings_of_header(header: Sequence[str], line: int, reading: Reading) -> list[str]:
+def _meanings_of_header(header: Sequence[str], line: int, reading: Source) -> list[str]:
     """What `_meanings` gives, where these are all columns of the table: names that come again or lack are faults."""
     for name, count in Counter(reading.renamed(header)).items():
         if count > 1:
             reading.faults.add(line, f"{count} columns are named {name!r}")
-    _require(reading.required, reading.renamed(header), line, reading.faults)
+    _require(reading.renamed(header), line, reading)
     return _meanings(header, line, reading)
 
 
-def _meanings(given: Sequence[str], line: int, reading: Reading) -> list[str]:
+def _meanings(given: Sequence[str], line: int, reading: Source) -> list[str]:
     """The column that each name means, or the name that it is carried by."""
     names = reading.renamed(given)
     found = [name if meaning_of(name) in names else meaning_of(name) for name in names]
@@ -283,12 +278,12 @@ def _meanings(given: Sequence[str], line: int, reading: Reading) -> list[str]:
     return found
 
 
-def _require(required: Collection[str], names: Collection[str], line: int, faults: Faults) -> None:
+def _require(names: Collection[str], line: int, reading: Source) -> None:
     """Add a fault if none of `names` means a required column."""
-    if (column := _missing_column(required, names)) is not None:
+    if (column := _missing_column(names, reading)) is not None:
         known = listing(SPELLINGS[column], len(SPELLINGS[column]))
         there = listing(map(repr, names))
-        faults.add(line, f"no {column} column among {there}: rename or add one; known spellings: {known}")
+        reading.faults.add(line, f"no {column} column among {there}: rename or add one; known spellings: {known}")
 
 
 def parquet_table(stream: BinaryIO) -> Table:
@@ -370,7 +365,7 @@ def _without_bytes(batches: Iterable[Any], row: int = 0) -> Iterator[tuple[int, 
         row += batch.num_rows
 
 
-def _numbered(batches: Iterator[Any]) -> NumberedRows:
+def _numbered(batches: Iterator[Any]) -> Iterator[Batch]:
     """The numbers of each batch's rows, and their cells. NaN is no value, as in tables in memory: what is missing among
     numbers."""
     types, done = pyarrow().types, 0

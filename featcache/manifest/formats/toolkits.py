@@ -43,7 +43,9 @@ def read_nemo(source: Source) -> Iterator[Batch]:
             if row.pop("_skipme", False):
                 skipped += 1
                 continue
-            if _may_be_member(row):
+            shard_id, name = row.get("shard_id"), row.get("audio_filepath")
+            # A member of a tar, which has no folders.
+            if type(shard_id) is int and shard_id >= 0 and type(name) is str and "/" not in name:
                 if is_tarred is None:
                     is_tarred = _is_tarred(source, row)
                 if is_tarred:
@@ -55,22 +57,16 @@ def read_nemo(source: Source) -> Iterator[Batch]:
         source.notes.append(f"{counted(skipped, 'row')} left out, by _skipme")
 
 
-def _may_be_member(row: dict[str, Any]) -> bool:
-    """Whether a row is one of a tar, whose members have no folders."""
-    shard_id, name = row.get("shard_id"), row.get("audio_filepath")
-    return type(shard_id) is int and shard_id >= 0 and type(name) is str and "/" not in name
-
-
 def _is_tarred(source: Source, row: dict[str, Any]) -> bool:
     """Whether the rows' audio is in tars, and not unpacked. Sets the root if the tars are above the manifest."""
     root = source.given_root
-    if root is not None and is_audio_url(root):
+    if is_audio_url(str(root)):
         return True
     folder = source.folder if root is None else Path(root)
     tar = f"audio_{row['shard_id']}.tar"
     above = source.folder.absolute().parent
     if root is None and not os.path.exists(folder / tar) and os.path.exists(above / tar):
-        source.root = str(above)
+        source.root = above
         return True
     return os.path.exists(folder / tar) or not os.path.exists(folder / row["audio_filepath"])
 
@@ -87,8 +83,7 @@ _MOST_BYTES = 2 << 30  # the largest JSON file that is read: all of it is in mem
 
 _BLOCK_BYTES = 1 << 20
 
-_SPACE = re.compile(r"[ \t\r\n]*")
-_MARKS = {mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in "{:,"}
+_MARKS = {mark: re.compile(rf"[ \t\r\n]*{re.escape(mark)}[ \t\r\n]*") for mark in ("{", ":", ",", "")}
 _NESTED = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{')
 _BY_DOLLAR = re.compile(r"\$([\w.]+)|\$\{(\w+)\}")
 _BY_BRACES = re.compile(r"\{(\w+)\}")
@@ -99,8 +94,8 @@ def is_speechbrain(source: Source) -> bool:
     if source.suffix == ".jsonl" or not source.first_lines:
         return False
     if source.first_lines[0].lstrip().startswith("{"):
-        values = source.first_object.values()
-        return all(isinstance(value, dict) for value in values) and _NESTED.match(source.first_text) is not None
+        are_objects = all(isinstance(value, dict) for value in source.first_object.values())
+        return are_objects and _NESTED.match("\n".join(source.first_lines)) is not None
     names = {name.strip().strip('"') for name in source.first_lines[0].split(",")}
     return "ID" in names and bool(names & {"wav", "wav_path"})
 
@@ -218,7 +213,7 @@ def _entries(source: Source) -> Rows:
             row, at = decode(text, _after(text, at, ":"))
             if may_have_halves:
                 json.dumps(row, ensure_ascii=False).encode()
-            at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+            at = _after(text, at, "")
             if not text.startswith("}", at):
                 at = _after(text, at, ",")
             if isinstance(row, dict) and isinstance(key, str):
@@ -226,7 +221,7 @@ def _entries(source: Source) -> Rows:
                 yield line, row
             else:
                 faults.add(line, f"not an object of an utterance: {shown(key)}")
-        at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
+        at = _after(text, at + 1, "")
         if at < len(text):
             raise json.JSONDecodeError("Extra data", text, at)
     except json.JSONDecodeError as error:
@@ -236,10 +231,10 @@ def _entries(source: Source) -> Rows:
 
 
 def _after(text: str, at: int, mark: str) -> int:
-    """Where what follows a mark begins; there may be white space around it."""
+    """Where what follows a mark begins, or without one, white space; there may be white space around the mark."""
     if found := _MARKS[mark].match(text, at):
         return found.end()
-    raise json.JSONDecodeError(f"Expecting {mark!r}", text, _SPACE.match(text, at).end())  # type: ignore[union-attr]
+    raise json.JSONDecodeError(f"Expecting {mark!r}", text, _after(text, at, ""))
 
 
 BARS = {
@@ -350,7 +345,7 @@ def read_fairseq(source: Source) -> Iterator[Batch]:
     """fairseq's manifest: a root, and on each line a path and a number of samples."""
     rows = (row for row in split_rows(source.stream, source.faults, "\t") if "".join(row[1]).strip())
     line, cells = next(rows, (0, [""]))
-    source.root = cells[0] or None
+    source.root = cells[0] if is_audio_url(cells[0]) else source.folder / cells[0]
     if len(cells) != 1:
         source.faults.add(line, "has a tab, but a root is expected")
     return batched(rows, ("path", "samples"), _path_and_samples, source.faults)
