@@ -53,6 +53,9 @@ _LARGEST_ROUNDING = 1e-3
 
 _DRAWS = 20
 
+_Batch = list[tuple[int, SampledClip]]
+"""Clips that are computed in one call, each with its number in the sample; -1 for those that are not in it."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -367,11 +370,8 @@ def whole_clips(extractor: Extractor[Params], clips: Sequence[SampledClip], devi
     Such an extractor promises the same bits, so none may differ."""
 
     def compute(groups: Sequence[Sequence[int]]) -> tuple[list[ClipResult], float]:
-        batches = []
-        for group in groups:
-            members = [clips[number] for number in group]
-            batches.append(_Batch(members, dict(enumerate(group)), sum(len(clip.waveform) for clip in members)))
-        return _compute_batches(extractor, batches, device)
+        batches: list[_Batch] = [[(number, clips[number]) for number in group] for group in groups]
+        return _compute_batches(extractor, batches, sum(len(clip.waveform) for clip in clips), device)
 
     every = range(len(clips))
     results, alone_speed = compute([[number] for number in every])
@@ -405,18 +405,6 @@ def _measured(
     )
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Clips that are computed in one call."""
-
-    clips: list[SampledClip]
-    """The clips, in the order of the call."""
-    wanted: dict[int, int]
-    """The clips that are in the sample: position in `clips` -> number in the sample."""
-    num_samples: int
-    """Samples of audio that count for the speed."""
-
-
 def _compute_rows(
     extractor: RowExtractor[Params], clips: Sequence[SampledClip], device: Device, seed: int | None
 ) -> tuple[list[ClipResult], float]:
@@ -425,22 +413,23 @@ def _compute_rows(
     lengths = {extractor.padded_length(piece.num_samples) for piece in pieces}
 
     def compute(_: int, alone: bool) -> tuple[list[ClipResult], float]:
-        return _compute_batches(extractor, _row_batches(extractor, clips, device, seed), device, alone)
+        return _compute_batches(extractor, *_row_batches(extractor, clips, device, seed), device, alone)
 
     return OutOfMemoryRetry(extractor, lengths, device).run(compute)
 
 
 def _compute_batches(
-    extractor: Extractor[Params], batches: Sequence[_Batch], device: Device, alone: bool = False
+    extractor: Extractor[Params], batches: Sequence[_Batch], num_samples: int, device: Device, alone: bool = False
 ) -> tuple[list[ClipResult], float]:
-    """Compute batches: as many at once as extraction does, or with `alone` one after the other.
+    """Compute batches, in which so many samples count for the speed: as many at once as extraction does, or with
+    `alone` one after the other.
 
-    The results of the wanted clips are in the order of their numbers; beside them, seconds of audio per second."""
+    The results of the sample's clips are in the order of their numbers; beside them, seconds of audio per second."""
 
     def compute_batch(batch: _Batch) -> dict[int, ClipResult]:
         with device.slot(alone):
-            results = extract_results(extractor, batch.clips, device)
-            return {number: results[position].cpu() for position, number in batch.wanted.items()}
+            results = extract_results(extractor, [clip for _, clip in batch], device)
+            return {number: result.cpu() for (number, _), result in zip(batch, results, strict=True) if number >= 0}
 
     with ThreadPoolExecutor(device.slots) as pool:
         if device.is_cuda:  # once more, since each new thread makes plans for its convolutions
@@ -448,31 +437,30 @@ def _compute_batches(
         started = perf_counter()
         results = {number: result for found in pool.map(compute_batch, batches) for number, result in found.items()}
         seconds = perf_counter() - started
-    audio_seconds = sum(batch.num_samples for batch in batches) / extractor.spec.sample_rate
-    return [results[number] for number in sorted(results)], audio_seconds / seconds
+    return [results[number] for number in sorted(results)], num_samples / extractor.spec.sample_rate / seconds
 
 
 def _row_batches(
     extractor: RowExtractor[Params], clips: Sequence[SampledClip], device: Device, seed: int | None
-) -> list[_Batch]:
-    """A batch for each clip, of the shape that follows from its length.
+) -> tuple[list[_Batch], int]:
+    """A batch for each clip, of the shape that follows from its length; and how many samples count for the speed.
 
     With a seed, cuts of other clips fill the batch, in any order: of lengths that may share a batch with the clip, by
     the extractor's chosen batching. All rows of a padded batch count for the speed, since any corpus fills them: there
     are few padded lengths. Of a batch of equal lengths, as many rows count as clips of the sample have this length."""
     same_length = Counter(len(clip.waveform) for clip in clips)
-    batches = []
+    batches, num_counted = [], 0
     for number, clip in enumerate(clips):
         rows = 1 if seed is None else _clips_in_batch(extractor, len(clip.waveform), device)
         generator = np.random.default_rng((seed or 0, number))
-        batch = [_neighbour(extractor, clips, number, generator) for _ in range(rows - 1)]
-        position = int(generator.integers(rows))
-        batch.insert(position, clip)
-        num_counted = sum(len(clip.waveform) for clip in batch)
+        batch = [(-1, _neighbour(extractor, clips, number, generator)) for _ in range(rows - 1)]
+        batch.insert(int(generator.integers(rows)), (number, clip))
+        batches.append(batch)
         if extractor.chosen_batching == "equal_length":
-            num_counted = min(rows, same_length[len(clip.waveform)]) * len(clip.waveform)
-        batches.append(_Batch(batch, {position: number}, num_counted))
-    return batches
+            num_counted += min(rows, same_length[len(clip.waveform)]) * len(clip.waveform)
+        else:
+            num_counted += sum(len(member.waveform) for _, member in batch)
+    return batches, num_counted
 
 
 def _clips_in_batch(extractor: RowExtractor[Params], num_samples: int, device: Device) -> int:
