@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -72,7 +73,8 @@ class ParquetIndex:
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._arrow = pyarrow()
-        file = self._checked(lambda: self._arrow.parquet.ParquetFile(f"/proc/self/fd/{descriptor}"))
+        with self._checked():
+            file = self._arrow.parquet.ParquetFile(f"/proc/self/fd/{descriptor}")
         self._metadata = file.metadata
         self._fields = _fields_with_bytes(file.schema_arrow)
         counts = [self._metadata.row_group(number).num_rows for number in range(self._metadata.num_row_groups)]
@@ -94,12 +96,10 @@ class ParquetIndex:
 
     def _unpacked(self, descriptor: int, column: str, group: int) -> Sequence[Any]:
         """The values of a column in a row group: buffers, or None."""
-        leaf = self._fields[column]
-
-        def unpack() -> list[Any]:
+        leaf, num_bytes = self._fields[column], 0
+        values: list[Any] = []
+        with self._checked():
             file = self._arrow.parquet.ParquetFile(f"/proc/self/fd/{descriptor}", metadata=self._metadata)
-            values: list[Any] = []
-            num_bytes = 0
             for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[leaf], use_threads=False):
                 found = batch.column(0) if leaf == column else batch.column(0).field("bytes")
                 values += [value.as_buffer() for value in found]
@@ -107,16 +107,14 @@ class ParquetIndex:
                 if num_bytes > _LARGEST_GROUP:
                     message = f"its row group holds more than {_LARGEST_GROUP >> 20:,} MiB: write it with smaller ones"
                     raise AudioError(Reason.OUT_OF_MEMORY, message)
-            return values
-
-        found: list[Any] = self._checked(unpack)
-        if len(found) != self._starts[group + 1] - self._starts[group]:
+        if len(values) != self._starts[group + 1] - self._starts[group]:
             raise AudioError(Reason.TRUNCATED, "the table is damaged: a row group has fewer rows than its footer says")
-        return found
+        return values
 
-    def _checked(self, read: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
         try:
-            return read()
+            yield
         except (self._arrow.ArrowException, OSError, ValueError) as error:
             message = f"the table is no Parquet file, was cut short, or is damaged: {first_line(error)}"
             raise AudioError(Reason.TRUNCATED, message) from None

@@ -385,12 +385,11 @@ def _metadata_faults(shard: Shard) -> Iterator[str]:
             array = decoder_of(_ArrayMetadata).decode(shard.store.read(f"{shard.key}/{path}", AT_MOST_BYTES))
         except FileNotFoundError:  # since its bytes were read: a repair takes the shard away
             yield f"{shard}/{path}: damaged: the file is missing"
-            continue
         except ValueError as error:
             yield f"{shard}/{path}: damaged: {error}"
-            continue
-        if (array.shape, array.data_type) != (shape, dtype):
-            yield f"{shard}/{path}: damaged: it is {array.data_type} {[*array.shape]}, not {dtype} {[*shape]}"
+        else:
+            if (array.shape, array.data_type) != (shape, dtype):
+                yield f"{shard}/{path}: damaged: it is {array.data_type} {[*array.shape]}, not {dtype} {[*shape]}"
 
 
 class _ArrayMetadata(msgspec.Struct):
