@@ -93,7 +93,6 @@ class ShardBuilder:
 
     def __init__(self, spec: FeatureSpec) -> None:
         self._spec = spec
-        self._dtype = np.dtype(spec.stored_dtype)
         self._items: list[Item] = []
         self._num_frames: list[int] = []
         self._checksums: list[int] = []
@@ -125,12 +124,10 @@ class ShardBuilder:
         Raises:
             ExtractorError: It is not what the version holds. Nothing has been added.
         """
-        shape = self._spec.item_shape
-        if features.dtype != self._dtype or features.shape[1:] != shape or len(features) != sum(num_frames):
-            raise ExtractorError(
-                f"features are {features.dtype} {list(features.shape)}; this version's are {self._dtype} "
-                f"[{sum(num_frames)}, {', '.join(map(str, shape))}]"
-            )
+        dtype, shape = np.dtype(self._spec.stored_dtype), (sum(num_frames), *self._spec.item_shape)
+        if (features.dtype, features.shape) != (dtype, shape):
+            what = f"{features.dtype} {list(features.shape)}"
+            raise ExtractorError(f"features are {what}; this version's are {dtype} {list(shape)}")
         self._check_side(side, len(items))
         bounds = pairwise(accumulate(num_frames, initial=0))
         self._checksums += [crc32c(features[first:end]) for first, end in bounds]
@@ -164,7 +161,6 @@ class ShardBuilder:
             row, manifest, made_by: See `ShardInfo`.
             where: Names the version in messages.
         """
-        spec, seconds = self._spec, round(self.num_samples / self._spec.sample_rate, 6)
         table = self._table()
         arrays = {"features": np.concatenate(self._features)}
         self._features.clear()
@@ -172,12 +168,12 @@ class ShardBuilder:
         document = {
             "fingerprint": fingerprint,
             "frames": len(arrays["features"]),
-            "seconds": seconds,
+            "seconds": round(self.num_samples / self._spec.sample_rate, 6),
             "row": row,
             "manifest": manifest,
             "made_by": dict(made_by),
         }
-        digest, files = group_files(document, table, arrays, {"features": _no_code(spec)}, where)
+        digest, files = group_files(document, table, arrays, {"features": _no_code(self._spec)}, where)
         return digest[:NAME_DIGITS], files
 
     def _table(self) -> Table:

@@ -213,21 +213,21 @@ class Bucket:
         return nullcontext()
 
     def sweep(self, *, remove: bool = True) -> list[str]:
-        written: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        written: dict[str, dict[str, float]] = defaultdict(dict)
         for entry in self._listed("work"):
             if note := _NOTE.fullmatch(self._key(entry)):
-                written[note[1]].append((note[0], entry["last_modified"].timestamp()))
+                written[note[1]][note[0]] = entry["last_modified"].timestamp()
         if not written:
             return []
         now, left = self._now(), []
         for folder, notes in written.items():
-            if now - max(time for _, time in notes) > _DAY_SECONDS:
+            if now - max(notes.values()) > _DAY_SECONDS:
                 if not self.exists(f"{folder}/{MARK}"):
                     left.append(folder)
                     if remove:
                         self.remove(folder)
                 if remove:
-                    self._delete([key for key, _ in notes])
+                    self._delete([*notes])
         return left
 
     def _now(self) -> float:

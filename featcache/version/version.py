@@ -1,15 +1,5 @@
-"""A version: everything extracted under one fingerprint, as one Zarr group in the cache.
-
-<cache>/<name>-<first 12 hex digits of the fingerprint>/
-  zarr.json       what `VersionInfo` holds, sealed
-  shards/         a group; each member is a shard
-  index/          the items that count, and where they are; see `index.py`
-  wanted/         what manifests want of it; see `wanted.py`
-  failures/       what could not be extracted; see `ledger.py`
-  tags/           names for some of its shards; see `tags.py`
-  runs/, probes/  what was done and measured, for people; see `records.py`
-  work/           what is being written; nothing in it is data
-"""
+"""A version: everything extracted under one fingerprint, as one Zarr group in the cache. docs/format.md says what is in
+its folder; the names of the files in this room are those of the folders."""
 
 from __future__ import annotations
 
