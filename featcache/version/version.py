@@ -1,5 +1,5 @@
 """A version: everything extracted under one fingerprint, as one Zarr group in the cache. docs/format.md says what is in
-its folder; the names of the files in this room are those of the folders."""
+its folder."""
 
 from __future__ import annotations
 
