@@ -1,12 +1,14 @@
 """What was in flight in runs that died is suspect; marks go once it is known what became of it."""
 
 import errno
+import os
+from threading import Timer
 
 import pytest
 from small_shards import create
 
 from featcache.errors import StoreError
-from featcache.storage.files import Lock
+from featcache.storage.files import Lock, is_held
 from featcache.strings import Strings
 from featcache.version.in_flight import InFlight, Suspects, find_suspects, forget_suspects, remove_marks
 from featcache.version.ledger import Failure
@@ -59,6 +61,19 @@ def test_a_run_that_lives_is_left_alone(version, scratch):
         for one, run in ((version, NAMES[0]), (other, NAMES[1])):
             forget_suspects(one, Strings.of([]).hashes())
             assert (one.store.desk / run / "in_flight.1").read_bytes().startswith(b'{"ids": ["a"]')
+
+
+def test_a_run_holds_its_folder_also_if_somebody_looks_at_it_just_then(version):
+    """Else it would be taken for dead while it lives."""
+    folder = version.store.desk / NAMES[0]
+    folder.mkdir()
+    looking = Lock(folder, os.O_RDONLY)
+    assert looking.take()
+    end = Timer(0.2, looking.release)
+    end.start()
+    with InFlight([(version, NAMES[0])], 1):
+        end.join()
+        assert is_held(folder)
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOSYS])
