@@ -6,7 +6,7 @@ Samples are scaled as libsndfile does: integers to [-1, 1), floats as they are. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -117,21 +117,17 @@ def probe_seconds(location: AudioSource | str) -> float | None:
     file at a URL, only the header is fetched, so that of MP3 and Ogg the length is unknown. No command is run."""
     if isinstance(location, Command):
         return None
-    try:
-        with closing(Recording(location, beginning_of)) as recording:
-            known = recording.num_samples != UNKNOWN and (recording.can_seek or not isinstance(location, Url))
-            return recording.num_samples / recording.sample_rate if known else None
-    except AudioError:
-        return None
+    with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
+        if recording.num_samples != UNKNOWN and (recording.can_seek or not isinstance(location, Url)):
+            return recording.num_samples / recording.sample_rate
+    return None
 
 
 def probe_rate(location: AudioSource | str) -> int | None:
     """The sample rate of a file in Hz, by its header; None if the file cannot be read."""
-    try:
-        with closing(Recording(location, beginning_of)) as recording:
-            return recording.sample_rate
-    except AudioError:
-        return None
+    with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
+        return recording.sample_rate
+    return None
 
 
 def span_of(recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None) -> Span | AudioError:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 
 import numpy as np
@@ -140,14 +141,13 @@ class Recording:
     def content_hash(self, hashes: ContentHashes) -> int:
         """The hash of the file's bytes, which are those that are decoded unless it `has_changed`; `UNKNOWN_HASH` if it
         cannot be read to its end."""
-        try:
+        with suppress(OSError):  # a bad sector, which need not be in what is decoded
             if self.stamp.size <= _SMALL_BYTES:
                 return hash_of_bytes(self._all_bytes())
             if self._is_copy:  # of this recording alone
                 return hash_of_content(self._file.fileno())
             return hashes.of(self._file.fileno())
-        except OSError:  # a bad sector, which need not be in what is decoded
-            return UNKNOWN_HASH
+        return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
         """Whether the size or time of the file has changed since it was opened. A copy of it does not change."""
@@ -218,15 +218,13 @@ class Recording:
         """Samples of a WAV as they lie in it, or all of a FLAC by dr_flac; None if that does not give each of them."""
         if self._plain is None or not self._is_believable(self.num_samples):
             return None
-        try:
+        with suppress(OSError):  # libsndfile meets it too, and says where
             if self._plain.samples_at is not None:
                 return self._levels(self._plain.samples_at + 2 * self.num_channels * first, stop - first)
-            if (first, stop) != (0, self.num_samples):
-                return None
-            samples = np.empty((self.num_samples, self.num_channels), np.float32)
-            return samples if _decode_flac(self._all_bytes(), samples) else None
-        except OSError:  # libsndfile meets it too, and says where
-            return None
+            if (first, stop) == (0, self.num_samples):
+                samples = np.empty((self.num_samples, self.num_channels), np.float32)
+                return samples if _decode_flac(self._all_bytes(), samples) else None
+        return None
 
     def _levels(self, at: int, num_samples: int) -> NDArray[np.float32] | None:
         """So many 16-bit samples from a byte on; None if they are not there."""

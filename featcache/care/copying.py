@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from featcache.care.verify import Problem
@@ -164,10 +165,9 @@ def _copy_files(version: Version, store: Store, folders: Iterable[str]) -> int:
 
 
 def _is_same(store: Store, key: str, data: bytes) -> bool:
-    try:
+    with suppress(FileNotFoundError, DamagedError):
         return store.read(key, len(data)) == data
-    except (FileNotFoundError, DamagedError):
-        return False
+    return False
 
 
 def _copy_tags(version: Version, store: Store, copied: Copied) -> None:

@@ -171,10 +171,9 @@ def _plan(version: Version, name: str, faulty: set[str | None], counting: String
         shard.check_table()
     except DamagedError:
         return _Plan(name, [], counting)
-    ids = shard.table.ids
-    if any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
-        return _Plan(name, [], ids if counting is None else counting)
-    kept = [number for number, _ in shard.sound_items([at for at, id_ in enumerate(ids) if id_ not in faulty])]
+    ids, kept = shard.table.ids, list[int]()
+    if not any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
+        kept = [number for number, _ in shard.sound_items([at for at, id_ in enumerate(ids) if id_ not in faulty])]
     others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
     if counting is not None:  # what others have replaced need not be extracted
         others = others.take(np.flatnonzero(np.isin(others.hashes(), counting.hashes())))
@@ -202,22 +201,18 @@ def _take_away(version: Version, name: str) -> dict[str, str]:
 def _stated_version(version: Version, name: str) -> str | None:
     """The fingerprint of the version that a shard says it belongs to; None if that cannot be read."""
     key = f"shards/{name}/{MARK}"
-    try:
-        info = read_attributes(version.store.read(key, AT_MOST_BYTES), GroupInfo, key, None)
-    except (FileNotFoundError, DamagedError):
-        return None
-    return str(info.fingerprint)
+    with suppress(FileNotFoundError, DamagedError):
+        return str(read_attributes(version.store.read(key, AT_MOST_BYTES), GroupInfo, key, None).fingerprint)
+    return None
 
 
 def _sound_owner(version: Version, fingerprint: str, name: str) -> Version | None:
     """The version of this fingerprint in the same cache, by which the shard of this name is sound."""
-    try:
+    with suppress(StoreError, FileNotFoundError):  # something else in the cache is damaged: it may still be needed
         for other in select_versions(version.path.parent):
             if other.info.fingerprint == fingerprint:
                 Shard(version.store, name, fingerprint, other.info.spec).check_table()
                 return other
-    except (StoreError, FileNotFoundError):  # something else in the cache is damaged: it may still be needed
-        return None
     return None
 
 
