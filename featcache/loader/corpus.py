@@ -192,13 +192,8 @@ class _JoinedIndex:
 
 
 class _JoinedColumn:
-    """A column over all parts, as an array: of a batch, only what is asked for is read.
-
-    Args:
-        index: The index that it is of.
-        columns: The column of each part's index.
-        added: What is added to the numbers of each part; nothing by default.
-    """
+    """A column over all parts, as an array: of a batch, only what is asked for is read. Something may be added to the
+    numbers of each part."""
 
     def __init__(self, index: _JoinedIndex, columns: list[NDArray[np.int64]], added: Sequence[int] = ()) -> None:
         self._index, self._columns = index, columns
@@ -251,21 +246,10 @@ class _JoinedIds(Sequence[str]):
         return Strings.of(self.texts(positions))
 
 
-def open_corpus(
-    corpus: Location,
-    name: str | None,
-    config: tuple[str, str] | None,
-    *,
-    check: bool,
-    strict: bool,
-    tiers: Tiers | None,
-) -> Corpus:
+def open_parts(corpus: Location, name: str | None, config: tuple[str, str] | None, strict: bool) -> list[_Part]:
     """Open the version that the parts of a corpus hold: of this name (its own or its folder's), or made by the config
-    of this name and fingerprint. Parts that lack it are left out, which is said. All else is as for `featcache.open`.
-
-    Raises:
-        StoreError: There is no such version, or there are several; with `strict`, also if something is unfinished.
-    """
+    of this name and fingerprint. Parts that lack it are left out, which is said. Raises StoreError if there is no such
+    version, or there are several; with `strict`, also if something is unfinished."""
     known = {part.name: part for part in read_parts(corpus)}
     threads = 1 if isinstance(corpus, Path) else 64
     folders = in_parallel(lambda part: version_names(corpus / part), [*known], threads)
@@ -293,7 +277,7 @@ def open_corpus(
         if strict:
             raise StoreError(message)
         warnings.warn(message, FeatcacheWarning, stacklevel=3)
-    return Corpus(corpus, [part for part, _ in opened], check=check, tiers=tiers)
+    return [part for part, _ in opened]
 
 
 def _version_in(

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, require_int
 from featcache.loader.cache import Buffers, Cache
-from featcache.loader.display import Batch, beginning, card
+from featcache.loader.display import Batch, card, first_of
 from featcache.loader.spans import Crop, Spans, Windows, positions_in
 from featcache.loader.utterances import DatasetVersion, Selection, find_utterances, take, versions_of
 from featcache.manifest import Manifest, Table
@@ -132,24 +132,21 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self._ids = None if found.ids is versions[0].cache.ids else found.ids
 
     def __repr__(self) -> str:
-        versions = ", ".join(version.cache.version.path.name for version in self.versions)
         columns = f" with {listing(self.columns)}" if self.columns else ""
-        return f"FeatureDataset({versions}: {len(self):,} utterances{columns})"
+        return f"FeatureDataset({self._folders()}: {len(self):,} utterances{columns})"
 
     def _repr_html_(self) -> str:
         def facts() -> dict[str, object]:
             labels = {f"classes of {name}": f"{len(found):,}: {listing(found)}" for name, found in self.classes.items()}
-            versions = ", ".join(version.cache.version.path.name for version in self.versions)
-            return {"versions": versions, "utterances": f"{len(self):,}", "columns": listing(self.columns), **labels}
+            columns = listing(self.columns)
+            return {"versions": self._folders(), "utterances": f"{len(self):,}", "columns": columns, **labels}
 
-        def first_item() -> NDArray[Any]:
-            if not len(self):
-                return np.empty(0)
-            first = self.versions[0]
-            position = int(first.positions_of(np.zeros(1, np.int64))[0])
-            return beginning(first.cache.item(position, check=True), first.cache.spec)
+        first = self.versions[0]
+        positions = range(len(self)) if first.positions is None else first.positions
+        return card("FeatureDataset", facts, lambda: first_of(first.cache, positions))
 
-        return card("FeatureDataset", facts, first_item)
+    def _folders(self) -> str:
+        return ", ".join(version.cache.version.path.name for version in self.versions)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lengths"}

@@ -8,7 +8,7 @@ import math
 import struct
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import hours, megabytes
-from featcache.spec import FeatureSpec
 
 if TYPE_CHECKING:
     from featcache.loader.cache import Cache
@@ -65,11 +64,8 @@ def line_of(cache: Cache) -> str:
 
 def card_of(cache: Cache) -> str:
     """HTML that shows a cache, and its first utterance."""
-
-    def first_item() -> NDArray[Any]:
-        return beginning(cache.item(0, check=True), cache.spec) if len(cache) else np.empty(0)
-
-    return card(f"{type(cache).__name__} {cache.version.path.name}", lambda: _facts_of(cache), first_item)
+    title = f"{type(cache).__name__} {cache.version.path.name}"
+    return card(title, lambda: _facts_of(cache), lambda: first_of(cache, range(len(cache))))
 
 
 def _facts_of(cache: Cache) -> dict[str, str]:
@@ -87,9 +83,11 @@ def _facts_of(cache: Cache) -> dict[str, str]:
     }
 
 
-def beginning(frames: NDArray[Any], spec: FeatureSpec) -> NDArray[Any]:
-    """The frames of an utterance that a picture shows."""
-    return frames[: math.ceil(_PICTURE_SECONDS * spec.frame_rate)]
+def first_of(cache: Cache, positions: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
+    """The frames that a picture shows of the first of some utterances, compared with their checksum."""
+    if not len(positions):
+        return np.empty(0)
+    return cache.item(positions[0], check=True)[: math.ceil(_PICTURE_SECONDS * cache.spec.frame_rate)]
 
 
 def card(title: str, facts: Callable[[], Mapping[str, object]], picture: Callable[[], NDArray[Any]]) -> str:

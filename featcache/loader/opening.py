@@ -86,10 +86,10 @@ def open(  # noqa: A001
         if tag is not None:
             hint = "open the parts, each of which has its own tags"
             raise ArgumentError(f"tag is {tag!r}: {location} is a corpus: {hint}")
-        from featcache.loader.corpus import open_corpus
+        from featcache.loader.corpus import Corpus, open_parts
 
         made_by = None if config is None else (config.name, config.fingerprint())
-        return open_corpus(found[0], name, made_by, check=check, strict=strict, tiers=tiers)
+        return Corpus(found[0], open_parts(found[0], name, made_by, strict), check=check, tiers=tiers)
     if config is None:
         version = select_version(location, name, tag)
     else:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,12 +48,12 @@ _MOST_WINDOWS = 4
 def open_shards(version: Version, index: Index, check: bool, tiers: Tiers | None) -> Shards:
     """The shards of a version that has copies, or is in an object store. Raises ArgumentError if it is in an object
     store, and there is room for less than a shard."""
-    copies = None if tiers is None else LocalCopies(version, index.shards, [*tiers.places(version)])
-    if copies is not None and isinstance(version.path, Path):
+    copies = LocalCopies(version, index.shards, [] if tiers is None else [*tiers.places(version)])
+    if isinstance(version.path, Path):
         return _CopiedShards(version, index, check, copies)
     shards = ObjectShards(version, index, check, copies)
     most = int(shards.sizes.max(initial=0))
-    if copies is not None and copies.room is not None and copies.room < most:
+    if copies.places and copies.room is not None and copies.room < most:
         setting = " and ".join(place.setting for place in copies.places)
         raise ArgumentError(
             f"{setting} is {copies.room:,} bytes: the largest shard of {version.path} has {most:,}, and "
@@ -98,37 +98,14 @@ class _CopiedShards(Shards):
         return Frames(opened, copy.features.shape, copy.features.dtype, str(copy.path), None)
 
 
-@dataclass(frozen=True)
-class ToFetch:
-    """A shard that is to be copied from an object store."""
-
-    shards: ObjectShards
-    number: int
-    """Its number in the index."""
-    copies: LocalCopies
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of its features, as far as the index tells."""
-        return int(self.shards.sizes[self.number])
-
-    def hold(self) -> Callable[[], None] | None:
-        """Copy it, and keep the copy until the function is called that is returned; see `LocalCopies.hold`."""
-        return self.copies.hold(self.number, self.shards._file(self.number))
-
-
 class ObjectShards(Shards):
     """The frames and side arrays of a version's utterances in an object store. Safe to use from several threads.
 
     What a batch takes of a shard is asked for at once, neighbours in one request, and of all its shards side by side.
-    Nothing of features is kept in memory.
+    Nothing of features is kept in memory. `copies` makes copies of whole shards before they are read; if it has no
+    places, ranges are read."""
 
-    Args:
-        version, index, check: As for `Shards`.
-        copies: Copies whole shards before they are read; None to read ranges.
-    """
-
-    def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies | None) -> None:
+    def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies) -> None:
         super().__init__(version, index, check=check)
         self.copies = copies
         self._most_files = max(1, len(index.shards))  # none of them takes a descriptor
@@ -145,12 +122,13 @@ class ObjectShards(Shards):
         np.maximum.at(frames, np.asarray(self.index.shard), ends)
         return frames * self.version.info.spec.bytes_per_frame
 
-    def to_fetch(self, positions: NDArray[np.int64]) -> dict[ToFetch, int]:
+    def to_fetch(self, positions: NDArray[np.int64]) -> Counter[int]:
         """The shards that are copied to read these utterances, in the order of these, each with how many there are."""
-        if self.copies is None:
-            return {}
-        counts = Counter(self.index.shard[positions].tolist())
-        return {ToFetch(self, number, self.copies): count for number, count in counts.items()}
+        return Counter(self.index.shard[positions].tolist() if self.copies.places else ())
+
+    def hold(self, number: int) -> Callable[[], None] | None:
+        """Copy a shard, and keep the copy until the function is called that is returned; see `LocalCopies.hold`."""
+        return self.copies.hold(number, self._file(number))
 
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -168,7 +146,7 @@ class ObjectShards(Shards):
         firsts, counts = zip(*ranges, strict=True)
         chunk = self._file(number)
         chunk.require_within(firsts, counts)
-        copy = None if self.copies is None else self.copies.features(number, chunk, sum(counts))
+        copy = self.copies.features(number, chunk, sum(counts)) if self.copies.places else None
         if copy is None:
             self._copied.pop(number, None)
             return chunk.read_ranges(firsts, counts)
@@ -178,18 +156,42 @@ class ObjectShards(Shards):
 
 def fetches(dataset: FeatureDataset) -> bool:
     """Whether shards are copied from an object store before they are read."""
-    return any(shards.copies is not None for _, shards in _remote(dataset))
+    return any(shards.copies.places for _, shards in _remote(dataset))
 
 
 def asks_store(dataset: FeatureDataset) -> bool:
     """Whether batches ask an object store for their own bytes, since no shards are copied."""
-    return any(shards.copies is None for _, shards in _remote(dataset))
+    return any(not shards.copies.places for _, shards in _remote(dataset))
 
 
 def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
     """The versions that are in an object store."""
     versions = ((version, version.cache._shards) for version in dataset.versions)
     return [(version, shards) for version, shards in versions if isinstance(shards, ObjectShards)]
+
+
+_Key: TypeAlias = tuple[ObjectShards, int]
+"""A shard by its number."""
+
+
+@dataclass
+class _Fetch:
+    """A shard that is copied ahead of batches."""
+
+    shards: ObjectShards
+    number: int
+    num_left: int = 0
+    """The number of utterances that are still to be read of it."""
+    future: Future[Callable[[], None] | None] | None = None
+    """What lets go of the copy, once it is there; None before it is begun."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the shard's features, as far as the index tells."""
+        return int(self.shards.sizes[self.number])
+
+    def is_under_way(self) -> bool:
+        return self.future is not None and not self.future.done()
 
 
 class ShardsAhead:
@@ -205,11 +207,8 @@ class ShardsAhead:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "featcache-ahead")
         self._is_closed = False
         self._numbers = itertools.count()
-        self._left: Counter[ToFetch] = Counter()  # utterances that are still to be read
-        self._queue: dict[ToFetch, None] = {}  # shards that are not begun, in their order
-        self._begun: dict[ToFetch, Future[Callable[[], None] | None]] = {}
-        self._bytes: Counter[str] = Counter()  # of these, in each place of copies
-        self._batches: dict[int, dict[ToFetch, int]] = {}  # those that are not made, in their order, and what they read
+        self._fetches: dict[_Key, _Fetch] = {}  # in the order in which they begin
+        self._batches: dict[int, dict[_Key, int]] = {}  # those that are not made, in their order, and what they read
 
     def windows(
         self, batches: Iterator[list[int]], sampler: Any
@@ -221,8 +220,8 @@ class ShardsAhead:
         upcoming: deque[list[list[int]]] = deque()
         for _, group in groupby(batches, lambda batch: sampler.window):
             upcoming.append(list(group))
-            self._expect(np.concatenate([np.array(batch, np.int64) for batch in upcoming[-1]]))
-            if len(upcoming) > 1 and (self._queue or len(upcoming) > _MOST_WINDOWS):
+            are_begun = self._expect(np.concatenate([np.array(batch, np.int64) for batch in upcoming[-1]]))
+            if len(upcoming) > 1 and (not are_begun or len(upcoming) > _MOST_WINDOWS):
                 yield from map(self._add, upcoming.popleft())
         for rest in upcoming:
             yield from map(self._add, rest)
@@ -253,55 +252,57 @@ class ShardsAhead:
             return
         with self._changed:
             self._is_closed = True
-            begun = list(self._begun.values())
-            for pending in (self._queue, self._begun, self._left, self._batches):
-                pending.clear()
+            futures = [fetch.future for fetch in self._fetches.values() if fetch.future is not None]
+            self._fetches.clear()
+            self._batches.clear()
             self._changed.notify_all()
         self._threads.shutdown(wait=False)
-        for future in begun:
+        for future in futures:
             future.add_done_callback(_release)
 
-    def _wanted(self, rows: NDArray[np.int64]) -> dict[ToFetch, int]:
-        wanted: dict[ToFetch, int] = {}
-        for version, shards in self._versions:
-            wanted |= shards.to_fetch(version.positions_of(rows))
-        return wanted
+    def _wanted(self, rows: NDArray[np.int64]) -> dict[_Key, int]:
+        """The shards that are read for some rows, and how many utterances of each."""
+        of_versions = [(shards, shards.to_fetch(version.positions_of(rows))) for version, shards in self._versions]
+        return {(shards, number): count for shards, counts in of_versions for number, count in counts.items()}
 
-    def _expect(self, rows: NDArray[np.int64]) -> None:
+    def _expect(self, rows: NDArray[np.int64]) -> bool:
+        """Fetch what a window reads, as soon as there is room; whether all that is expected has been begun."""
         wanted = self._wanted(rows)
         with self._changed:
-            self._queue |= {shard: None for shard in wanted if shard not in self._left}
-            self._left.update(wanted)
+            for key, count in wanted.items():
+                self._fetches.setdefault(key, _Fetch(*key)).num_left += count
             self._begin()
+            return all(fetch.future is not None for fetch in self._fetches.values())
 
     def _may_read(self, number: int) -> bool:
         """Whether a batch's shards are there; for the first one, those that there is room for."""
-        wanted = self._batches[number].keys()
-        if any(not self._begun[shard].done() for shard in wanted & self._begun.keys()):
+        fetches = [self._fetches[key] for key in self._batches[number]]
+        if any(fetch.is_under_way() for fetch in fetches):
             return False
-        return not wanted & self._queue.keys() or (number == next(iter(self._batches)) and not self._has_room())
+        are_begun = all(fetch.future is not None for fetch in fetches)
+        return are_begun or (number == next(iter(self._batches)) and self._next() is None)
 
-    def _has_room(self) -> bool:
-        """Whether there is room for the first shard of the queue."""
-        shard = next(iter(self._queue))
-        where, room = shard.copies.where, shard.copies.room
-        return room is None or self._bytes[where] + shard.num_bytes <= room
+    def _next(self) -> _Fetch | None:
+        """What is to begin next, if there is room for it."""
+        upcoming = next((fetch for fetch in self._fetches.values() if fetch.future is None), None)
+        if upcoming is None or (room := upcoming.shards.copies.room) is None:
+            return upcoming
+        begun = [fetch for fetch in self._fetches.values() if fetch.future is not None]
+        taken = sum(fetch.num_bytes for fetch in begun if fetch.shards.copies.where == upcoming.shards.copies.where)
+        return upcoming if taken + upcoming.num_bytes <= room else None
 
     def _begin(self) -> None:
-        """Begin to fetch, in the order of the queue, what there are threads and room for: no more than that, since the
-        interpreter does not end before what has been begun."""
-        while self._queue and sum(not each.done() for each in self._begun.values()) < _AT_ONCE and self._has_room():
-            shard = next(iter(self._queue))
+        """Begin, in their order, what there are threads and room for: no more than that, since the interpreter does not
+        end before what has been begun."""
+        while (fetch := self._next()) is not None and sum(map(_Fetch.is_under_way, self._fetches.values())) < _AT_ONCE:
             try:
-                future = self._threads.submit(shard.hold)
-            except RuntimeError:  # the interpreter is ending, or there are no more threads: who reads them fetches them
-                self._queue.clear()
+                fetch.future = self._threads.submit(fetch.shards.hold, fetch.number)
+            except RuntimeError:  # the interpreter is ending, or there are no more threads: who reads it fetches it
+                fetch.future = Future()
+                fetch.future.set_result(None)
                 self._changed.notify_all()
-                return
-            del self._queue[shard]
-            self._bytes[shard.copies.where] += shard.num_bytes
-            self._begun[shard] = future
-            future.add_done_callback(self._go_on)
+            else:
+                fetch.future.add_done_callback(self._go_on)
 
     def _go_on(self, _: object) -> None:
         """Begin what can be begun since a fetch has ended, and wake who waits for it."""
@@ -312,14 +313,13 @@ class ShardsAhead:
     def _end(self, number: int) -> None:
         """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
         with self._changed:
-            for shard, count in self._batches.pop(number, {}).items():
-                self._left[shard] -= count
-                if not self._left[shard]:
-                    del self._left[shard]
-                    self._queue.pop(shard, None)
-                    if (future := self._begun.pop(shard, None)) is not None:
-                        self._bytes[shard.copies.where] -= shard.num_bytes
-                        future.add_done_callback(_release)
+            for key, count in self._batches.pop(number, {}).items():
+                fetch = self._fetches[key]
+                fetch.num_left -= count
+                if not fetch.num_left:
+                    del self._fetches[key]
+                    if fetch.future is not None:
+                        fetch.future.add_done_callback(_release)
             self._begin()
             self._changed.notify_all()
 
