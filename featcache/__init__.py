@@ -14,46 +14,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from featcache import augment, cmvn, errors, masks, stats
-    from featcache.cmvn import Cmvn
-    from featcache.engines.main_job import Observer, extract
-    from featcache.errors import FeatcacheError, FeatcacheWarning
-    from featcache.extraction.live import extractor
-    from featcache.extraction.options import Options
-    from featcache.loader.cache import Cache
-    from featcache.loader.corpus import Corpus
-    from featcache.loader.data_loader import DataLoader
-    from featcache.loader.dataset import FeatureDataset
-    from featcache.loader.opening import open  # noqa: A004
-    from featcache.loader.sampler import BucketBatchSampler
-    from featcache.loader.spans import Crop
-    from featcache.quantize import dequantize
+    from featcache import augment as augment
+    from featcache import cmvn as cmvn
+    from featcache import errors as errors
+    from featcache import masks as masks
+    from featcache import stats as stats
+    from featcache.cmvn import Cmvn as Cmvn
+    from featcache.engines.main_job import Observer as Observer
+    from featcache.engines.main_job import extract as extract
+    from featcache.errors import FeatcacheError as FeatcacheError
+    from featcache.errors import FeatcacheWarning as FeatcacheWarning
+    from featcache.extraction.live import extractor as extractor
+    from featcache.extraction.options import Options as Options
+    from featcache.loader.cache import Cache as Cache
+    from featcache.loader.corpus import Corpus as Corpus
+    from featcache.loader.data_loader import DataLoader as DataLoader
+    from featcache.loader.dataset import FeatureDataset as FeatureDataset
+    from featcache.loader.opening import open as open  # noqa: A004
+    from featcache.loader.sampler import BucketBatchSampler as BucketBatchSampler
+    from featcache.loader.spans import Crop as Crop
+    from featcache.quantize import dequantize as dequantize
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "BucketBatchSampler",
-    "Cache",
-    "Cmvn",
-    "Corpus",
-    "Crop",
-    "DataLoader",
-    "FeatcacheError",
-    "FeatcacheWarning",
-    "FeatureDataset",
-    "Observer",
-    "Options",
-    "adapters",
-    "augment",
-    "cmvn",
-    "dequantize",
-    "errors",
-    "extract",
-    "extractor",
-    "masks",
-    "open",
-    "stats",
-]
 
 _HOME = {
     "BucketBatchSampler": "loader.sampler",
@@ -73,6 +55,8 @@ _HOME = {
     "FeatcacheWarning": "errors",
 }
 """Where a public name is found; the others of `__all__` are modules."""
+
+__all__ = sorted({*_HOME, "adapters", "augment", "cmvn", "errors", "masks", "stats"})
 
 _EXTRACTION = {"Observer", "Options", "extract", "extractor"}
 

@@ -151,8 +151,11 @@ class _Reader:
 
     def gather(self, ids: Iterable[str]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Padded features by key, and their lengths relative to the longest, float32 `[batch]`."""
-        ranges = self._ranges(self._cache.find(ids))
-        return {key: (each.gather(), _relative(each.counts)) for key, each in zip(self.keys, ranges, strict=True)}
+        read = {}
+        for key, ranges in zip(self.keys, self._ranges(self._cache.find(ids)), strict=True):
+            lengths = (ranges.counts / max(int(ranges.counts.max()), 1)).astype(np.float32)
+            read[key] = ranges.gather(), torch.from_numpy(lengths)
+        return read
 
     def _ranges(self, positions: NDArray[np.int64]) -> list[FrameRanges]:
         """The frames of the utterances at these positions in the cache."""
@@ -161,8 +164,3 @@ class _Reader:
             there = listing(self._cache.ids[position] for position in outside.tolist())
             raise MissingItemError(f"in the cache, but not in the dataset given: {there}")
         return self.dataset.frame_ranges(rows, self.dataset.epoch)
-
-
-def _relative(counts: NDArray[np.int64]) -> torch.Tensor:
-    """Lengths as in SpeechBrain: 1 for the longest of the batch."""
-    return torch.from_numpy((counts / max(int(counts.max()), 1)).astype(np.float32))

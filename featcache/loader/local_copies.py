@@ -166,6 +166,7 @@ class LocalCopies:
         self.has_news = False
         """Whether `collect` is to be called before the next read."""
         self._version, self._shards = version, shards
+        self._names = [shard.rpartition("/")[2] for shard in shards]  # without the part of a corpus
         self._used_up: set[Place] = set()  # where a copy has failed, and no more are made
         self._wanted: dict[int, None] = {}  # the shards' numbers, in the order they were asked for
         self._finished: list[LocalCopy] = []
@@ -311,17 +312,14 @@ class LocalCopies:
         for place in reversed([place for place in nearer if place not in self._used_up]):
             blocks = partial(self._blocks, number, None if copy is None else copy.path)
             with self._giving_up(place):
-                refused = place.make(self._name(number), chunk.num_bytes + CHECKSUM_BYTES, blocks)
+                refused = place.make(self._names[number], chunk.num_bytes + CHECKSUM_BYTES, blocks)
                 if refused is CopyRefused.UNDER_WAY and copy is None:
                     return refused
                 copy = self._find(place, number, chunk) or copy
         return copy or CopyRefused.FULL
 
-    def _name(self, number: int) -> str:
-        return self._shards[number].rpartition("/")[2]  # without the part of a corpus
-
     def _find(self, place: Place, number: int, chunk: Frames) -> LocalCopy | None:
-        name = self._name(number)
+        name = self._names[number]
         if (copied := place.find(name, chunk.num_bytes + CHECKSUM_BYTES)) is None:
             return None
         features = copied[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)

@@ -163,11 +163,10 @@ class Disk:
     def count(self, name: str, amount: int, whole: int) -> bool:
         """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""
         try:
-            lock = Lock(self.path(name + _READ), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-            lock.take(wait=True)
-            amount += int.from_bytes(os.pread(lock.descriptor, 8, 0), "little")
-            os.pwrite(lock.descriptor, (amount if amount < whole else 0).to_bytes(8, "little"), 0)
-            lock.release()
+            with Lock(self.path(name + _READ), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
+                lock.take(wait=True)
+                amount += int.from_bytes(os.pread(lock.descriptor, 8, 0), "little")
+                os.pwrite(lock.descriptor, (amount if amount < whole else 0).to_bytes(8, "little"), 0)
         except OSError:  # another user's, or gone, or the disk is full: the copy goes when nobody reads it any more
             return False
         return amount >= whole

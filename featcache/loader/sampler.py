@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self, TypedDict, Unpack
 
@@ -111,10 +111,8 @@ class BucketBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Begin with the epoch's first batch; just after `load_state_dict`, with the first that is still to be seen."""
         last = self._pass
-        if last.has_begun:
-            self._pass = _Pass(self, last.epoch)
-        else:  # torch's DataLoader asks for two iterators where it has workers, and uses the second
-            self._pass = _Pass(self, last.epoch, before=last.before, first=last.first)
+        # torch's DataLoader asks for two iterators where it has workers, and uses the second
+        self._pass = _Pass(self, last.epoch) if last.has_begun else replace(last)
         if self._pass.before == last.before:
             self._pass.batches = last.batches
         return self._pass
@@ -200,35 +198,32 @@ class BucketBatchSampler(Sampler[list[int]]):
         return digest.hexdigest()
 
 
+@dataclass(eq=False)
 class _Pass(Iterator[list[int]]):
-    """One pass through an epoch, or through what is left of it.
+    """One pass through an epoch, or through what is left of it."""
 
-    Args:
-        sampler, epoch: What the batches are for.
-        before: For each part of the epoch that was seen under other rules, these rules and the number of its rounds.
-        first: The round to begin with.
-    """
+    sampler: BucketBatchSampler
+    epoch: int
+    before: list[tuple[Rules, int]] = field(default_factory=list)
+    """For each part of the epoch that was seen under other rules, these rules and the number of its rounds."""
+    first: int = 0
+    """The round to begin with."""
+    has_begun: bool = False
 
-    def __init__(
-        self, sampler: BucketBatchSampler, epoch: int, *, before: Sequence[tuple[Rules, int]] = (), first: int = 0
-    ) -> None:
-        self._sampler = sampler
-        self.epoch = epoch
-        self.before = list(before)
-        self.first = self.done = first
-        self.has_begun = False
+    def __post_init__(self) -> None:
+        self.done = self.first
 
     def __next__(self) -> list[int]:
         self.has_begun = True
         if self.done >= len(self.batches):
             raise StopIteration
         self.done += 1
-        return self.batches.batch(self.done - 1, self._sampler.rank)
+        return self.batches.batch(self.done - 1, self.sampler.rank)
 
     @property
     def has_windows(self) -> bool:
         """Whether some shards are taken at a time, and then others."""
-        return self._sampler.rules.shards_in_memory is not None
+        return self.sampler.rules.shards_in_memory is not None
 
     @property
     def window(self) -> int:
@@ -241,11 +236,11 @@ class _Pass(Iterator[list[int]]):
         left = None
         for rules, rounds in self.before:
             left = self._make(rules, left, rounds).after(rounds)
-        return self._make(self._sampler.rules, left, self.first)
+        return self._make(self.sampler.rules, left, self.first)
 
     def _make(self, rules: Rules, positions: NDArray[np.int64] | None, num_seen: int) -> Batches:
         """The epoch's batches of some positions, or of all. A state is refused that has seen more rounds of them."""
-        batches = make_batches(self._sampler.lengths, positions, rules, self.epoch, self._sampler.shards)
+        batches = make_batches(self.sampler.lengths, positions, rules, self.epoch, self.sampler.shards)
         if num_seen > len(batches):
             raise ArgumentError(_NO_STATE)
         return batches
