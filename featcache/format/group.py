@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
 from featcache.format.documents import AT_MOST_BYTES, Count, Hex, parse
-from featcache.storage.base import MARK, Opened, Store, as_bytes
+from featcache.storage.base import MARK, Store, as_bytes
 from featcache.storage.location import Location
 from featcache.strings import Strings
 
@@ -200,15 +200,6 @@ class Group(Generic[_I]):
         if check and crc != _CHUNK_CRC32C:
             raise self._damaged(path, "its checksum does not match")
         return mapped[:-CHECKSUM_BYTES].view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
-
-    def open(self, name: str, shape: tuple[int, ...], dtype: str) -> Opened:
-        """The chunk of an array, to be read piece by piece from where it lies, likewise; it has at least one value."""
-        path, num_bytes = self._chunk(name, shape, dtype)
-        with self._missing_is_damage(path):
-            chunk = self.store.open(f"{self.key}/{path}", num_bytes + CHECKSUM_BYTES)
-            (end,) = chunk.read_ranges([num_bytes], [CHECKSUM_BYTES])
-        self._require(path, num_bytes + CHECKSUM_BYTES, checksum_of(path, end))
-        return chunk
 
     def _chunk(self, name: str, shape: tuple[int, ...], dtype: str) -> tuple[str, int]:
         return "/".join([name, "c", *"0" * len(shape)]), math.prod(shape) * np.dtype(dtype).itemsize

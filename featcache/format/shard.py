@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, listing
 from featcache.format.documents import Count, Hash, Positive
-from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Group, GroupInfo, digest_of, rise
+from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Group, GroupInfo, checksum_of, digest_of, rise
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.storage.base import MARK, Opened, Store, open_store
@@ -187,8 +187,13 @@ class Shard(Group[ShardInfo]):
         return self.map(*self._features)
 
     def open_features(self) -> Frames:
-        """The same, to be read from where they lie."""
-        return self._frames_in(self.open(*self._features))
+        """The same, to be read from where they lie; their file's size and checksum are those that follow, likewise."""
+        path, num_bytes = self._chunk(*self._features)
+        with self._missing_is_damage(path):
+            file = self.store.open(f"{self.key}/{path}", num_bytes + CHECKSUM_BYTES)
+            (end,) = file.read_ranges([num_bytes], [CHECKSUM_BYTES])
+        self._require(path, file.num_bytes, checksum_of(path, end))
+        return self._frames_in(file)
 
     def _frames_in(self, file: Opened) -> Frames:
         _, shape, dtype = self._features
