@@ -67,6 +67,17 @@ def parse_device(name: str | torch.device) -> torch.device:
     return device
 
 
+def extraction_device(name: str) -> torch.device:
+    """A device of this machine that extractors run on, by its name. Raises ConfigError if there is none."""
+    try:
+        device = parse_device(name)
+    except ValueError as error:
+        raise ConfigError(f"device {name!r}: {error}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r}: extraction runs on cpu or cuda")
+    return device
+
+
 def on_this_device(device: torch.device) -> torch.device:
     """A device with its number: `cuda` is the current one of the thread that asks, and in another thread, the first."""
     if str(device) != "cuda":
@@ -118,8 +129,6 @@ class Device:
         threads: The budget of threads. None means every available core, but at most `MAX_CPU_THREADS` on the CPU.
 
     Attributes:
-        is_cuda: Whether the device is a GPU.
-        threads: The budget of threads.
         batch_seconds: About how many seconds of audio a worker extracts at once.
         workers: The number of worker threads to run. On a GPU it is larger than `threads` by the number of workers that
             wait for the GPU instead of decoding.
@@ -152,13 +161,7 @@ class Device:
     @cached_property
     def torch_device(self) -> torch.device:
         """The device for torch, with its number if it is a GPU. To know that it is the CPU needs no torch."""
-        try:
-            device = parse_device(self._name)
-        except ValueError as error:
-            raise ConfigError(f"device {self._name!r}: {error}") from error
-        if device.type not in ("cpu", "cuda"):
-            raise ConfigError(f"device {self._name!r}: extraction runs on cpu or cuda")
-        return on_this_device(device)
+        return on_this_device(extraction_device(self._name))
 
     def configure_torch(self) -> None:
         """Make torch in this process ready for extraction: one thread of its own, TF32 off, repeatable kernels."""

@@ -114,13 +114,11 @@ class Delivery:
         fail: Called with the error of a commit, in the thread that commits.
     """
 
-    appended: int
-    """The number of batches that have been appended; guarded by `state`."""
-    appended_seconds: float
-    """Seconds of audio in them; guarded by `state`."""
-
     def __init__(self, control: RunControl, state: threading.Condition, fail: Callable[[BaseException], None]) -> None:
-        self.appended, self.appended_seconds = 0, 0.0
+        self.appended = 0
+        """The number of batches that have been appended; guarded by `state`."""
+        self.appended_seconds = 0.0
+        """Seconds of audio in them; guarded by `state`."""
         self._control = control
         self._progress = control.progress
         self._state = state

@@ -50,7 +50,6 @@ class _Processes:
         self._processes: dict[int, OtherProcess] = {}
 
     def start(self, worker: int, setup: WorkerSetup) -> None:
-        """Start a process."""
         device, environment = _alone(self._devices[worker])
         self._processes[worker] = OtherProcess(_MAIN, environment)
         self.send(worker, setup.on(device, self._shares[worker]))
@@ -62,7 +61,6 @@ class _Processes:
                 self._processes[worker].connection.send(message)
 
     def wait(self, seconds: float) -> list[tuple[int, Event]]:
-        """What processes have sent, and which have ended."""
         worker_of: dict[object, int] = {process.connection: worker for worker, process in self._processes.items()}
         events: list[tuple[int, Event]] = []
         for ready in wait([*worker_of], seconds):  # type: ignore[list-item]

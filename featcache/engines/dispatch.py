@@ -71,11 +71,9 @@ class Chunk:
 class Chunks:
     """Deals tasks, taken as they are wanted, to so many workers; each is done once, or poison."""
 
-    held: dict[int, Chunk]
-    """What workers are at, by their numbers."""
-
     def __init__(self, tasks: Iterator[ShardTask], workers: int) -> None:
-        self.held = {}
+        self.held: dict[int, Chunk] = {}
+        """What workers are at, by their numbers."""
         self._tasks = tasks
         self._workers = workers
         self._ahead: deque[ShardTask] = deque()

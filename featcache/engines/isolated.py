@@ -32,10 +32,7 @@ class IsolatedProcess:
     def __init__(self, group: JobGroup, stop: threading.Event) -> None:
         choices = [job.batching for job in group.jobs]
         self._setup = Setup.of(group), choices, str(group.device.torch_device)
-        self._root = group.root
-        self._specs = [config.spec for config in group.configs]
-        self._fatal = group.suspects.fatal
-        self._stop = stop
+        self._group, self._stop = group, stop
         self._process: OtherProcess | None = None
         self._obstacle = ""  # why the process cannot begin
         self._turn = threading.Lock()
@@ -60,11 +57,11 @@ class IsolatedProcess:
         """
         for utterance in batch:
             with self._turn:
-                yield [self._extract(number, utterance, times) for number in range(len(self._specs))]
+                yield [self._extract(number, utterance, times) for number in range(len(self._group.jobs))]
 
     def _extract(self, number: int, utterance: Utterance, times: WorkerTimes) -> Extracted:
         """Extract an utterance for the config of that number."""
-        if utterance.id in self._fatal:
+        if utterance.id in self._group.suspects.fatal:
             why = "it was extracted in a process of its own, and even so the run died"
             return self._crashed(number, utterance, why)
         if (process := self._process or self._begin()) is None:
@@ -96,7 +93,7 @@ class IsolatedProcess:
         return answer
 
     def _crashed(self, number: int, utterance: Utterance, message: str) -> Extracted:
-        part = BatchPart(self._specs[number], self._root)
+        part = BatchPart(self._group.configs[number].spec, self._group.root)
         part.fail(utterance, AudioError(Reason.CRASHED, message))
         return part.extracted()
 

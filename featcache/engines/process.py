@@ -16,21 +16,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 
+from featcache import errors
 from featcache.config import Config
 from featcache.device import Device
-from featcache.errors import (
-    ArgumentError,
-    ConfigError,
-    ExtractorError,
-    FeatcacheError,
-    ManifestError,
-    StoreError,
-    counted,
-    ending,
-)
+from featcache.errors import FeatcacheError, ManifestError, counted, ending
 from featcache.extraction.audio_files import paths_there
 from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.jobs import JobGroup
@@ -43,17 +34,14 @@ from featcache.version.version import Version
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_TO_END = 10.0
 
-_BY_MESSAGE = (ArgumentError, ConfigError, ExtractorError, ManifestError, StoreError, MemoryError)
-"""Errors that are made from their message alone, and so pass through a connection."""
+_BY_MESSAGE = (errors.ArgumentError, errors.ConfigError, errors.ManifestError, errors.StoreError, MemoryError)
+"""Errors that are made from their message alone, and so pass through a connection; others become an ExtractorError."""
 
 
 class OtherProcess:
     """Starts another process, which is to serve `connection`: it calls the function `main`, given by its name as
     `package.module:function`, with its end of the connection. Its environment is by default that of this process.
     Raises OSError if it cannot be started."""
-
-    connection: Connection
-    """This end of the connection."""
 
     def __init__(self, main: str, environment: Mapping[str, str] | None = None) -> None:
         module, _, function = main.partition(":")
@@ -62,7 +50,7 @@ class OtherProcess:
             "from multiprocessing.connection import Connection; "
             f"from {module} import {function}; {function}(Connection(int(sys.argv[2])))"
         )
-        self.connection, theirs = Pipe()
+        self.connection, theirs = Pipe()  # this end of the connection, and the other one
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which the other process inherits
         try:
             self._process = subprocess.Popen(
@@ -97,7 +85,7 @@ def passable(error: BaseException) -> Exception:
     if not isinstance(error, FeatcacheError | MemoryError):
         return RuntimeError("".join(traceback.format_exception(error)))
     kinds = (kind for kind in _BY_MESSAGE if isinstance(error, kind))
-    return next(kinds, ExtractorError)(str(error))
+    return next(kinds, errors.ExtractorError)(str(error))
 
 
 def last_line(error: object) -> str:

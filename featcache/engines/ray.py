@@ -138,7 +138,6 @@ class _Actors:
             self._actors[worker].tell.remote(pickle.dumps(message))
 
     def wait(self, seconds: float) -> list[tuple[int, Event]]:
-        """What actors have said, and which have died."""
         for worker in [worker for worker, at in self._again.items() if monotonic() >= at]:
             del self._again[worker]
             self._begin(worker)
@@ -152,7 +151,6 @@ class _Actors:
         return [(worker, event) for event in self._answer(worker, ready[0])]
 
     def end(self) -> None:
-        """End all actors."""
         for worker in self._actors:
             with suppress(Exception):
                 self._ray.kill(self._actors[worker])
@@ -223,7 +221,6 @@ class _Actor:
         return str(ray.get_runtime_context().get_node_id())
 
     def tell(self, message: bytes) -> None:
-        """Take a message."""
         if self._inbox is not None:
             self._inbox.put(pickle.loads(message))
 

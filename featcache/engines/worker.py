@@ -211,24 +211,20 @@ def work(inbox: Inbox, send: Callable[[Event], None]) -> None:
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes(send)]
+    worker: _Worker | None = None
     try:
         worker = _Worker(setup, inbox.stop, send)
-    except Exception as error:  # noqa: BLE001 (whoever has started this is told)
-        send(passable(error))
-        return
-    send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
-    try:
+        send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
         while not isinstance(message := inbox.get(), End):
             assert isinstance(message, Work)
             worker.do(message)
         worker.finish(message.interrupted)
-    except Exception as error:  # noqa: BLE001 (likewise)
-        if worker.device.is_lost():
+        send(Ended())
+    except Exception as error:  # noqa: BLE001 (whoever has started this is told)
+        if worker is not None and worker.device.is_lost():
             send(f"{socket.gethostname()}: {worker.device.label}: {error}")
             end_process()
         send(passable(error))
-    else:
-        send(Ended())
 
 
 class _Worker:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.device import parse_device
+from featcache.device import extraction_device
 from featcache.errors import ArgumentError, ConfigError, require_number
 from featcache.storage.location import ObjectPath, as_location
 
@@ -128,12 +128,7 @@ def parse_devices(names: str) -> list[str]:
     if "" in listed:
         raise ConfigError(f"device {names!r}: a name is missing beside a comma; use cuda:0,cuda:2 or cpu,cpu")
     for name in listed:
-        try:
-            kind = parse_device(name).type
-        except ValueError as error:
-            raise ConfigError(f"device {name!r}: {error}") from error
-        if kind not in ("cpu", "cuda"):
-            raise ConfigError(f"device {name!r}: extraction runs on cpu or cuda")
+        extraction_device(name)
     return listed
 
 
