@@ -35,9 +35,8 @@ def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
     """The spec of a version that stores an extractor's features as `dtype`; an ExtractorError if one of its side arrays
     has the name that quantisation needs."""
     if any(side.name == QUANTIZATION for side in spec.side):
-        raise ExtractorError(
-            f"side array {QUANTIZATION}: the name is reserved for the scale and offset of quantised features"
-        )
+        why = "the name is reserved for the scale and offset of quantised features"
+        raise ExtractorError(f"side array {QUANTIZATION}: {why}")
     if not is_quantized(spec.dtype, dtype):
         return replace(spec, dtype=dtype)
     parameters = SideSpec(QUANTIZATION, (2, *spec.item_shape), "float32", "scale, offset: offset + scale * features")
@@ -110,10 +109,8 @@ def _check_batch(levels: object, parameters: object, dtype: object, lengths: obj
     batch, _, *item_shape = levels.shape
     expected = torch.float32, (batch, 2, *item_shape), levels.device
     if not isinstance(parameters, torch.Tensor) or (parameters.dtype, parameters.shape, parameters.device) != expected:
-        raise ArgumentError(
-            f"parameters is {_described(parameters)}: give float32 {[batch, 2, *item_shape]} on {levels.device}, from "
-            "quantization"
-        )
+        fitting = f"float32 {[batch, 2, *item_shape]} on {levels.device}, from quantization"
+        raise ArgumentError(f"parameters is {_described(parameters)}: give {fitting}")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ArgumentError(f"dtype is {dtype}: give a float dtype, such as torch.float16")
     if lengths is not None and not (

@@ -261,9 +261,8 @@ class ExtractorSuite:
         unpadded = max(shortest, extractor.spec.padded_to)
         longer = unpadded + 10 * extractor.spec.sample_rate
         found = extractor.num_frames(longer) - extractor.num_frames(unpadded)
-        assert abs(found - expected) <= 2 + 0.02 * expected, (
-            f"spec.frame_rate: {expected / 10:g} per second, but num_frames grows by {found} in 10 s"
-        )
+        grown = f"spec.frame_rate: {expected / 10:g} per second, but num_frames grows by {found} in 10 s"
+        assert abs(found - expected) <= 2 + 0.02 * expected, grown
 
     def test_no_clips(self, extractor: AnyExtractor) -> None:
         """A call without clips returns an empty list."""
@@ -466,9 +465,8 @@ def check_features(extractor: AnyExtractor, clip: Clip, found: Features) -> None
     """Assert what must hold for the features of any clip."""
     spec = extractor.spec
     expected = (extractor.num_frames(len(clip.waveform)), *spec.item_shape)
-    assert found.shape == expected, (
-        f"extract gave {list(found.shape)} for {label(clip)}; num_frames and spec.item_shape say {list(expected)}"
-    )
+    shapes = f"extract gave {list(found.shape)} for {label(clip)}; num_frames and spec.item_shape say {list(expected)}"
+    assert found.shape == expected, shapes
     assert found.dtype == spec.dtype, f"extract gave {found.dtype} for {label(clip)}; spec.dtype says {spec.dtype}"
     finite = np.isfinite(found)
     assert finite.all(), f"{(~finite).sum()} of {finite.size} values of {label(clip)} are NaN or infinite"

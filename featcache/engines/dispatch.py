@@ -320,10 +320,8 @@ class _Dispatch:
             self._suspects |= find_suspects(job.version, failures, living, self._dead)
 
     def _hopeless(self, how: str) -> ExtractorError:
-        return ExtractorError(
-            f"{', '.join(self._team.names)}: processes ended again and again, the last one by {how}; the "
-            "shards committed so far are good"
-        )
+        what = f"{', '.join(self._team.names)}: processes ended again and again, the last one by {how}"
+        return ExtractorError(f"{what}; the shards committed so far are good")
 
     def _bury(self, task: ShardTask, how: str) -> None:
         """Record that what is left of a task cannot be extracted."""

@@ -238,10 +238,8 @@ class _Worker:
 
     def __init__(self, setup: WorkerSetup, stop: threading.Event, send: Callable[[Event], None]) -> None:
         if setup.featcache != own_code():
-            raise ExtractorError(
-                f"{socket.gethostname()}: has featcache {own_code()}, and the run was planned by {setup.featcache}: "
-                "install the same everywhere"
-            )
+            both = f"{socket.gethostname()}: has featcache {own_code()}, and the run was planned by {setup.featcache}"
+            raise ExtractorError(f"{both}: install the same everywhere")
         self.device = Device(setup.options.device, setup.options.threads)
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
@@ -279,17 +277,14 @@ class _Worker:
 def _begin(options: Options, device: Device, built: BuiltConfig, path: Location, asked: dict[str, Any]) -> VersionJob:
     """Open a version, and a ledger in it."""
     if isinstance(path, Path) and not path.is_dir():
-        raise StoreError(
-            f"{path}: is not there on {socket.gethostname()}: a cache that several machines fill must be on a "
-            "file system that they share"
-        )
+        what = "a cache that several machines fill must be on a file system that they share"
+        raise StoreError(f"{path}: is not there on {socket.gethostname()}: {what}")
     version = Version.open(path)
     fingerprint = built.config.fingerprint()
     if fingerprint != version.info.fingerprint:
-        raise ConfigError(
-            f"{path}: on {socket.gethostname()}, the config {built.name} has the fingerprint "
-            f"{fingerprint[:12]}: its extractor or its weights are not the same there"
-        )
+        what = f"the config {built.name} has the fingerprint {fingerprint[:12]}"
+        why = "its extractor or its weights are not the same there"
+        raise ConfigError(f"{path}: on {socket.gethostname()}, {what}: {why}")
     probes = read_probes(version)
     batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
     if batching.note is not None:

@@ -183,10 +183,9 @@ def download(model: HubModel) -> None:
     from huggingface_hub.utils import logging as hub_logging
 
     if not may_download():
-        raise ConfigError(
-            f"{_is_not_there(model)}, and what only a cache names is not downloaded: "
-            f"`hf download {model.name} --revision {model.revision}` downloads it"
-        )
+        command = f"hf download {model.name} --revision {model.revision}"
+        what = f"{_is_not_there(model)}, and what only a cache names is not downloaded"
+        raise ConfigError(f"{what}: `{command}` downloads it")
     with silenced(hub_logging):  # it warns of each failed attempt; the last error is raised anyway
         with errors_in_one_line(model, is_listing=True):
             timeout = constants.HF_HUB_ETAG_TIMEOUT
@@ -239,10 +238,8 @@ def _download_file(file: RepoSibling, model: HubModel) -> None:
     if found != file.lfs.sha256:
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-        raise ExtractorError(
-            f"params.weights: {model.name}: {file.rfilename} arrived damaged from {model.endpoint} and was removed: "
-            "run the command again"
-        )
+        what = f"{file.rfilename} arrived damaged from {model.endpoint} and was removed: run the command again"
+        raise ExtractorError(f"params.weights: {model.name}: {what}")
 
 
 # Errors
@@ -269,12 +266,9 @@ def errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
         if isinstance(error, _MISUSE):
             raise
         reason = first_line(causes[-1])
+        fault = f"{what}: the download from {_route(model)} broke off ({reason}): run it again; whole files are kept"
         if is_listing:
             fault = f"{_is_not_there(model)}, and {_route(model)} cannot be reached ({reason}): {_remedy(model)}"
-        else:
-            fault = (
-                f"{what}: the download from {_route(model)} broke off ({reason}): run it again; whole files are kept"
-            )
         raise ExtractorError(fault) from error
 
 
@@ -303,10 +297,8 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
         return ExtractorError(f"{what}: run it again later")
     if (is_listing and isinstance(error, _MISUSE)) or isinstance(error, errors.FileMetadataError | ValueError):
         reason = first_line(error).partition(". ")[0]
-        return ConfigError(
-            f"{what}: {_route(model)} does not answer as a hub does ({reason}): check HF_ENDPOINT, and what stands "
-            "between this machine and the network"
-        )
+        what += f": {_route(model)} does not answer as a hub does ({reason})"
+        return ConfigError(f"{what}: check HF_ENDPOINT, and what stands between this machine and the network")
     if isinstance(error, OSError) and error.errno in _FULL:
         return _no_space(model)
     if isinstance(error, OSError) and error.errno in _CLOSED and error.filename:
@@ -315,9 +307,8 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
 
 
 def _no_space(model: HubModel, amounts: str = "") -> ExtractorError:
-    return ExtractorError(
-        f"params.weights: {model.name} does not fit into {model.cache}{amounts}; HF_HOME names another place"
-    )
+    what = f"params.weights: {model.name} does not fit into {model.cache}{amounts}"
+    return ExtractorError(f"{what}; HF_HOME names another place")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -137,10 +137,8 @@ def weight_files(located: Located) -> list[Path]:
         return listed
     found = weight_candidates(folder)
     if len(found) != 1:
-        names = listing(path.name for path in found)
-        raise weights_error(
-            folder, f"it holds several files of weights; name one: {names}" if found else "the folder holds no weights"
-        )
+        several = f"it holds several files of weights; name one: {listing(path.name for path in found)}"
+        raise weights_error(folder, several if found else "the folder holds no weights")
     return found
 
 
