@@ -15,7 +15,7 @@ from featcache.storage.location import Location
 @click.option(
     "--from", "path", type=options.LOCATION, metavar="CACHE[/VERSION]", help="Print the config of this version."
 )
-@click.option("--schema", is_flag=True, help="Print a JSON Schema of configs, for editors.")
+@options.flag("--schema", "Print a JSON Schema of configs, for editors.")
 def configs(name: str | None, path: Location | None, schema: bool) -> None:
     """List the packaged configs; with a NAME, print that config, with comments, as a start for your own.
 

@@ -23,13 +23,12 @@ _SHOWN = 5
 @click.command(short_help="Compare two versions: configs, utterances, values.")
 @click.argument("first", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.argument("second", metavar="CACHE/VERSION", type=options.LOCATION)
-@click.option(
+@options.number(
     "--values",
-    type=click.IntRange(min=0),
+    "Compare the values of N utterances, drawn at random, that both have of the same rows.",
+    least=0,
     default=0,
     show_default=True,
-    metavar="N",
-    help="Compare the values of N utterances, drawn at random, that both have of the same rows.",
 )
 @options.as_json("Print the result as one JSON document, with all ids.")
 def diff(first: Location, second: Location, values: int) -> None:

@@ -49,11 +49,7 @@ if TYPE_CHECKING:
 @options.root()
 @options.manifest_and_config_keys
 @options.device("cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu")
-@click.option(
-    "--allow-mixed-devices",
-    is_flag=True,
-    help="Let GPUs of several models extract, although each model rounds differently.",
-)
+@options.flag("--allow-mixed-devices", "Let GPUs of several models extract, although each model rounds differently.")
 @click.option(
     "--engine",
     default="local",
@@ -70,11 +66,7 @@ if TYPE_CHECKING:
     metavar="MB",
     help="Approximate size of a shard. A kill loses the shards being written. Does not change values.  [default: 128]",
 )
-@click.option(
-    "--retry-failed",
-    is_flag=True,
-    help="Retry utterances that failed in earlier runs, even if their files are unchanged.",
-)
+@options.flag("--retry-failed", "Retry utterances that failed in earlier runs, even if their files are unchanged.")
 @click.option(
     "--max-failures",
     metavar="N|P%",
@@ -93,13 +85,9 @@ if TYPE_CHECKING:
     type=click.Choice(["single", "equal_length", "padded"]),
     help="How clips share a model's batch.  [default: what the extractor declares, unless `probe` found a difference]",
 )
-@click.option("--allow-mismatch", is_flag=True, help="Accept that --batching even though it may change values.")
-@click.option("--check-sources", is_flag=True, help="Re-extract utterances whose file has changed in size or mtime.")
-@click.option(
-    "--replace",
-    is_flag=True,
-    help="Re-extract utterances whose path has changed even if they are more than 5% of the version.",
-)
+@options.flag("--allow-mismatch", "Accept that --batching even though it may change values.")
+@options.flag("--check-sources", "Re-extract utterances whose file has changed in size or mtime.")
+@options.flag("--replace", "Re-extract utterances whose path has changed even if they are more than 5% of the version.")
 @click.option(
     "--partition",
     metavar="I/N|auto",
@@ -108,17 +96,12 @@ if TYPE_CHECKING:
     "index` builds the index after them. Of several manifests, it is every N-th of them. With auto, the variables of "
     "SLURM, Kubernetes or SkyPilot say which.",
 )
-@click.option(
-    "--wait",
-    is_flag=True,
-    help="Wait while another command is at work in the version.  [default: say which, and exit with 1]",
-)
+@options.flag("--wait", "Wait while another command is at work in the version.  [default: say which, and exit with 1]")
 @options.trust_remote_code
-@click.option("--dry-run", is_flag=True, help="Only say what would be done: utterances, hours, bytes.")
-@click.option(
+@options.flag("--dry-run", "Only say what would be done: utterances, hours, bytes.")
+@options.flag(
     "--trial",
-    is_flag=True,
-    help="With --dry-run: also extract a random sample on this device for some ten seconds, into a temporary folder, "
+    "With --dry-run: also extract a random sample on this device for some ten seconds, into a temporary folder, "
     "and say how long all of it would take.",
 )
 @click.option(

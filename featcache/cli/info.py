@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show what a cache holds.")
 @version_or_corpus
-@click.option("--failures", is_flag=True, help="List the failure ledger: each utterance that failed, with its reason.")
+@options.flag("--failures", "List the failure ledger: each utterance that failed, with its reason.")
 @click.option(
     "--csv",
     "as_csv",

@@ -129,10 +129,20 @@ manifest_argument = click.argument("manifest", type=TEXT)
 version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATION)
 """One version (by its place or its config's name), or a whole cache."""
 
-force = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-dry_run = click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-yes = click.option("--yes", is_flag=True, help="Do not ask. Needed where nobody can be asked: not on a terminal.")
 
+def flag(name: str, meaning: str) -> Decorator:
+    """An option that is given or not."""
+    return click.option(name, is_flag=True, help=meaning)
+
+
+def number(name: str, meaning: str, least: int = 1, **settings: Any) -> Decorator:
+    """An option that takes a whole number of at least `least`; `settings` are click's, here and below."""
+    return click.option(name, type=click.IntRange(min=least), metavar="N", help=meaning, **settings)
+
+
+force = flag("--force", "Replace FILE if it exists.")
+dry_run = flag("--dry-run", "Say what would be removed, and remove nothing.")
+yes = flag("--yes", "Do not ask. Needed where nobody can be asked: not on a terminal.")
 
 _READING = ("root", "format", "values", "allow_commands", "allow_queries")
 
@@ -144,7 +154,7 @@ _OF_CONFIGS = (
 
 
 def manifest(meaning: str, **settings: Any) -> Decorator:
-    """`--manifest`; `settings` are click's, here and below."""
+    """`--manifest`."""
     return click.option("--manifest", type=TEXT, metavar="MANIFEST", help=meaning, **settings)
 
 
@@ -211,16 +221,13 @@ _FORMAT = click.option(
     help="The MANIFEST's format, where several fit: folder, kaldi, nemo, lhotse, audiofolder, speechbrain … "
     "(docs/manifest.md).  [default: recognised]",
 )
-_ALLOW_COMMANDS = click.option(
+_ALLOW_COMMANDS = flag(
     "--allow-commands",
-    is_flag=True,
-    help="Run the commands in the MANIFEST, as those of Kaldi's wav.scp: paths that end in |. They may do whatever you "
-    "may.",
+    "Run the commands in the MANIFEST, as those of Kaldi's wav.scp: paths that end in |. They may do whatever you may.",
 )
-_ALLOW_QUERIES = click.option(
+_ALLOW_QUERIES = flag(
     "--allow-queries",
-    is_flag=True,
-    help="Take URLs in the MANIFEST that have a query or a fragment (?id=7). They are stored and shown, so they must "
+    "Take URLs in the MANIFEST that have a query or a fragment (?id=7). They are stored and shown, so they must "
     "give access to nothing.",
 )
 

@@ -32,13 +32,11 @@ _NEAR = 16
 @options.manifest_and_config_keys
 @options.device()
 @options.threads("[default: every core; on the CPU at most 8]")
-@click.option(
+@options.number(
     "--utterances",
-    type=click.IntRange(min=1),
+    "Number of utterances to measure with, from the shortest to the longest; the first 30 s of each.",
     default=32,
     show_default=True,
-    metavar="N",
-    help="Number of utterances to measure with, from the shortest to the longest; the first 30 s of each.",
 )
 @options.trust_remote_code
 @options.as_json()

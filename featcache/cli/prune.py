@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 @version_or_corpus
 @options.manifest("Also remove the utterances that are not in it.")
 @options.manifest_format
-@click.option(
+@options.flag(
     "--force",
-    is_flag=True,
-    help="Remove utterances even if they are more than 5% of the version, or the MANIFEST names other files for those "
+    "Remove utterances even if they are more than 5% of the version, or the MANIFEST names other files for those "
     "that stay.",
 )
 @options.dry_run
@@ -121,7 +120,7 @@ def _is_agreed(question: str, yes: bool) -> bool:
 
 @click.command(short_help="Remove a version, or a tag.")
 @click.argument("path", metavar="CACHE/VERSION[@TAG]", type=options.LOCATION)
-@click.option("--force", is_flag=True, help="Remove a version even if it has tags, or files in it are not featcache's.")
+@options.flag("--force", "Remove a version even if it has tags, or files in it are not featcache's.")
 @options.dry_run
 @options.yes
 @options.as_json()

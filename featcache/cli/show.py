@@ -155,8 +155,8 @@ def _summary(array: NDArray[Any]) -> dict[str, Any]:
 @click.option("--id", "utterance", metavar="ID", help="Say where this utterance's features came from.")
 @options.root()
 @options.manifest_and_config_keys
-@click.option("--retry-failed", is_flag=True, help="As `featcache extract` would do it with this option.")
-@click.option("--check-sources", is_flag=True, help="As `featcache extract` would do it with this option.")
+@options.flag("--retry-failed", "As `featcache extract` would do it with this option.")
+@options.flag("--check-sources", "As `featcache extract` would do it with this option.")
 @options.trust_remote_code
 @options.as_json("Print the result as one JSON document, with all ids.")
 def why(

@@ -168,11 +168,9 @@ def _of_codes(usage: Usage) -> tuple[dict[str, Any], list[str]]:
 @options.output_file("Where to write the centroids, such as units.safetensors.", required=True)
 @options.force
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random choices.")
-@click.option(
+@options.number(
     "--frames",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of frames to fit to, drawn at random; each value of a frame takes 4 bytes of memory."
+    "Number of frames to fit to, drawn at random; each value of a frame takes 4 bytes of memory."
     "  [default: 1000 per unit]",
 )
 @options.device()

@@ -56,13 +56,7 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
     metavar="K/N",
     help="Only look at subset K of N, counted from 0: 0/10 to 9/10 look at all shards.",
 )
-@click.option(
-    "--recompute",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="Re-extract N random utterances, each alone, and compare.",
-)
+@options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", least=0, default=0)
 @options.device("For --recompute.")
 @options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.trust_remote_code
