@@ -21,7 +21,7 @@ from click.shell_completion import get_completion_class
 
 from featcache import __version__
 from featcache.cli.common import complain, note, print_json, printing, printing_of_a_command, take_document
-from featcache.cli.process import INTERRUPTED, signals_interrupt, standard_streams, stdout_for_results
+from featcache.cli.process import INTERRUPTED, signals_handled, standard_streams, stdout_for_results
 from featcache.errors import FeatcacheError, MissingDependencyError, StoreError, without_secrets
 
 _COMMANDS = (
@@ -29,8 +29,8 @@ _COMMANDS = (
     *("prune", "show", "why", "stats", "copy", "manifest", "probe", "configs", "fit-kmeans"),
 )
 _IN_FILES = {
-    **{"ls": "info", "rm": "prune", "why": "show", "fit-kmeans": "stats"},
-    **dict.fromkeys(("index", "tag", "copy"), "versions"),
+    **{"ls": "info", "repair": "verify", "probe": "configs", "why": "show", "diff": "show", "fit-kmeans": "stats"},
+    **dict.fromkeys(("index", "tag", "copy", "prune", "rm"), "versions"),
 }
 """The files of commands that are in no file of their own name."""
 
@@ -60,7 +60,7 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with stdout_for_results(), signals_interrupt():
+            with stdout_for_results(), signals_handled():
                 code = super().invoke(ctx)
                 if (document := take_document()) is not None:
                     print_json(document)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Never
 import click
 
 from featcache import __version__
-from featcache.errors import ArgumentError, FeatcacheError, StoreError, listing
+from featcache.errors import ArgumentError, FeatcacheError, StoreError, counted, listing
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -136,6 +136,11 @@ def first_few(values: Sequence[object], at_most: int) -> str:
     """The first values for people, and a mark if there are more."""
     shown = ", ".join(str(values[number]) for number in range(min(len(values), at_most)))
     return f"{shown} …" if len(values) > at_most else shown
+
+
+def count_are(count: int, thing: str) -> str:
+    """`1 shard is`, `2,500 shards are`."""
+    return f"{counted(count, thing)} {'is' if count == 1 else 'are'}"
 
 
 def say_problems(problems: Iterable[Problem]) -> None:

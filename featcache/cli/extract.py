@@ -15,10 +15,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, error_document, keep_log, note, printing, refuse_unused, say, say_json
+from featcache.cli.common import (
+    FAILURES_LEFT,
+    as_document,
+    error_document,
+    keep_log,
+    note,
+    printing,
+    refuse_unused,
+    say,
+    say_json,
+)
 from featcache.cli.corpora import worst
 from featcache.cli.process import stoppable
-from featcache.cli.runs import Display, say_plan, say_summary, say_trial, summary_document
+from featcache.cli.runs import Display, say_plan, say_summary, say_trial
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
@@ -175,7 +185,9 @@ def extract(
         keep_log(log)
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
-    _limit_libraries(chosen["threads"])
+    if (threads := chosen["threads"]) is not None:
+        # OpenMP and MKL have the budget before torch starts them; torch's own pools get it in `configure_torch`.
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     _import_torch_when_used()
     from featcache.config import load_config
     from featcache.engines.main_job import Observer
@@ -256,14 +268,22 @@ class _Shown:
 
     def done(self, summary: Summary) -> None:
         """Show what a run did."""
-        self.ends[self._cache] = say_summary(summary, str(self._cache)), summary_document(summary)
+        self.ends[self._cache] = (
+            say_summary(summary, str(self._cache)),
+            {**as_document(summary), "failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)},
+        )
 
 
 def _try(plan: ExtractionPlan) -> dict[str, Any]:
     from featcache.engines.main_job import choose_engine
+    from featcache.extraction.plan import existing_folder
     from featcache.extraction.trial import run_trial
 
-    folder = _shared_folder(plan.cache) if plan.options.is_on_ray else None
+    folder = None
+    if plan.options.is_on_ray:  # a folder that its nodes share: next to the cache, which they share
+        if not isinstance(plan.cache, Path):
+            raise ArgumentError("--trial with --engine ray needs a cache in a folder that all nodes share: -o FOLDER")
+        folder = existing_folder(plan.cache.absolute().parent)
     with redirect_stdout(sys.stderr):
         trials = run_trial(plan, choose_engine(plan.options), folder)
     return say_trial(trials)
@@ -295,22 +315,6 @@ def _conclude(
         + (f", {len(result.left):,} not begun: run the same command again" if result.left else "")
     )
     return code
-
-
-def _shared_folder(cache: Location) -> Path:
-    """A folder that the nodes of a cluster share, for a trial: next to the cache, which they share."""
-    from featcache.extraction.plan import existing_folder
-
-    if not isinstance(cache, Path):
-        raise ArgumentError("--trial with --engine ray needs a cache in a folder that all nodes share: -o FOLDER")
-    return existing_folder(cache.absolute().parent)
-
-
-def _limit_libraries(threads: int | None) -> None:
-    """Limit OpenMP and MKL to the budget before torch starts them; torch's own pools follow in `configure_torch`."""
-    if threads is not None:
-        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ[variable] = str(threads)
 
 
 def _import_torch_when_used() -> None:

@@ -19,7 +19,6 @@ from featcache.storage.location import Location
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from featcache.version.index import Index
     from featcache.version.version import Version
 
 
@@ -106,7 +105,12 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     from featcache.version.tags import tags_to_show
     from featcache.version.wanted import find_lacking
 
-    index = open_index(version)
+    index, spec = open_index(version), version.info.spec
+    if spec.outputs:
+        num_bytes = sum(version.shard(name).num_bytes for name in index.shards)
+    else:  # as `Shard.num_bytes` counts them
+        sizes = (one.frames * spec.bytes_per_frame + one.items * spec.bytes_per_item for one in index.summaries)
+        num_bytes = sum(sizes)
     failures = [failure.document() for failure in standing_failures(version, index).values()]
     runs = run_names(version.store)
     times = [time.isoformat(timespec="seconds") for run in runs if (time := began(run)) is not None]
@@ -121,7 +125,7 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "replaced": sum(shard.items for shard in index.summaries) - len(index),
         "frames": int(index.num_frames.sum()),
         "audio_seconds": round(sum(shard.seconds for shard in index.summaries), 3),
-        "bytes": _num_bytes(version, index),
+        "bytes": num_bytes,
         "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
         "shards": len(index.shards),
         "batching": [
@@ -135,14 +139,6 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "failed": len(failures),
         "failures": failures,
     }
-
-
-def _num_bytes(version: Version, index: Index) -> int:
-    """The stored bytes of features and of side arrays' entries, as `Shard.num_bytes` counts them."""
-    spec = version.info.spec
-    if spec.outputs:
-        return sum(version.shard(name).num_bytes for name in index.shards)
-    return sum(shard.frames * spec.bytes_per_frame + shard.items * spec.bytes_per_item for shard in index.summaries)
 
 
 def _print(document: dict[str, Any], failures: bool) -> None:
@@ -178,8 +174,12 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         entry = ", ".join(["entries", *map(str, side["item_shape"])])
         say(f"  side array {side['name']}, {side['dtype']} [{entry}]: {side['units']}")
     say(f"  extractor {config.get('extractor')}, audio at {spec['sample_rate']:,} Hz")
-    if "augment" in config:
-        say(f"  copies {_copies(config['augment'])}")
+    if augment := config.get("augment"):
+        copies = f"at speed {', '.join(f'{speed:g}' for speed in augment['speed'])}"
+        if noise := augment["noise"]:
+            snrs = ", ".join(f"{snr:g}" for snr in noise["snr"])
+            copies += f", clean and with noise of {noise['manifest']} (seed {noise['seed']}) at {snrs} dB"
+        say(f"  copies {copies}")
     say(f"  fingerprint {document['fingerprint']}")
     say("  made by " + ", ".join(f"{name} {version}" for name, version in document["made_by"].items()))
     for batching in document["batching"]:
@@ -219,15 +219,6 @@ def _print_csv(path: Location) -> None:
 def _date(time: str) -> str:
     """A time for people: `2026-03-01 14:05 UTC`."""
     return f"{time[:10]} {time[11:16]} UTC"
-
-
-def _copies(augment: dict[str, Any]) -> str:
-    """The copies of each utterance, for people."""
-    line = f"at speed {', '.join(f'{speed:g}' for speed in augment['speed'])}"
-    if noise := augment["noise"]:
-        snrs = ", ".join(f"{snr:g}" for snr in noise["snr"])
-        line += f", clean and with noise of {noise['manifest']} (seed {noise['seed']}) at {snrs} dB"
-    return line
 
 
 _COLUMNS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,10 +21,6 @@ from featcache.cli.common import (
     say_json,
 )
 from featcache.errors import ArgumentError, counted
-
-if TYPE_CHECKING:
-    from featcache.extraction.audio_files import FileHeaders
-    from featcache.manifest import Manifest
 
 _SHOWN = 5
 _LOOKING_THREADS = 4
@@ -75,7 +71,8 @@ def manifest(
     read = read_manifest(manifest, reading)
     if kind not in ("nemo", "lhotse"):
         data, failures = WRITTEN[kind](read), {}
-        _note_root(output, read)
+        if output.absolute().parent != read.root and not all(map(os.path.isabs, read.paths)):
+            note(f"{output}: relative paths are relative to {read.root}: give --root {read.root}")
     else:
         from featcache.extraction.audio_files import missing_file_notes, read_headers
 
@@ -89,7 +86,11 @@ def manifest(
         seconds = np.where(np.isnan(found.seconds), read.duration, found.seconds)
         files = {number: found.headers[row] for number, row in enumerate(rows.tolist()) if row in found.headers}
         data = WRITTEN[kind](replace(read, duration=seconds).take(rows), files)
-        _note_failures(read, found)
+        for row, (reason, message) in list(failures.items())[:_SHOWN]:
+            note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
+        if failures:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in found.reasons.items())
+            note(f"{counted(len(failures), 'row has', 'rows have')} no duration: {reasons}")
     if is_printed:
         click.echo(data, nl=False)
     else:
@@ -99,18 +100,3 @@ def manifest(
     tell = note if is_printed else say
     tell(f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}")
     return FAILURES_LEFT if failures else 0
-
-
-def _note_root(output: Path, read: Manifest) -> None:
-    """Say what to give as --root for a new manifest whose paths are relative to another folder than its own."""
-    if output.absolute().parent != read.root and not all(map(os.path.isabs, read.paths)):
-        note(f"{output}: relative paths are relative to {read.root}: give --root {read.root}")
-
-
-def _note_failures(read: Manifest, found: FileHeaders) -> None:
-    """Say which rows have no duration, and why."""
-    for row, (reason, message) in list(found.failures.items())[:_SHOWN]:
-        note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
-    if found.failures:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in found.reasons.items())
-        note(f"{counted(len(found.failures), 'row has', 'rows have')} no duration: {reasons}")

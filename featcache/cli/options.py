@@ -182,11 +182,9 @@ def manifest_format(command: Callable[..., Any], has_configs: bool = False) -> C
     return _FORMAT(setting(_ALLOW_COMMANDS(_ALLOW_QUERIES(gathered))))
 
 
-def manifest_and_config_keys(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, for every command that reads a manifest and configs.
-
-    The keys of configs that `--set` gives are apart, in the dictionary `keys`: an argument of `load_config`."""
-    return manifest_format(command, has_configs=True)
+manifest_and_config_keys = functools.partial(manifest_format, has_configs=True)
+"""The same, for every command that reads a manifest and configs. The keys of configs that `--set` gives are apart, in
+the dictionary `keys`: an argument of `load_config`."""
 
 
 def _take_keys(values: dict[str, Any]) -> dict[str, Any]:

@@ -91,13 +91,6 @@ def stdout_for_results() -> Iterator[None]:
 
 
 @contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on each of the signals, as Python does on SIGINT."""
-    with _handled(signal.default_int_handler):
-        yield
-
-
-@contextmanager
 def stoppable(
     at_once: Callable[[], object] = lambda: None, stop: threading.Event | None = None
 ) -> Iterator[threading.Event]:
@@ -112,13 +105,14 @@ def stoppable(
         stop.set()
         note("interrupted: finishing and committing what is under way (once more to stop at once, and lose it)")
 
-    with _handled(on_signal):
+    with signals_handled(on_signal):
         yield stop
 
 
 @contextmanager
-def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle the signals, but those that are ignored, or somebody else's. Only the main thread can do this."""
+def signals_handled(handler: Callable[[int, FrameType | None], object] = signal.default_int_handler) -> Iterator[None]:
+    """Handle the signals, but those that are ignored, or somebody else's; by default, raise KeyboardInterrupt on each,
+    as Python does on SIGINT. Only the main thread can do this."""
     is_main = threading.current_thread() is threading.main_thread()
     ours = (signal.SIG_DFL, signal.default_int_handler)
     handled = [number for number in _SIGNALS if is_main and signal.getsignal(number) in ours]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import click
 
-from featcache.cli.common import FAILURES_LEFT, as_document, complain, log, note, printing, say, terminal_columns
+from featcache.cli.common import FAILURES_LEFT, complain, count_are, log, note, printing, say, terminal_columns
 from featcache.cli.process import INTERRUPTED
 from featcache.errors import counted, hours, megabytes
 
@@ -76,26 +76,19 @@ class Display:
             now = monotonic()
             if self._bar is not None and now >= self._next_bar:
                 self._next_bar = now + _BAR_SECONDS
-                self._show_bar(self._bar, self._text(progress, now))
+                self._bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # it may have changed
+                self._bar.n = min(progress.computed_seconds, self._total)
+                self._bar.set_description_str(self._text(progress, now))
             if now >= self._next_line:
                 self._next_line = now + (_JSON_SECONDS if self._kind == "json" else _LINE_SECONDS)
                 self._show_line(progress, now)
 
-    def _show_bar(self, bar: tqdm[Never], text: str) -> None:
-        assert self._latest is not None
-        bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # its width may have changed
-        bar.n = min(self._latest.computed_seconds, self._total)
-        bar.set_description_str(text)
-
     def _show_line(self, progress: Progress, now: float, is_end: bool = False) -> None:
-        text = self._text(progress, now)
-        if self._kind == "bar" and self._bar is None and not is_end:
-            note(text)  # which is in the log, too
-        else:
-            log(text)
+        is_seen = self._kind == "bar" and self._bar is None and not is_end
+        tell = note if is_seen else log  # what is noted is in the log, too
+        tell(self._text(progress, now))
         if self._kind == "json":
-            document = self._document(progress, now, is_end)
-            click.echo(json.dumps(document), err=True)
+            click.echo(json.dumps(self._document(progress, now, is_end)), err=True)
 
     def _text(self, progress: Progress, now: float) -> str:
         done, seconds = progress.computed_seconds, now - self._started
@@ -223,11 +216,6 @@ def _devices(processes: int, model: str) -> str:
     return f"{processes} × {model}" if processes > 1 else model
 
 
-def summary_document(summary: Summary) -> dict[str, Any]:
-    """A run's summary as JSON."""
-    return {**as_document(summary), "failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)}
-
-
 def say_summary(summary: Summary, where: str) -> int:
     """Print what a run did. Returns its exit code. If it was given up, what there is at `where` says why."""
     _print_summary(summary)
@@ -249,7 +237,7 @@ def _print_summary(summary: Summary) -> None:
         say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
     _print_resampled(summary)
     if summary.silent:
-        say(f"{counted(summary.silent, 'utterance is', 'utterances are')} silent, for example {summary.first_silent}")
+        say(f"{count_are(summary.silent, 'utterance')} silent, for example {summary.first_silent}")
     if summary.failed_by_reason:
         say(f"failures: {_by_reason(summary.failed_by_reason)}")
     if summary.stages and summary.audio_seconds:
@@ -324,24 +312,13 @@ def _by_reason(failed: Mapping[str, int]) -> str:
 
 
 def _print_stages(summary: Summary) -> None:
-    """Print where the time went, and what would help."""
-    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
-    say(f"time in stages: {shares}; bottleneck: {summary.bottleneck}{_busy(summary)} ({_remedy(summary)} would help)")
-    if len(summary.versions) > 1:
-        parts = ", ".join(f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions)
-        say(f"threads' time in extracting: {parts}")
-
-
-def _busy(summary: Summary) -> str:
-    """How many threads the slowest stage has had; on a GPU, some more than the budget wait for it, so none is said."""
-    if summary.device != "cpu":
-        return ""
-    return f", {summary.stages[summary.bottleneck] * summary.threads:.1f} of {counted(summary.threads, 'thread')}"
-
-
-def _remedy(summary: Summary) -> str:
-    """What would make the slowest stage of a run faster."""
+    """Print where the time went, and what would make the slowest stage faster."""
     on_cpu = summary.device == "cpu"
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
+    busy = ""
+    if on_cpu:  # on a GPU, some more threads than the budget wait for it
+        threads = summary.stages[summary.bottleneck] * summary.threads
+        busy = f", {threads:.1f} of {counted(summary.threads, 'thread')}"
     has_other_rates = summary.upsampled or summary.downsampled
     remedy = {
         "decode": "more threads, or a faster disk",
@@ -349,5 +326,8 @@ def _remedy(summary: Summary) -> str:
         "extract": "a GPU, or more threads" if on_cpu else "a faster GPU",
         "write": "a faster disk",
         "wait": "a faster disk" if on_cpu else "a faster GPU, or disk",
-    }
-    return remedy[summary.bottleneck]
+    }[summary.bottleneck]
+    say(f"time in stages: {shares}; bottleneck: {summary.bottleneck}{busy} ({remedy} would help)")
+    if len(summary.versions) > 1:
+        parts = ", ".join(f"{version.name} {version.worker_seconds:.1f} s" for version in summary.versions)
+        say(f"threads' time in extracting: {parts}")

@@ -1,8 +1,10 @@
-"""`featcache show`: one utterance; `featcache why`: why a config is another version, and what would be extracted."""
+"""`featcache show`: one utterance; `featcache why`: why a config is another version, and what would be extracted;
+`featcache diff`: how two versions differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import advise, first_few, printing, read_manifest, refuse_unused, say, say_json
+from featcache.cli.common import advise, count_are, first_few, printing, read_manifest, refuse_unused, say, say_json
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.runs import not_tried_again
 from featcache.errors import MissingItemError, counted, listing
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from featcache.care.diff import ValuesDiff
     from featcache.care.why import Cause
     from featcache.extraction.version_plan import VersionPlan
-    from featcache.loader.cache import Cache
     from featcache.version.version import Version
 
 _SHOWN = 5
@@ -52,9 +56,10 @@ def show(path: Location, utterance: str) -> None:
     for number, document in enumerate(documents):
         if number:
             say()
-        lines = _origin_lines(document)
-        values = ("shape", "dtype", "min", "mean", "max")
-        lines |= {name: document[name] for name in values if document[name] is not None}
+        lines = {
+            **_origin_lines(document),
+            **{name: document[name] for name in ("shape", "dtype", "min", "mean", "max")},
+        }
         if quantized := document.get("quantized"):
             lines["stored"] = f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
         for name, summary in document["side"].items():
@@ -83,57 +88,47 @@ def _document(version: Version, utterance: str) -> dict[str, Any]:
 
     cache = Cache(version, check=True)
     features = cache[utterance]
-    sides = [spec.name for spec in cache.spec.outputs]
-    return {
-        **describe_origin(version, utterance),
-        **_summary(features),
-        **({"quantized": _quantized(cache, utterance)} if cache.spec.is_quantized else {}),
-        "side": {name: _summary(cache.side(name, utterance)) for name in sides},
-    }
+    document = {**describe_origin(version, utterance), **_summary(features)}
+    if cache.spec.is_quantized:
+        scale, _ = cache.quantization([utterance])[0]
+        document["quantized"] = {
+            "dtype": cache.spec.stored_dtype,
+            "smallest_scale": float(scale.min()),
+            "largest_scale": float(scale.max()),
+            "largest_error": float(scale.max()) / 2,
+        }
+    return document | {"side": {side.name: _summary(cache.side(side.name, utterance)) for side in cache.spec.outputs}}
 
 
 def _origin_lines(document: dict[str, Any]) -> dict[str, Any]:
-    """What `describe_origin` tells, for people: a value for each name."""
-    lines = {name: document[name] for name in ("version", "shard", "id", "path")}
-    if document["start"] is not None:
-        lines["start"] = f"{document['start']:.3f} s"
-    lines["duration"] = f"{document['audio_seconds']:.3f} s"
-    if document["channel"] is not None:
-        lines["channel"] = document["channel"]
-    lines["source rate"] = f"{document['source_rate']} Hz"
-    lines["source file"] = counted(document["size"], "byte")
+    """What `describe_origin` tells, for people: a value for each name, None where there is none."""
+    start, file = document["start"], counted(document["size"], "byte")
     if document["mtime_ns"] > 0:  # else it follows from an ETag, or the server told no time
-        modified = datetime.fromtimestamp(document["mtime_ns"] // 10**9, UTC)
-        lines["source file"] += f", modified {modified:%Y-%m-%d %H:%M:%S} UTC"
+        file += f", modified {datetime.fromtimestamp(document['mtime_ns'] // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     if document["by_ffmpeg"]:
-        lines["source file"] += ", decoded by FFmpeg"
-    if document["run"] is not None:
-        lines["run"] = document["run"] + (f", on {document['host']}" if document["host"] else "")
-    if document["manifest"] is not None:
-        lines["manifest"] = f"{document['manifest']}, relative to {document['root']}"
-    if document["from"] is not None:
-        lines["from"] = document["from"]
-    lines["made by"] = ", ".join(f"{name} {value}" for name, value in document["made_by"].items() if value is not None)
-    if document["superseded"]:
-        lines["replaces"] = f"older features in {listing(document['superseded'])}"
-    return lines
+        file += ", decoded by FFmpeg"
+    run, host, manifest = document["run"], document["host"], document["manifest"]
+    older = document["superseded"]
+    return {
+        **{name: document[name] for name in ("version", "shard", "id", "path")},
+        "start": None if start is None else f"{start:.3f} s",
+        "duration": f"{document['audio_seconds']:.3f} s",
+        "channel": document["channel"],
+        "source rate": f"{document['source_rate']} Hz",
+        "source file": file,
+        "run": f"{run}, on {host}" if run is not None and host else run,
+        "manifest": None if manifest is None else f"{manifest}, relative to {document['root']}",
+        "from": document["from"],
+        "made by": ", ".join(f"{name} {value}" for name, value in document["made_by"].items() if value is not None),
+        "replaces": f"older features in {listing(older)}" if older else None,
+    }
 
 
 def _say_lines(lines: dict[str, Any]) -> None:
-    """Print a name and a value on each line."""
+    """Print a name and a value on each line; those that are None are left out."""
     for name, value in lines.items():
-        say(f"{name:12} {value}")
-
-
-def _quantized(cache: Cache, utterance: str) -> dict[str, Any]:
-    """How an utterance is quantised: dtype of the levels, smallest and largest scale, largest error of a value."""
-    scale, _ = cache.quantization([utterance])[0]
-    return {
-        "dtype": cache.spec.stored_dtype,
-        "smallest_scale": float(scale.min()),
-        "largest_scale": float(scale.max()),
-        "largest_error": float(scale.max()) / 2,
-    }
+        if value is not None:
+            say(f"{name:12} {value}")
 
 
 def _summary(array: NDArray[Any]) -> dict[str, Any]:
@@ -141,8 +136,8 @@ def _summary(array: NDArray[Any]) -> dict[str, Any]:
     import numpy as np
 
     values = array.astype(np.float64)
-    numbers = (values.min(), values.mean(), values.max()) if values.size else (None, None, None)
-    least, mean, most = (None if number is None else float(number) for number in numbers)
+    numbers = (values.min(), values.mean(), values.max()) if values.size else ()
+    least, mean, most = map(float, numbers) if numbers else (None, None, None)
     return {"shape": list(array.shape), "dtype": array.dtype.name, "min": least, "mean": mean, "max": most}
 
 
@@ -182,7 +177,7 @@ def why(
       featcache why features train.csv -c fbank80
       featcache why features train.csv -c fbank80 --id LJ001-0001
     """
-    from featcache.care.why import compare_versions, find_causes
+    from featcache.care.why import compare_versions, find_causes, refusal
     from featcache.config import load_config
     from featcache.extraction.options import Options
     from featcache.extraction.plan import plan_extraction
@@ -214,7 +209,15 @@ def why(
         chosen = Options(device="cpu", retry_failed=retry_failed, check_sources=check_sources, replace=True)
         plan = plan_extraction(read, [loaded], versions[0].path.parent, chosen).versions[0]
         causes = find_causes(plan)
-        document["plan"] = _describe_plan(plan)
+        document["plan"] = {
+            "path": str(plan.path),
+            "is_new": plan.is_new,
+            "utterances": len(plan.manifest),
+            "present": int(plan.rows.present.sum()),
+            "missing": plan.num_missing,
+            "failed_before": plan.failed_before,
+            "refused": refusal(plan) or None,
+        }
     if utterance is not None:
         own = [version for version in versions if version.info.fingerprint == fingerprint]
         document["utterance"] = _describe_utterance(utterance, own or versions, plan, causes)
@@ -225,20 +228,6 @@ def why(
             for one in causes
         ]
     say_json(document)
-
-
-def _describe_plan(plan: VersionPlan) -> dict[str, Any]:
-    from featcache.care.why import refusal
-
-    return {
-        "path": str(plan.path),
-        "is_new": plan.is_new,
-        "utterances": len(plan.manifest),
-        "present": int(plan.rows.present.sum()),
-        "missing": plan.num_missing,
-        "failed_before": plan.failed_before,
-        "refused": refusal(plan) or None,
-    }
 
 
 def _describe_utterance(
@@ -282,10 +271,69 @@ def _print_why(document: dict[str, Any], causes: list[Cause]) -> None:
             advise(f"featcache extract refuses this manifest: {plan['refused']}")
     if (one := document.get("utterance")) is not None:
         say()
-        if one["row"] is not None:
-            cells = ", ".join(f"{name} {value}" for name, value in one["row"].items() if value is not None)
-            _say_lines({"row": cells, "status": one["status"]})
-        if one["message"] is not None:
-            _say_lines({"missing": one["message"]})
+        cells = one["row"] and ", ".join(f"{name} {value}" for name, value in one["row"].items() if value is not None)
+        _say_lines({"row": cells, "status": one["status"], "missing": one["message"]})
         for origin in one["versions"]:
             _say_lines(_origin_lines(origin))
+
+
+@click.command(short_help="Compare two versions: configs, utterances, values.")
+@click.argument("first", metavar="CACHE/VERSION", type=options.LOCATION)
+@click.argument("second", metavar="CACHE/VERSION", type=options.LOCATION)
+@options.number(
+    "--values",
+    "Compare the values of N utterances, drawn at random, that both have of the same rows.",
+    least=0,
+    default=0,
+    show_default=True,
+)
+@options.as_json("Print the result as one JSON document, with all ids.")
+def diff(first: Location, second: Location, values: int) -> None:
+    """Compare two versions: the keys of their configs that differ, the utterances that only one of them has, those that
+    were extracted from other rows, and with --values the features themselves. The exit code is 0 whatever differs.
+
+    \b
+    Examples:
+      featcache diff features/fbank80-2a8b3903b266 features/fbank80-6f0612afda6c
+      featcache diff features/fbank80 /backup/features/fbank80 --values 1000
+    """
+    from featcache.care.diff import diff as compare
+    from featcache.loader.cache import Cache
+    from featcache.version.selection import select_version
+
+    found = compare(Cache(select_version(first)), Cache(select_version(second)), values)
+    if printing().as_json:
+        lists = {name: [*getattr(found, name)] for name in ("gone", "added", "changed")}
+        rest = {name: getattr(found, name) for name in ("same_fingerprint", "config", "common")}
+        say_json({**rest, **lists, "values": found.values and asdict(found.values)})
+    if found.same_fingerprint:
+        say("config: the same")
+    else:
+        for line in found.config or ["the same keys, but other weights, or another revision of the extractor"]:
+            say(f"config: {line}")
+    say(f"{count_are(found.common, 'utterance')} in both")
+    _say_ids(found.gone, f"only in {first}")
+    _say_ids(found.added, f"only in {second}")
+    _say_ids(found.changed, "in both, but from other rows")
+    if found.values is not None:
+        say(f"values: {_describe(found.values)}")
+
+
+def _say_ids(ids: Sequence[str], where: str) -> None:
+    if len(ids):
+        say(f"{len(ids):,} {where}: {first_few(ids, _SHOWN)}")
+
+
+def _describe(values: ValuesDiff) -> str:
+    if values.utterances == 0:
+        return "no utterance is in both, of the same row"
+    parts = [f"{values.identical:,} of {counted(values.utterances, 'utterance')} bit-identical"]
+    if values.other_lengths:
+        parts.append(f"{values.other_lengths:,} with other numbers of frames")
+    if values.codes:
+        parts.append(f"{values.differing:,} of {values.codes:,} codes differ")
+    elif values.worst is not None:
+        parts.append(f"largest difference {values.largest:.3g}")
+    if values.worst is not None:
+        parts.append(f"most in {values.worst}")
+    return ", ".join(parts)

@@ -62,6 +62,7 @@ def stats(
       featcache stats features --manifest train.csv -o fbank80.cmvn.npz
       featcache stats features/fbank80 --manifest train.csv --by speaker -o speakers.cmvn.npz
     """
+    import featcache
     from featcache.loader.cache import Cache
     from featcache.stats import Usage, moments, usage
     from featcache.version.selection import corpus_of, select_version
@@ -70,7 +71,13 @@ def stats(
         raise ArgumentError("--by names a column of the manifest: give --manifest too")
     if output is not None:
         refuse_output(output, force)
-    corpus = None if corpus_of(path) is None else _open_corpus(path)
+    corpus: Cache | None = None
+    if corpus_of(path) is not None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            corpus = featcache.open(str(path))
+        for warning in caught:
+            note(str(warning.message))
     version = select_version(path) if corpus is None else corpus.version
     holds_codes = bool(version.info.spec.codebook_sizes)
     if holds_codes and (by is not None or output is not None):
@@ -88,35 +95,29 @@ def stats(
             return moments(cache, wanted, by=by, threads=threads, report=bar.update)
 
     computed = version.reading(compute) if corpus is None else compute()
-    if isinstance(computed, Usage):
-        document, lines = _of_codes(computed)
-    else:
-        if output is not None:
-            computed.save(output, overwrite=force)
-        document, lines = _of_features(computed, output)
-    say_json({"path": str(version.path), **document})
+    if output is not None and not isinstance(computed, Usage):
+        computed.save(output, overwrite=force)
     utterances, frames = counted(computed.utterances, "utterance"), counted(computed.frames, "frame")
     say(f"{version.path}: {utterances}, {frames}: {version.info.spec.units}")
-    for line in lines:
-        say(f"  {line}")
+    document = _say_codes(computed) if isinstance(computed, Usage) else _say_features(computed, output)
+    say_json({"path": str(version.path), **document})
 
 
-def _open_corpus(path: Location) -> Cache:
-    """Open a corpus, and say what is unfinished in it."""
-    import featcache
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        corpus = featcache.open(str(path))
-    for warning in caught:
-        note(str(warning.message))
-    return corpus
-
-
-def _of_features(stats: Stats, output: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """Mean and variance, as JSON and as lines for people."""
+def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
+    """Print mean and variance; returns them as JSON."""
     frames, utterances = stats.group_frames.tolist(), stats.group_utterances.tolist()
-    document = {
+    for what, values in (("means", stats.mean), ("standard deviations", stats.std)):
+        say(f"  {what} of the dimensions from {values.min():.6g} to {values.max():.6g}")
+    if still := stats.still:
+        say(f"  {len(still):,} of {stats.mean.size:,} dimensions hardly vary: {first_few(still, _SHOWN)}")
+    if stats.by is not None:
+        fewest, most = frames.index(min(frames)), frames.index(max(frames))
+        say(
+            f"  {len(frames):,} groups by {stats.by}, from {frames[fewest]:,} frames ({stats.groups[fewest]}) to "
+            f"{frames[most]:,} ({stats.groups[most]})"
+        )
+    say("  not saved; -o FILE saves them for featcache.Cmvn.load" if output is None else f"  saved to {output}")
+    return {
         "output": None if output is None else str(output),
         "fingerprint": stats.fingerprint,
         "utterances": stats.utterances,
@@ -130,36 +131,23 @@ def _of_features(stats: Stats, output: Path | None) -> tuple[dict[str, Any], lis
             for name, of_group, frames_of_group in zip(stats.groups, utterances, frames, strict=True)
         ],
     }
-    lines = [
-        f"{what} of the dimensions from {values.min():.6g} to {values.max():.6g}"
-        for what, values in (("means", stats.mean), ("standard deviations", stats.std))
-    ]
-    if still := stats.still:
-        lines.append(f"{len(still):,} of {stats.mean.size:,} dimensions hardly vary: {first_few(still, _SHOWN)}")
-    if stats.by is not None:
-        fewest, most = frames.index(min(frames)), frames.index(max(frames))
-        lines.append(
-            f"{len(frames):,} groups by {stats.by}, from {frames[fewest]:,} frames ({stats.groups[fewest]}) to "
-            f"{frames[most]:,} ({stats.groups[most]})"
-        )
-    lines.append("not saved; -o FILE saves them for featcache.Cmvn.load" if output is None else f"saved to {output}")
-    return document, lines
 
 
-def _of_codes(usage: Usage) -> tuple[dict[str, Any], list[str]]:
-    """How codes are used, as JSON and as lines for people."""
-    sizes = [len(counts) for counts in usage.counts]
+def _say_codes(usage: Usage) -> dict[str, Any]:
+    """Print how codes are used; returns it as JSON."""
     codebooks = [
-        {"size": size, "used": used, "entropy": entropy, "perplexity": perplexity}
-        for size, used, entropy, perplexity in zip(sizes, usage.used, usage.entropy, usage.perplexity, strict=True)
+        {"size": len(counts), "used": used, "entropy": entropy, "perplexity": perplexity}
+        for counts, used, entropy, perplexity in zip(
+            usage.counts, usage.used, usage.entropy, usage.perplexity, strict=True
+        )
     ]
-    lines = [
-        f"codebook {number}: {book['used']:,} of {book['size']:,} codes are used; entropy {book['entropy']:.2f} bits, "
-        f"perplexity {book['perplexity']:,.1f}"
-        for number, book in enumerate(codebooks)
-    ]
+    for number, book in enumerate(codebooks):
+        say(
+            f"  codebook {number}: {book['used']:,} of {book['size']:,} codes are used; entropy {book['entropy']:.2f} "
+            f"bits, perplexity {book['perplexity']:,.1f}"
+        )
     head = {"fingerprint": usage.fingerprint, "utterances": usage.utterances, "frames": usage.frames}
-    return {**head, "codebooks": codebooks}, lines
+    return {**head, "codebooks": codebooks}
 
 
 @click.command("fit-kmeans", short_help="Fit k-means to a version's frames, for the extractor `units`.")

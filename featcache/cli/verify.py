@@ -1,4 +1,5 @@
-"""`featcache verify`: is every byte what was written, and is everything there?"""
+"""`featcache verify`: is every byte what was written, and is everything there? `featcache repair`: keep what is sound,
+and re-extract only the damaged utterances."""
 
 from __future__ import annotations
 
@@ -10,15 +11,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import advise, as_document, printing, progress_bar, read_manifest, say, say_json, say_problems
-from featcache.cli.corpora import version_or_corpus
+from featcache.cli.common import (
+    advise,
+    as_document,
+    count_are,
+    printing,
+    progress_bar,
+    read_manifest,
+    say,
+    say_json,
+    say_problems,
+)
+from featcache.cli.corpora import version_or_corpus, worst
 from featcache.cli.process import INTERRUPTED, stoppable
-from featcache.errors import DamagedError, MissingDependencyError, counted, megabytes
+from featcache.cli.runs import say_summary
+from featcache.errors import DamagedError, MissingDependencyError, counted, listing, megabytes
 from featcache.storage.location import Location, parse_location
 
 if TYPE_CHECKING:
     from featcache.care.recompute import Recomputed
-    from featcache.care.verify import Report
+    from featcache.care.repair import Repaired
+    from featcache.care.verify import Report, Subset
     from featcache.manifest import CallersUrls
     from featcache.manifest.audio_locations import AudioLocation
     from featcache.version.version import Version
@@ -26,14 +39,16 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-def _subset(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+def _subset(context: click.Context, parameter: click.Parameter, value: str | None) -> Subset | None:
     """`3/10`: a number from 0, and how many there are."""
     if value is None:
         return None
+    from featcache.care.verify import Subset
+
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value, re.ASCII)
     if found is None or int(found[1]) >= int(found[2]):
         raise click.BadParameter(f"{value!r} is not one of 0/N to N-1/N, such as 0/10", context, parameter)
-    return int(found[1]), int(found[2])
+    return Subset(int(found[1]), int(found[2]))
 
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
@@ -66,7 +81,7 @@ def verify(
     manifest: str | None,
     data: bool,
     sources: str | None,
-    subset: tuple[int, int] | None,
+    subset: Subset | None,
     recompute: int,
     device: str | None,
     threads: int,
@@ -89,7 +104,7 @@ def verify(
       featcache verify features --subset 0/10
     """
     from featcache.care.sources import SourceCheck
-    from featcache.care.verify import Problem, Report, Subset
+    from featcache.care.verify import Problem, Report
     from featcache.care.verify import verify as check
     from featcache.manifest import CallersUrls
     from featcache.version.selection import split_tag, version_folders
@@ -107,8 +122,7 @@ def verify(
         except DamagedError as error:
             found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]), None))
             continue
-        some = None if subset is None else Subset(*subset)
-        total = sum(some is None or some.has(name) for name in version.shard_names())
+        total = sum(subset is None or subset.has(name) for name in version.shard_names())
         with stoppable() as stop, progress_bar(total if sources is None else 2 * total, "shards") as bar:
             files = None if sources is None else SourceCheck(sources == "content", root, urls)
             result = check(
@@ -116,23 +130,23 @@ def verify(
                 data=data,
                 manifest=wanted,
                 sources=files,
-                subset=some,
+                subset=subset,
                 threads=threads,
                 report=bar.update,
                 stop=stop,
             )
+        is_left = recompute and not result.interrupted
+        found.append((result, _recompute(version, root, recompute, device, threads, urls) if is_left else None))
         if result.interrupted:
-            found.append((result, None))
             break
-        again = _recompute(version, root, recompute, device, threads, urls) if recompute else None
-        found.append((result, again))
     interrupted = any(result.interrupted for result, _ in found)
     damaged = any(result.problems or (again and again.problems) for result, again in found)
     if printing().as_json:
         documents = [{**as_document(result), "recomputed": again and as_document(again)} for result, again in found]
         say_json({"ok": not (damaged or interrupted), "versions": documents})
+    given = manifest and shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
     for result, again in found:
-        _print(result, again, manifest and _as_given(manifest, root), "" if tag is None else f"@{tag}")
+        _print(result, again, given, "" if tag is None else f"@{tag}")
     if interrupted:
         return INTERRUPTED
     return 1 if damaged else 3 if any(result.failed for result, _ in found) else 0
@@ -155,11 +169,6 @@ def _recompute(
     return version.reading(again)
 
 
-def _as_given(manifest: str, root: AudioLocation | None) -> str:
-    """The manifest and its root as arguments of a command, quoted for a shell."""
-    return shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
-
-
 def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: str) -> None:
     _print_counts(result, f"{result.path}{tag}")
     problems = [*result.problems, *(again.problems if again else [])]
@@ -174,17 +183,15 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: 
     for line in result.notes:
         say(f"  {line}")
     if result.surplus:
-        say(f"  {counted(result.surplus, 'utterance is', 'utterances are')} not in the manifest")
+        say(f"  {count_are(result.surplus, 'utterance')} not in the manifest")
     if result.repeated:
-        say(f"  {counted(result.repeated, 'utterance is', 'utterances are')} there twice, with equal values")
+        say(f"  {count_are(result.repeated, 'utterance')} there twice, with equal values")
+    path = shlex.quote(result.path)
     if result.failed:
-        failed = counted(result.failed, "utterance is", "utterances are")
-        say(f"  {failed} in the failure ledger: featcache info {shlex.quote(result.path)} --failures")
-    damaged = result.damaged_shards
-    repair = f"featcache repair {shlex.quote(result.path)} --manifest {'MANIFEST' if manifest is None else manifest}"
-    if damaged:
-        shards = counted(len(damaged), "shard is", "shards are")
-        advise(f"{shards} damaged: {repair}")
+        say(f"  {count_are(result.failed, 'utterance')} in the failure ledger: featcache info {path} --failures")
+    repair = f"featcache repair {path} --manifest {'MANIFEST' if manifest is None else manifest}"
+    if damaged := len(result.damaged_shards):
+        advise(f"{count_are(damaged, 'shard')} damaged: {repair}")
     elif any(problem.kind == "metadata" for problem in problems):
         advise(f"the metadata of the version is damaged: {repair}")
     elif result.interrupted:
@@ -192,24 +199,23 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: 
     elif all(problem.kind == "source" for problem in problems) and not (again and again.problems):
         say("  no damage found")
     if other_files := sum(problem.kind == "source" for problem in result.problems):
-        files = counted(other_files, "audio file is", "audio files are")
         extract = "`featcache extract … --check-sources` extracts those again that have changed in size or mtime"
-        advise(f"{files} not what was extracted: {extract}")
+        advise(f"{count_are(other_files, 'audio file')} not what was extracted: {extract}")
     lacking = Counter(problem.kind for problem in problems if problem.kind in ("missing", "changed"))
     if lacking and manifest is not None:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in lacking.items())
-        advise(f"{counts}: {_extract_again(parse_location('path', result.path), manifest)}")
+        place = parse_location("path", result.path)
+        config = "" if place.name.rpartition("-")[0] == "fbank80" else " -c CONFIG"
+        advise(f"{counts}: featcache extract {manifest}{config} -o {shlex.quote(str(place.parent))}")
 
 
 def _print_counts(result: Report, path: str) -> None:
     checked = "every byte read" if result.data else "features not read"
     damaged = len({problem.shard for problem in result.problems if problem.shard and problem.kind != "duplicate"})
-    shards = counted(result.shards, "shard") + (
-        f" of {result.shards + result.shards_left_out:,}" if result.shards_left_out else ""
-    )
-    sound = (
-        f"{counted(result.utterances, 'utterance')}, {counted(result.frames, 'frame')}, {megabytes(result.num_bytes)}"
-    )
+    shards, features = counted(result.shards, "shard"), megabytes(result.num_bytes)
+    if result.shards_left_out:
+        shards += f" of {result.shards + result.shards_left_out:,}"
+    sound = f"{counted(result.utterances, 'utterance')}, {counted(result.frames, 'frame')}, {features}"
     if not damaged:
         say(f"{path}: {shards}, {sound}; {checked}")
     elif damaged < result.shards:
@@ -221,8 +227,74 @@ def _print_counts(result: Report, path: str) -> None:
         say(f"  the damaged {are} {counted(result.damaged_utterances, 'utterance')}: repair keeps the sound ones")
 
 
-def _extract_again(version: Location, manifest: str) -> str:
-    """The command that adds what a version lacks; `manifest` is as `_as_given` returns it."""
-    name = version.name.rpartition("-")[0]
-    config = "" if name == "fbank80" else " -c CONFIG"
-    return f"featcache extract {manifest}{config} -o {shlex.quote(str(version.parent))}"
+@click.command(short_help="Re-extract damaged utterances, and keep the others.")
+@version_or_corpus
+@options.manifest("The manifest that the utterances came from.", required=True)
+@options.root()
+@options.manifest_format
+@options.device()
+@options.threads("As for extract.")
+@options.trust_remote_code
+@options.as_json()
+def repair(path: Location, manifest: str, device: str | None, threads: int | None, reading: dict[str, Any]) -> int:
+    """Read every byte of a version (or of all versions of a cache), and re-extract the damaged utterances.
+
+    The undamaged utterances of a damaged shard are kept, bit for bit: they are written to a new shard before
+    the damaged shard is removed. If a shard's own description is damaged (any array except the features, or the
+    group's zarr.json), all its utterances are re-extracted. A shard that belongs to another version is taken away, and
+    its utterances are re-extracted; if that version is not in the same cache, or has no sound shard of the same name,
+    the shard is moved to the folder `aside` of the version.
+
+    What is damaged in the records of what is wanted and has failed is removed; the next `featcache extract` makes up
+    for it.
+
+    Only the damaged utterances need to be in the manifest, and their audio files must exist. Otherwise nothing
+    is removed.
+
+    \b
+    Example:
+      featcache repair features --manifest train.csv
+    """
+    from featcache.audio.commands import kill_commands
+    from featcache.care.repair import repair as repair_version
+    from featcache.extraction.options import Options
+    from featcache.version.selection import version_folders
+
+    read = read_manifest(manifest, reading, carry=False)
+    chosen = Options(device=device, threads=threads)
+    with stoppable(kill_commands) as stop:
+        repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
+    say_json({"versions": [as_document(version) for version in repaired]})
+    codes = [_say(version) for version in repaired]
+    return 1 if 1 in codes else worst(codes)
+
+
+def _say(version: Repaired) -> int:
+    """Print what became of a version. Returns the exit code."""
+    if version.interrupted:
+        say(f"{version.path}: interrupted before any shard was removed")
+        return INTERRUPTED
+    if version.metadata:
+        say(f"{version.path}: metadata restored")
+    if version.removed:
+        shards, kept = counted(len(version.removed), "damaged shard"), counted(version.kept, "utterance")
+        say(f"{version.path}: {shards}: {kept} kept, {version.extracted:,} extracted again")
+    for folder, fingerprint in version.aside.items():
+        say(
+            f"{version.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which "
+            "has no sound one of its name in this cache: move it there, into shards, or remove it"
+        )
+    if tags := version.broken_tags:
+        are = "tag is" if len(tags) == 1 else "tags are"
+        say(f"{version.path}: the {are} no longer whole: {listing(tags)}: featcache verify says why")
+    if version.records:
+        records = f"{counted(version.records, 'damaged record')} of what is wanted or has failed"
+        say(f"{version.path}: {records} removed: featcache verify says what it cost")
+    code = 0
+    if version.summary:
+        code = say_summary(version.summary, version.summary.versions[0].path)
+    elif not (version.metadata or version.removed or version.records):
+        say(f"{version.path}: no damage found")
+    if version.missing:
+        say(f"{version.path}: {count_are(version.missing, 'utterance')} in no shard: featcache extract adds them")
+    return code
