@@ -98,18 +98,14 @@ class SideArray:
 
 
 class Frames:
-    """The frames of a shard, read from where they lie and not mapped: what the disk refuses is an error, and no SIGBUS.
-    Safe to use from several threads.
+    """The frames of a shard, read from where they lie and not mapped, as an `Opened` is, and with the same errors: what
+    the disk refuses is no SIGBUS. Safe to use from several threads.
 
     Args:
         file: The file, which begins with their bytes.
         shape, dtype: Their shape, `[frames, *item_shape]`, and their dtype.
         where: Names the file in messages.
         version: The place of the version, which messages name as what is to be repaired.
-
-    Raises:
-        DamagedError: From every method: the file ends too early, or the disk cannot read it.
-        StoreError: The file may not be read, or the network fails.
     """
 
     def __init__(self, file: Opened, shape: tuple[int, ...], dtype: Any, where: str, version: object) -> None:

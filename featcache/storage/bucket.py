@@ -308,15 +308,8 @@ class Bucket:
 
 
 class _ObjectFile:
-    """An opened file; see `featcache.storage.base.Opened`. Opening it reads its end, which tells its size.
-
-    Args:
-        place: Where it is.
-        num_bytes: Its size, if that is known.
-
-    Raises:
-        FileNotFoundError: From every method: it is not there, or not any more.
-    """
+    """An opened file, of `num_bytes` if they are known; see `featcache.storage.base.Opened`. Opening it reads its end,
+    which tells its size."""
 
     def __init__(self, place: ObjectPath, num_bytes: int | None) -> None:
         self._place = place

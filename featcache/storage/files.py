@@ -11,7 +11,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def flush(folder: Path) -> None:
 # on in the child. So a child closes them at once.
 
 
-class Lock:
+class Lock(AbstractContextManager["Lock"]):
     """An open file or folder, to be locked with `take` until `release` or the end of a `with`, until nobody refers to
     it, or until the process ends; `flags` are for `os.open`. If it is inherited, forked children hold the lock too,
     until the last of them ends. Raises OSError if the file cannot be opened."""
@@ -96,9 +96,6 @@ class Lock:
             self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
             if not is_inherited:
                 _own.add(self)
-
-    def __enter__(self) -> Lock:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
