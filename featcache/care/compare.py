@@ -195,11 +195,7 @@ def largest_difference(found: NDArray[Any], reference: NDArray[Any], step: NDArr
 
 
 def tied_frames(
-    quantize: Callable[[torch.Tensor], torch.Tensor],
-    latents: torch.Tensor,
-    codes: torch.Tensor,
-    others: torch.Tensor,
-    rounding: float = ROUNDING,
+    quantize: Callable[[torch.Tensor], torch.Tensor], latents: torch.Tensor, codes: torch.Tensor, others: torch.Tensor
 ) -> torch.Tensor:
     """Which frames have `others` instead of `codes` because of rounding, if the latents of `others` are not known.
 
@@ -213,14 +209,13 @@ def tied_frames(
         latents: The latents of `codes`, float32 `[F, D]`.
         codes: The codes, `[F, Q]`. Every frame differs from `others`.
         others: The other codes, `[F, Q]`.
-        rounding: The norm of the noise, relative to the frame's.
 
     Returns:
         Bool `[F]`.
     """
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(_DRAWS, *latents.shape, generator=generator).to(latents.device)
-    noise *= rounding * latents.norm(dim=1, keepdim=True) / latents.shape[1] ** 0.5
+    noise *= ROUNDING * latents.norm(dim=1, keepdim=True) / latents.shape[1] ** 0.5
     drawn = quantize(latents + noise).to(others.device)
     first = (codes.to(others.device) != others).int().argmax(1)  # [F]
     later = torch.arange(others.shape[1], device=others.device) > first[:, None]

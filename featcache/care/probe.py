@@ -287,10 +287,9 @@ def utterances_by_length(manifest: Manifest, count: int) -> list[Utterance]:
 
     If the manifest does not give all durations, only rows whose headers are read can be chosen: `_MOST_HEADERS` of
     them, drawn with a fixed seed. If audio is in containers that have to be copied, only those in the first."""
-    rows = np.arange(len(manifest))
-    if len(near := rows_of_first_copy(manifest, rows[:_NEAR])):
+    if len(near := rows_of_first_copy(manifest, np.arange(min(len(manifest), _NEAR)))):
         manifest = manifest.take(near)
-        rows = np.arange(len(manifest))
+    rows = np.arange(len(manifest))
     seconds = manifest.duration
     if np.isnan(seconds).any():
         rows = np.random.default_rng(_SEED).permutation(rows)[: max(_MOST_HEADERS, count)]

@@ -121,7 +121,13 @@ def _count(
         is_rounded = largest_difference(again.values, stored.values, step) <= _tolerance(stored.values)
         return [] if is_rounded else [f"it differs by {difference:.3g}"]  # also if it is NaN
     unequal = again.array != stored.array
-    differing, ties = int(unequal.sum()), int(unequal[_tied(extractor, again, stored, device)].sum())
+    differing, ties, codec = int(unequal.sum()), 0, extractor.as_codec_extractor()
+    if codec is not None and again.latents is not None:
+        frames = unequal.any(axis=1)
+        codes, others = (torch.from_numpy(found.array[frames].astype(np.int64)) for found in (again, stored))
+        with device.slot():
+            latents = again.latents[torch.from_numpy(frames).to(again.latents.device)].float()
+            ties = int(unequal[frames][tied_frames(codec.quantize, latents, codes, others).cpu().numpy()].sum())
     result.differing += differing
     result.tied += ties
     wrong = differing - ties
@@ -192,19 +198,6 @@ def _extract_again(clip: SampledClip, extractor: Extractor[Params], shard: Shard
     pieces = row_extractor.pieces(len(clip.waveform))
     lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]
     return OutOfMemoryRetry(extractor, lengths, device).run(extract)
-
-
-def _tied(extractor: Extractor[Params], again: _Features, stored: _Features, device: Device) -> NDArray[np.bool_]:
-    """Which frames differ from the stored codes by rounding, bool `[frames]`."""
-    tied = np.zeros(len(stored.array), bool)
-    codec = extractor.as_codec_extractor()
-    if codec is not None and again.latents is not None:
-        unequal = (again.array != stored.array).any(axis=1)
-        codes, others = (torch.from_numpy(found.array[unequal].astype(np.int64)) for found in (again, stored))
-        with device.slot():
-            latents = again.latents[torch.from_numpy(unequal).to(again.latents.device)].float()
-            tied[unequal] = tied_frames(codec.quantize, latents, codes, others).cpu().numpy()
-    return tied
 
 
 def _tolerance(stored: NDArray[Any]) -> float:

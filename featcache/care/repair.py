@@ -7,7 +7,7 @@ shard or a shard of its sound utterances is there; and what was damaged is wante
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
 from featcache.extraction.audio_files import stat_of
 from featcache.extraction.extraction import Summary, run_extraction
-from featcache.extraction.jobs import Progress
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.extraction.version_plan import BuiltConfig
@@ -85,13 +84,7 @@ class _Plan:
     """The ids of the others, to be extracted again; None if nothing tells which they were."""
 
 
-def repair(
-    path: Location,
-    manifest: Manifest,
-    options: Options,
-    report: Callable[[Progress], None] = lambda _: None,
-    stop: threading.Event | None = None,
-) -> Repaired:
+def repair(path: Location, manifest: Manifest, options: Options, stop: threading.Event | None = None) -> Repaired:
     """Verify the version at `path` down to every byte, and replace its damaged shards.
 
     Their sound utterances are kept, and the others are extracted again. A shard of another version is taken away too,
@@ -137,7 +130,7 @@ def repair(
         else:
             options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
             planned = plan_extraction(manifest, [config], version.path.parent, options, again, version.path.name)
-            repaired.summary = run_extraction(planned, run_locally, report, stop)
+            repaired.summary = run_extraction(planned, run_locally, stop=stop)
             repaired.extracted = sum(filled.extracted for filled in repaired.summary.versions)
         if not stop.is_set():
             repaired.broken_tags = [name for name, _ in check_tags(version, version.shard_names())]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -260,15 +261,12 @@ def _check_shards(
     ended = threading.Event()
 
     def check(name: str, number: int) -> CheckedShard:
-        try:
-            one = examine_shard(version, name, data, lambda: stop.is_set() or ended.is_set())
-        except StoppedError:
-            return CheckedShard(None, [])
+        one = examine_shard(version, name, data, lambda: stop.is_set() or ended.is_set())
         if one.shard is not None and number >= _MOST_MAPPED:
             one.shard.unmap_table()
         return one
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool, suppress(StoppedError):
         try:
             for name, one in zip(names, pool.map(check, names, range(len(names))), strict=True):
                 if stop.is_set():

@@ -306,7 +306,7 @@ def test_of_a_repair_that_was_killed_the_latest_of_an_utterance_is_missing(cli, 
     """An older extraction does not pass for it: not before anything has been extracted either."""
     manifest, cache, sound, hit = latest_is_damaged
 
-    def killed(*_):
+    def killed(*_, **__):
         raise InterruptedError
 
     monkeypatch.setattr("featcache.care.repair.run_extraction", killed)
