@@ -33,8 +33,7 @@ class Draws:
 
     def __init__(self, kind: str, seed: int, step: int, device: torch.device) -> None:
         self.device = device
-        self.generator = torch.Generator(device)
-        self.generator.manual_seed(hash_of(f"{kind} {seed} {step}"))
+        self.generator = torch.Generator(device).manual_seed(hash_of(f"{kind} {seed} {step}"))
 
     def uniform(self, count: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Numbers in [low, high), float32 `[count]`."""

@@ -152,7 +152,7 @@ def _prepare(
     device = Device(device_name, 1)
     configs, source = setup.build(device)
     for built, choice in zip(configs, choices, strict=True):
-        built.extractor.use_batching(choice.batching)
+        built.extractor.chosen_batching = choice.batching
     fetched = partial(copy_of, wait=wait)
     return device, [batch_extractor(setup.root, [built], device, source, fetched) for built in configs]
 

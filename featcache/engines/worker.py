@@ -289,7 +289,7 @@ def _begin(options: Options, device: Device, built: BuiltConfig, path: Location,
     batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.name, batching.note)
-    built.extractor.use_batching(batching.batching)
+    built.extractor.chosen_batching = batching.batching
     run = Run(version, {**asked, **maker(device)})
     return VersionJob(built, batching, version, run, made_by(device, batching))
 

@@ -124,7 +124,7 @@ def _fill(
     for planned in versions:
         batching = planned.batching
         assert batching is not None  # it lacks rows
-        planned.built.extractor.use_batching(batching.batching)
+        planned.built.extractor.chosen_batching = batching.batching
         version = Version.create(planned.path, planned.info)
         version.store.sweep()
         _want(plan, planned, version)

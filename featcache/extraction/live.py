@@ -167,5 +167,5 @@ def extractor(
         if chosen.fingerprint() != found.info.fingerprint:
             raise ConfigError(f"{found.path}: its extractor or its weights are not the same here as where it was made")
     built = BuiltConfig(chosen, on)
-    built.extractor.use_batching(choose_batching(built.extractor, probes, on.label).batching)
+    built.extractor.chosen_batching = choose_batching(built.extractor, probes, on.label).batching
     return LiveExtractor(built, on)

@@ -111,6 +111,10 @@ class Extractor(ABC, Generic[P]):
     """A number that goes up whenever a change to the code changes values; it is part of the fingerprint."""
     batching: Batching
     """How clips may be batched: see above."""
+    chosen_batching: Batching | None = None
+    """How rows are put together: `padded`, `equal_length` (the padded length is the row's own), or `single` (one row
+    alone, at its own length: a model run by hand). It may be set after construction, before first use; None means
+    `batching`. It has no effect if the extractor takes no rows."""
     spec: FeatureSpec
     """What the features are; set by `__init__`."""
     max_seconds: float | None = None
@@ -170,9 +174,6 @@ class Extractor(ABC, Generic[P]):
             ConfigError: Clips cannot be cut like this.
         """
         return None
-
-    def use_batching(self, batching: Batching) -> None:
-        """Put rows together in this way from now on; this has no effect if the extractor takes no rows."""
 
     def as_row_extractor(self) -> RowExtractor[P] | None:
         """The extractor itself if it takes rows of padded clips; None if it takes clips as they are."""

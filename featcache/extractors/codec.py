@@ -14,7 +14,7 @@ from featcache import weights
 from featcache.errors import ConfigError
 from featcache.extractors.model import ModelExtractor, ModelParams, computing
 from featcache.extractors.rows import Rows
-from featcache.spec import FeatureSpec, SideSpec
+from featcache.spec import FeatureSpec
 
 
 class CodecParams(ModelParams):
@@ -55,26 +55,16 @@ class CodecExtractor(ModelExtractor[C]):
         self.require_sample_rate(getattr(model.config, "sampling_rate", None) or model.config.sample_rate)
         return model
 
-    def _set_spec(
-        self,
-        name: str,
-        num_codebooks: int,
-        codebook_size: int,
-        *,
-        frame_rate: float | None = None,
-        frame_length: int = 0,
-        side: tuple[SideSpec, ...] = (),
-    ) -> None:
-        """Set `spec` to that of codes `[frames, num_codebooks]`. By default, there is a frame for every hop."""
+    def _set_spec(self, name: str, num_codebooks: int, codebook_size: int, frame_length: int = 0) -> None:
+        """Set `spec` to that of codes `[frames, num_codebooks]`, with a frame for every hop."""
         self.spec = FeatureSpec(
             item_shape=(num_codebooks,),
             dtype=code_dtype(codebook_size),
-            frame_rate=frame_rate or self.sample_rate / self.granularity,
+            frame_rate=self.sample_rate / self.granularity,
             frame_length=frame_length,
             sample_rate=self.sample_rate,
             units=f"{name} code",
             codebook_sizes=(codebook_size,) * num_codebooks,
-            side=side,
         )
 
     def num_frames(self, num_samples: int) -> int:

@@ -10,6 +10,8 @@ codes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from featcache.errors import ConfigError
@@ -42,8 +44,6 @@ class Encodec(CodecExtractor[BandwidthParams]):
         if config.chunk_length and params.chunk:
             raise ConfigError(f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s")
         count = num_codebooks_at_bandwidth(params, model)
-        if config.chunk_length:
-            self.max_seconds = None
         self.causal = config.use_causal_conv
         self._channels = config.audio_channels
         self._normalize = config.normalize
@@ -52,11 +52,13 @@ class Encodec(CodecExtractor[BandwidthParams]):
         self._layers = ragged.seanet_layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
         self.granularity = config.hop_length
-        frame_rate = None
+        self._set_spec("EnCodec", count, config.codebook_size)
         if self._chunk_length:
-            frame_rate = -(-self._chunk_length // config.hop_length) * sample_rate / self._chunk_stride
-        side = (_SCALES,) if self._normalize else ()
-        self._set_spec("EnCodec", count, config.codebook_size, frame_rate=frame_rate, side=side)
+            self.max_seconds = None
+            frame_rate = super().num_frames(self._chunk_length) * sample_rate / self._chunk_stride
+            self.spec = replace(self.spec, frame_rate=frame_rate)
+        if self._normalize:
+            self.spec = replace(self.spec, side=(_SCALES,))
 
     def num_frames(self, num_samples: int) -> int:
         if not self._chunk_length:

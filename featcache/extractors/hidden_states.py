@@ -4,8 +4,9 @@ The features are one layer, several stacked layers, or a weighted sum of layers.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -13,12 +14,12 @@ from torch import nn
 
 from featcache.errors import ConfigError
 from featcache.extractors.model import ModelExtractor, ModelParams
-from featcache.extractors.ragged import normalized
+from featcache.extractors.ragged import Length, normalized
 from featcache.extractors.rows import Piece, Rows
 from featcache.spec import FeatureSpec
 
 
-class Encoder(Protocol):
+class Encoder(ABC):
     """A model that runs on padded rows, each as if it were alone: `Wav2Vec2`, `W2vBert`, `Whisper`."""
 
     hop: int
@@ -26,13 +27,14 @@ class Encoder(Protocol):
     layers: nn.ModuleList
     """The transformer's layers. They may be cut short if the hidden states of later layers are not wanted."""
 
-    @property
-    def most_samples(self) -> int | None:
-        """The length to which the model pads every row, and the most that it takes; None if it takes any length."""
+    most_samples: int | None = None
+    """The length to which the model pads every row, and the most that it takes; None if it takes any length."""
 
-    def num_frames(self, num_samples: int) -> int:
+    @abstractmethod
+    def num_frames(self, num_samples: Length) -> Length:
         """The number of frames of so many samples; below 1 if they are too few."""
 
+    @abstractmethod
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
         """Run the model as far as its results are consumed.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import ClassVar, Literal, TypeVar
 
 import torch
@@ -119,13 +120,8 @@ class ModelExtractor(RowExtractor[M]):
         starts = range(0, num_samples - overlap, size - overlap)
         kept_from = [0, *((start + left_out) // self.granularity for start in starts[1:]), self.num_frames(num_samples)]
         return [
-            Piece(
-                start=start,
-                num_samples=min(size, num_samples - start),
-                skip=kept_from[i] - start // self.granularity,
-                num_frames=kept_from[i + 1] - kept_from[i],
-            )
-            for i, start in enumerate(starts)
+            Piece(start, min(size, num_samples - start), first - start // self.granularity, end - first)
+            for start, (first, end) in zip(starts, pairwise(kept_from), strict=True)
         ]
 
     def _samples(self, seconds: float) -> int:

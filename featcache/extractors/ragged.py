@@ -101,74 +101,65 @@ def is_inside(lengths: torch.Tensor, steps: int) -> torch.Tensor:
     return torch.arange(steps, device=lengths.device) < lengths[:, None]
 
 
-def conv1d(
-    conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor, padding: Padding, activation: Activation | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A convolution of each row, padded at its own ends: `[R, C', T']`, and the new lengths `[R]`.
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of each row, padded at its own ends."""
 
-    The module's own padding is not used. The activation is applied to the rows first, without an extra pass over
-    memory, since rows are copied anyway to be padded."""
-    nothing_to_add = not (padding.left or padding.right or (padding.whole_strides and conv.stride[0] > 1))
-    if not nothing_to_add or activation:
-        x_RCT = _padded(conv, x_RCT, lengths, padding, activation)
-    y_RCT = F.conv1d(x_RCT, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
-    return y_RCT, output_lengths(lengths, conv, padding)
+    conv: nn.Conv1d
+    """The module, whose own padding is not used."""
+    padding: Padding
+    norm: nn.GroupNorm | None = None
+    """A norm over time that follows, if there is one."""
+    activation: Activation | None = None
+    """What is applied to the rows first, without an extra pass over memory, since rows are copied anyway to be
+    padded."""
 
+    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The convolved rows, `[R, C', T']`, and their lengths `[R]`."""
+        conv, padding = self.conv, self.padding
+        after = padding.right + (conv.stride[0] - 1 if padding.whole_strides else 0)
+        if padding.left or after or self.activation:
+            x_RCT = self._padded(x_RCT, lengths, after)
+        y_RCT = F.conv1d(x_RCT, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
+        lengths = output_lengths(lengths, conv, padding)
+        return group_norm(self.norm, y_RCT, lengths) if self.norm else y_RCT, lengths
 
-def _padded(
-    conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor, padding: Padding, activation: Activation | None
-) -> torch.Tensor:
-    """A copy of the rows, `[R, C, left + T + right]`, in which each row is padded at its own ends. With `whole_strides`
-    it has `stride - 1` more columns, of which a row needs some, all or none."""
-    num_rows, channels, steps = x_RCT.shape
-    after = padding.right + (conv.stride[0] - 1 if padding.whole_strides else 0)
-    padded_RCT = x_RCT.new_empty(num_rows, channels, padding.left + steps + after)
-    inside_RCT = padded_RCT[..., padding.left : padding.left + steps]
-    if activation:
-        activation(x_RCT, inside_RCT)
-    else:
-        inside_RCT.copy_(x_RCT)
-    padded_RCT[..., padding.left + steps :] = 0  # nothing uninitialised may get into sums, even into those left out
-    if padding.left:
-        padded_RCT[..., : padding.left] = _columns_before(inside_RCT, lengths, padding)
-    if after:
-        at_RN = lengths[:, None] + torch.arange(after, device=x_RCT.device)
-        added_RCN = _columns_after(conv, inside_RCT, lengths, at_RN, padding)
-        padded_RCT.scatter_(2, (padding.left + at_RN)[:, None].expand(-1, channels, -1), added_RCN)
-    return padded_RCT
+    def _padded(self, x_RCT: torch.Tensor, lengths: torch.Tensor, after: int) -> torch.Tensor:
+        """A copy of the rows, `[R, C, left + T + after]`, in which each row is padded at its own ends. With
+        `whole_strides` there are `stride - 1` columns after a row beyond those at its right, of which it needs some,
+        all or none."""
+        num_rows, channels, steps = x_RCT.shape
+        left = self.padding.left
+        padded_RCT = x_RCT.new_empty(num_rows, channels, left + steps + after)
+        inside_RCT = padded_RCT[..., left : left + steps]
+        if self.activation:
+            self.activation(x_RCT, inside_RCT)
+        else:
+            inside_RCT.copy_(x_RCT)
+        padded_RCT[..., left + steps :] = 0  # nothing uninitialised may get into sums, even into those left out
+        before_RN = torch.arange(-left, 0, device=x_RCT.device).expand(num_rows, -1)
+        at_RN = torch.cat([before_RN, lengths[:, None] + torch.arange(after, device=x_RCT.device)], 1)
+        columns_RCN = self._columns(inside_RCT, lengths, at_RN)
+        return padded_RCT.scatter_(2, (left + at_RN)[:, None].expand(-1, channels, -1), columns_RCN)
 
-
-def _columns_before(x_RCT: torch.Tensor, lengths: torch.Tensor, padding: Padding) -> torch.Tensor | float:
-    """The columns before the rows, `[R, C, left]`."""
-    if padding.mode == "constant":
-        return 0.0
-    if padding.mode == "replicate":
-        return x_RCT[..., :1]
-    # Steps left, ..., 1. Those after the row's end are the zeros that made it long enough to be reflected.
-    at = torch.arange(padding.left, 0, -1, device=x_RCT.device)
-    mirrored = x_RCT[..., at.clamp(max=x_RCT.shape[-1] - 1)]
-    return mirrored.masked_fill_((at >= lengths[:, None])[:, None], 0)
-
-
-def _columns_after(
-    conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor, at_RN: torch.Tensor, padding: Padding
-) -> torch.Tensor:
-    """The columns that belong at the steps `at_RN` after the rows: `[R, C, N]`."""
-    ends = lengths[:, None]
-    if padding.mode == "constant":
-        return x_RCT.new_zeros(()).expand(len(x_RCT), x_RCT.shape[1], at_RN.shape[1])
-    if padding.mode == "replicate":
-        source_RN, is_zero = (ends - 1).expand_as(at_RN), None
-    else:
-        left, right = padding.left, padding.right
-        mirror = (ends - 1).clamp(min=max(left, right))
-        if padding.whole_strides:
-            mirror = torch.maximum(mirror, right + (span(conv) - ends - left - right) % conv.stride[0])
-        source_RN = (2 * mirror - at_RN).clamp(min=0)  # below 0 are columns that the row does not need
-        is_zero = (at_RN <= mirror) | (source_RN >= ends)
-        source_RN = source_RN.clamp(max=x_RCT.shape[-1] - 1)
-    columns_RCN = x_RCT.gather(2, source_RN[:, None].expand(-1, x_RCT.shape[1], -1))
-    return columns_RCN if is_zero is None else columns_RCN.masked_fill_(is_zero[:, None], 0)
+    def _columns(self, x_RCT: torch.Tensor, lengths: torch.Tensor, at_RN: torch.Tensor) -> torch.Tensor:
+        """The columns that belong at the steps `at_RN`, before the rows (below 0) or after them: `[R, C, N]`."""
+        ends, left, right = lengths[:, None], self.padding.left, self.padding.right
+        if self.padding.mode == "constant":
+            return x_RCT.new_zeros(()).expand(len(x_RCT), x_RCT.shape[1], at_RN.shape[1])
+        if self.padding.mode == "replicate":
+            source_RN, is_zero = at_RN.clamp(min=0).minimum(ends - 1), None
+        else:
+            mirror = (ends - 1).clamp(min=max(left, right))
+            if self.padding.whole_strides:
+                missing = (span(self.conv) - ends - left - right) % self.conv.stride[0]
+                mirror = torch.maximum(mirror, right + missing)
+            # Below 0 are columns that the row does not need; from its end on, the zeros that make it long enough.
+            source_RN = torch.where(at_RN < 0, -at_RN, 2 * mirror - at_RN).clamp(min=0)
+            is_zero = ((at_RN >= 0) & (at_RN <= mirror)) | (source_RN >= ends)
+            source_RN = source_RN.clamp(max=x_RCT.shape[-1] - 1)
+        columns_RCN = x_RCT.gather(2, source_RN[:, None].expand(-1, x_RCT.shape[1], -1))
+        return columns_RCN if is_zero is None else columns_RCN.masked_fill_(is_zero[:, None], 0)
 
 
 def zero_padded_conv1d(
@@ -229,7 +220,7 @@ def normalized(x: torch.Tensor, lengths: torch.Tensor, epsilon: float, correctio
     return centred / (variance + epsilon).sqrt()
 
 
-class RaggedLSTM(nn.Module):
+class RaggedLSTM:
     """An LSTM, in eval mode and without projections, in one direction or in two, over rows of different lengths.
 
     For the backward direction, each row is reversed within its own length. `torch.nn.utils.rnn.pack_padded_sequence`
@@ -237,25 +228,22 @@ class RaggedLSTM(nn.Module):
     depend on the others."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
-        super().__init__()
-        layers = [[lstm]]
+        self._layers = [[lstm]]
         if lstm.bidirectional:
             numbers = range(lstm.num_layers)
-            layers = [[_one_direction(lstm, f"_l{n}"), _one_direction(lstm, f"_l{n}_reverse")] for n in numbers]
-        self.layers = nn.ModuleList(map(nn.ModuleList, layers))
+            self._layers = [[_one_direction(lstm, f"_l{n}"), _one_direction(lstm, f"_l{n}_reverse")] for n in numbers]
 
-    def forward(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """The output of the last layer, `[R, C', T]`: of both directions, one after the other along `C'`."""
         steps = torch.arange(x_RCT.shape[-1], device=x_RCT.device)[:, None]
         source_TR1 = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]  # its own inverse
         hidden_TRC = x_RCT.permute(2, 0, 1)
-        for directions in self.layers:
-            assert isinstance(directions, nn.ModuleList)
-            outputs = [directions[0](hidden_TRC)[0]]
-            if len(directions) == 2:
-                backward = directions[1](hidden_TRC.gather(0, source_TR1.expand_as(hidden_TRC)))[0]
-                outputs.append(backward.gather(0, source_TR1.expand_as(backward)))
-            hidden_TRC = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+        for forward, *backward in self._layers:
+            outputs = [forward(hidden_TRC)[0]]
+            for lstm in backward:
+                reversed_TRC = lstm(hidden_TRC.gather(0, source_TR1.expand_as(hidden_TRC)))[0]
+                outputs.append(reversed_TRC.gather(0, source_TR1.expand_as(reversed_TRC)))
+            hidden_TRC = torch.cat(outputs, dim=2) if backward else outputs[0]
         return hidden_TRC.permute(1, 2, 0)
 
 
@@ -269,54 +257,38 @@ def _one_direction(lstm: nn.LSTM, suffix: str) -> nn.LSTM:
     return alone.eval().requires_grad_(False)
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution, its padding at the two ends of a row, and the norm over time after it, if there is one."""
-
-    conv: nn.Conv1d
-    padding: Padding
-    norm: nn.GroupNorm | None = None
-
-
-@dataclass(frozen=True)
-class Residual:
-    """The sum of a block's output and its input; the input goes through a convolution if there is a shortcut."""
-
-    block: list[Layer]
-    shortcut: Convolution | None
-
-
-Layer = Convolution | Residual | RaggedLSTM | Activation
-"""A layer of a SEANet. To the output of an LSTM its input is added; twice, side by side, if it runs in both
-directions."""
+Layer = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Makes rows `[R, C', T']` of rows `[R, C, T]` with lengths int64 `[R]`, and returns them with their own lengths."""
 
 
 def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
     """What the modules of a SEANet encoder, in eval mode and without weight norm, do one after another; an
     ExtractorError if one is of another kind. Each codec has its own classes for them, which compute the same."""
     layers: list[Layer] = []
-    for module in modules:
-        if (convolution := _convolution(module)) is not None:
-            layers.append(convolution)
-        elif isinstance(block := getattr(module, "block", None), Iterable):
-            layers.append(Residual(seanet_layers(block), _convolution(getattr(module, "shortcut", None))))
-        elif isinstance(lstm := getattr(module, "lstm", None), nn.LSTM):
-            layers.append(RaggedLSTM(lstm))
-        elif isinstance(module, nn.ELU):
-            layers.append(partial(_elu, module.alpha))
-        elif isinstance(alpha := getattr(module, "alpha", None), nn.Parameter):
-            layers.append(partial(_snake, alpha.detach(), (alpha.detach() + 1e-9).reciprocal()))
-        else:
-            raise ExtractorError(f"{type(module).__name__} is not a layer that featcache supports in a SEANet encoder")
-    for layer, following in zip(layers, [*layers[1:], None], strict=True):
-        if not isinstance(layer, Convolution | Residual | RaggedLSTM) and not isinstance(following, Convolution):
+    activation: Activation | None = None
+    for module in [*modules, None]:
+        convolution = _convolution(module, activation)
+        if activation is not None and convolution is None:
             raise ExtractorError(
                 "featcache does not support a SEANet encoder with an activation that no convolution follows"
             )
+        activation = None
+        if convolution is not None:
+            layers.append(convolution)
+        elif isinstance(block := getattr(module, "block", None), Iterable):
+            layers.append(partial(_residual, seanet_layers(block), _convolution(getattr(module, "shortcut", None))))
+        elif isinstance(lstm := getattr(module, "lstm", None), nn.LSTM):
+            layers.append(partial(_beside_its_input, RaggedLSTM(lstm)))
+        elif isinstance(module, nn.ELU):
+            activation = partial(_elu, module.alpha)
+        elif isinstance(alpha := getattr(module, "alpha", None), nn.Parameter):
+            activation = partial(_snake, alpha.detach(), (alpha.detach() + 1e-9).reciprocal())
+        elif module is not None:
+            raise ExtractorError(f"{type(module).__name__} is not a layer that featcache supports in a SEANet encoder")
     return layers
 
 
-def _convolution(module: Any) -> Convolution | None:
+def _convolution(module: Any, activation: Activation | None = None) -> Convolution | None:
     """The convolution that a module is, as `EncodecConv1d`, `MimiConv1d` or SpeechTokenizer's `SConv1d` pads it."""
     conv, norm = getattr(module, "conv", None), getattr(module, "norm", None)
     conv = getattr(conv, "conv", conv)  # SpeechTokenizer has one more module around it
@@ -325,28 +297,31 @@ def _convolution(module: Any) -> Convolution | None:
     columns = span(conv) - conv.stride[0]
     right = 0 if module.causal else columns // 2
     padding = Padding(columns - right, right, module.pad_mode, whole_strides=True)
-    return Convolution(conv, padding, norm if isinstance(norm, nn.GroupNorm) else None)
+    return Convolution(conv, padding, norm if isinstance(norm, nn.GroupNorm) else None, activation)
 
 
-def run(layers: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def run(layers: Iterable[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Run rows `[R, C, T]` with lengths int64 `[R]` through layers: `[R, C', T']`, and the new lengths. What comes
     after a row's end does not matter in the input, and is meaningless in the result."""
-    activation: Activation | None = None
     for layer in layers:
-        if isinstance(layer, Convolution):
-            x_RCT, lengths = conv1d(layer.conv, x_RCT, lengths, layer.padding, activation)
-            if layer.norm:
-                x_RCT = group_norm(layer.norm, x_RCT, lengths)
-            activation = None
-        elif isinstance(layer, Residual):
-            through, _ = run(layer.block, x_RCT, lengths)
-            x_RCT = through.add_(run([layer.shortcut], x_RCT, lengths)[0] if layer.shortcut else x_RCT)
-        elif isinstance(layer, RaggedLSTM):
-            y_RCT = layer(x_RCT, lengths)
-            x_RCT = y_RCT + x_RCT.repeat(1, y_RCT.shape[1] // x_RCT.shape[1], 1)
-        else:
-            activation = layer  # applied by the convolution that follows
+        x_RCT, lengths = layer(x_RCT, lengths)
     return x_RCT, lengths
+
+
+def _residual(
+    block: Sequence[Layer], shortcut: Convolution | None, x_RCT: torch.Tensor, lengths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of a block's output and its input, which goes through a convolution if there is a shortcut."""
+    through, _ = run(block, x_RCT, lengths)
+    return through.add_(shortcut(x_RCT, lengths)[0] if shortcut else x_RCT), lengths
+
+
+def _beside_its_input(
+    lstm: RaggedLSTM, x_RCT: torch.Tensor, lengths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output of an LSTM plus its input; twice, side by side, if it runs in both directions."""
+    y_RCT = lstm(x_RCT, lengths)
+    return y_RCT + x_RCT.repeat(1, y_RCT.shape[1] // x_RCT.shape[1], 1), lengths
 
 
 def _elu(alpha: float, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -79,10 +79,6 @@ class RowExtractor(Extractor[P]):
     gpu_factor: ClassVar[int] = 1
     """How many times `ROW_SECONDS` a GPU's batches have: more than one if kernels are so small, or so many wait for one
     another, that few rows take nearly as long as many."""
-    chosen_batching: Batching | None = None
-    """How rows are put together: `padded`, `equal_length` (the padded length is the row's own), or `single` (one row
-    alone, at its own length: a model run by hand). It may be set after construction, before first use; None means
-    `batching`."""
     _shrunk: int = 1
 
     @abstractmethod
@@ -93,9 +89,6 @@ class RowExtractor(Extractor[P]):
             waveforms: The rows, float32 `[R, P]` on the device, zero after each row's end. Do not write to them.
             num_samples: The length of each row, int64 `[R]` on the device.
         """
-
-    def use_batching(self, batching: Batching) -> None:
-        self.chosen_batching = batching
 
     def as_row_extractor(self) -> RowExtractor[P]:
         return self

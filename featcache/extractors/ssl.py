@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from featcache import weights
@@ -81,7 +80,7 @@ class SSL(HiddenStates[SSLParams]):
         self._set_encoder(encoder(model), model.config.hidden_size, name, _EPSILON if normalizes else None)
 
 
-class Whisper:
+class Whisper(Encoder):
     """Whisper's encoder (Radford et al. 2022, "Robust speech recognition via large-scale weak supervision") over rows.
 
     The model, a `WhisperModel` in eval mode, always takes 30 s, and a shorter clip is followed by silence. So what
@@ -95,7 +94,7 @@ class Whisper:
         self._convolutions = (encoder.conv1, encoder.conv2)
         self._positions = encoder.embed_positions
         self._layer_norm = encoder.layer_norm
-        self.hop: int = params.hop_length * encoder.conv1.stride[0] * encoder.conv2.stride[0]
+        self.hop = params.hop_length * encoder.conv1.stride[0] * encoder.conv2.stride[0]
         self.most_samples: int = encoder.config.max_source_positions * self.hop
         self.layers = encoder.layers
         self._num_layers = len(encoder.layers)
@@ -104,8 +103,7 @@ class Whisper:
         return (num_samples + self.hop - 1) // self.hop
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
-        """See `Encoder.hidden_states`. Those of the last layer go through the final layer norm, and are the output
-        too."""
+        """The last layer's go through the final layer norm, and are the output too."""
         convolved_RDF = self._mels(waveforms, num_samples).transpose(1, 2)
         for convolution in self._convolutions:
             convolved_RDF = functional.gelu(convolution(convolved_RDF))
@@ -119,14 +117,13 @@ class Whisper:
         yield from (output_RFD, output_RFD)
 
     def _mels(self, waveforms_RP: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        """Log mel spectrograms of 30 s, float32 `[R, 2 F, M]`."""
+        """Log mel spectrograms of rows of 30 s, float32 `[R, 2 F, M]`."""
         silent_RP = waveforms_RP.masked_fill(~is_inside(num_samples, waveforms_RP.shape[1]), 0)
-        padded_RP = functional.pad(silent_RP, (0, self.most_samples - waveforms_RP.shape[1]))
         with torch.autocast(waveforms_RP.device.type, enabled=False):
-            return torch.stack(self._log_mel.extract([Clip("", row) for row in padded_RP]))
+            return torch.stack(self._log_mel.extract([Clip("", row) for row in silent_RP]))
 
 
-class W2vBert:
+class W2vBert(Encoder):
     """w2v-BERT 2.0 over rows: transformers' `Wav2Vec2BertModel`, in eval mode. Shapes are those of `RowExtractor`, with
     `T` mel frames and `M` mel bins.
 
@@ -143,7 +140,6 @@ class W2vBert:
     changes the hidden states by up to some 1e-2 of their RMS where a bin hardly changes: in clips of 0.04 s, which have
     two frames, and in quiet ones with an empty band."""
 
-    most_samples: int | None = None
     hop = _STACKED * _SHIFT
 
     def __init__(self, model: Any) -> None:
@@ -154,13 +150,12 @@ class W2vBert:
         self._embed_positions = model.encoder.embed_positions
         self._embedding = threading.Lock()
         self._last = model.intermediate_ffn
-        self.layers: nn.ModuleList = model.encoder.layers
+        self.layers = model.encoder.layers
 
     def num_frames(self, num_samples: Length) -> Length:
         return self._num_mels(num_samples) // _STACKED
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
-        """See `Encoder.hidden_states`."""
         hidden_RFD = self._projection(self.mel_energies(waveforms, num_samples))[0]
         inside_RF = is_inside(self.num_frames(num_samples), hidden_RFD.shape[1])
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)

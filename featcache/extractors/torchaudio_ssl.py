@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from featcache import weights
 from featcache.errors import ConfigError, MissingDependencyError, listing
 from featcache.extractors.base import LocalPath
 from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
-from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention, first_of
+from featcache.extractors.wav2vec2 import Wav2Vec2, WavLMAttention
 
 _EPSILON = 1e-5
 """What `layer_norm`, by which bundles normalise waveforms, adds to the variance before the root."""
@@ -66,32 +66,14 @@ class TorchaudioWav2Vec2(Wav2Vec2):
         from torchaudio.models.wav2vec2.wavlm_attention import WavLMSelfAttention
 
         transformer = model.encoder.transformer
-        self._set_convolutions(model.feature_extractor.conv_layers)
-        self._projection = model.encoder.feature_projection
-        self._set_positions(transformer.pos_conv_embed)
-        self._layer_norm = transformer.layer_norm
-        self._norm_is_last = not transformer.layer_norm_first
-        self.layers = transformer.layers
-        for layer in self.layers:
+        for layer in transformer.layers:
             if isinstance(layer.attention, WavLMSelfAttention):
-                layer.attention = TorchaudioWavLMAttention(layer.attention)
-
-    def _convolution(self, layer: Callable[..., Any], steps_RCT: torch.Tensor) -> torch.Tensor:
-        return first_of(layer(steps_RCT, None))
-
-    def _activated(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
-        return functional.gelu(steps_RCT)
-
-    def _positioned(self, hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
-        added_RFD: torch.Tensor = self._positions(hidden_RFD)
-        return added_RFD
+                layer.attention = TorchaudioWavLMAttention(layer.attention, layer.attention.attention.out_proj)
+        norm_is_last = not transformer.layer_norm_first
+        self._set_modules(model.feature_extractor, model.encoder.feature_projection, transformer, norm_is_last)
 
     def _transformed(self, hidden_RFD: torch.Tensor, mask: torch.Tensor) -> Iterator[torch.Tensor]:
-        position_bias = None
-        mask = mask.expand(-1, -1, mask.shape[-1], -1)
-        for layer in self.layers:
-            hidden_RFD, position_bias = layer(hidden_RFD, attention_mask=mask, position_bias=position_bias)
-            yield hidden_RFD
+        return super()._transformed(hidden_RFD, mask.expand(-1, -1, mask.shape[-1], -1))  # as torchaudio requires
 
 
 class TorchaudioWavLMAttention(WavLMAttention):
@@ -105,10 +87,6 @@ class TorchaudioWavLMAttention(WavLMAttention):
     def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         joined = self._replaced.attention
         return functional.linear(hidden_states, joined.in_proj_weight, joined.in_proj_bias).chunk(3, dim=-1)
-
-    def _joined(self, attended: torch.Tensor) -> torch.Tensor:
-        joined: torch.Tensor = self._replaced.attention.out_proj(attended)
-        return joined
 
 
 def _bundle(name: str) -> Any:

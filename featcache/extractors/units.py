@@ -321,13 +321,10 @@ class Nearest:
 
     def __call__(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The codes, int64 `[N]`, and the squared distances, float32 `[N]`, of frames, float `[N, D]`."""
-        codes = features.new_empty(len(features), dtype=torch.int64)
-        distances = features.new_empty(len(features), dtype=torch.float32)
-        for first in range(0, len(features), self._rows):
-            block = features[first : first + self._rows].float() - self._middle
-            used = len(block)
-            block = torch.nn.functional.pad(block, (0, 0, 0, self._rows - used))
+        codes, distances = [], []
+        for frames in torch.split(features, self._rows):
+            block = torch.nn.functional.pad(frames.float() - self._middle, (0, 0, 0, self._rows - len(frames)))
             nearest = torch.addmm(self._squares, block, self._minus_2_centroids).min(1)
-            codes[first : first + used] = nearest.indices[:used]
-            distances[first : first + used] = (nearest.values + block.square().sum(1))[:used]
-        return codes, distances.clamp_(min=0)
+            codes.append(nearest.indices[: len(frames)])
+            distances.append((nearest.values + block.square().sum(1))[: len(frames)])
+        return torch.cat(codes), torch.cat(distances).clamp_(min=0)

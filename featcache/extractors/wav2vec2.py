@@ -19,13 +19,14 @@ without a mask round differently, and a row's bits must not depend on whether it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from featcache.extractors.hidden_states import Encoder
 from featcache.extractors.ragged import Length, is_inside, own_padding, steps_after
 
 _VECTOR = 32
@@ -36,39 +37,33 @@ _BLOCK = 8
 """The steps that one product of a `WideConvolution` computes: of 4, 8 and 16, it is the fastest on an H100."""
 
 
-class Wav2Vec2:
+class Wav2Vec2(Encoder):
     """transformers' `Wav2Vec2Model`, `HubertModel` or `WavLMModel`, in eval mode, to be run on rows (with the shapes of
     `RowExtractor`). In a WavLM, the attention is replaced (see `WavLMAttention`)."""
-
-    hop: int
-    most_samples: int | None = None
-    layers: nn.ModuleList
 
     def __init__(self, model: Any) -> None:
         if model.config.model_type == "wavlm":
             for layer in model.encoder.layers:
-                layer.attention = WavLMAttention(layer.attention)
-        self._set_convolutions(model.feature_extractor.conv_layers)
-        self._projection = model.feature_projection
-        self._set_positions(model.encoder.pos_conv_embed)
-        self._layer_norm = model.encoder.layer_norm
-        self._norm_is_last = model.config.do_stable_layer_norm
-        self.layers = model.encoder.layers
+                layer.attention = WavLMAttention(layer.attention, layer.attention.out_proj)
+        norm_is_last = model.config.do_stable_layer_norm
+        self._set_modules(model.feature_extractor, model.feature_projection, model.encoder, norm_is_last)
 
-    def _set_convolutions(self, convolutions: Iterable[Any]) -> None:
-        self._convolutions = list(convolutions)
+    def _set_modules(self, feature_extractor: Any, projection: Any, transformer: Any, norm_is_last: bool) -> None:
+        self._convolutions = list(feature_extractor.conv_layers)
         self.hop = math.prod(layer.conv.stride[0] for layer in self._convolutions)
-
-    def _set_positions(self, positions: Any) -> None:
-        self._positions = positions
-        if positions.conv.weight.is_cuda:
-            positions.conv = WideConvolution(positions.conv)
+        self._projection = projection
+        self._positions = transformer.pos_conv_embed
+        if self._positions.conv.weight.is_cuda:
+            self._positions.conv = WideConvolution(self._positions.conv)
+        self._layer_norm = transformer.layer_norm
+        self._norm_is_last = norm_is_last
+        self.layers = transformer.layers
 
     def num_frames(self, num_samples: Length) -> Length:
         return steps_after(num_samples, [layer.conv for layer in self._convolutions])
 
     def hidden_states(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Run the model on waveforms that are normalised as it wants them; see `Encoder.hidden_states`.
+        """Run the model on waveforms that are normalised as it wants them.
 
         Its output is the last layer's, through a final layer norm if the model has one ("stable layer norm")."""
         steps_RCF, num_frames = self._convolved(waveforms, num_samples)
@@ -87,30 +82,22 @@ class Wav2Vec2:
         """The output of the convolutions, `[R, C, F]`, and the number of each row's own frames, int64 `[R]`."""
         steps_RCT, num_steps = waveforms_RP[:, None], num_samples
         for layer in self._convolutions:
-            num_steps = steps_after(num_steps, [layer.conv])
+            steps_RCT, num_steps = layer.conv(steps_RCT), steps_after(num_steps, [layer.conv])
             norm = getattr(layer, "layer_norm", None)
             if isinstance(norm, nn.GroupNorm):
-                steps_RCT = self._activated(layer, group_norm(norm, layer.conv(steps_RCT), num_steps))
-            else:
-                steps_RCT = self._convolution(layer, steps_RCT)
+                steps_RCT = group_norm(norm, steps_RCT, num_steps)
+            elif norm is not None:
+                steps_RCT = nn.LayerNorm.forward(norm, steps_RCT.mT).mT  # torchaudio's own class would transpose again
+            steps_RCT = _activation(layer)(steps_RCT)
         return steps_RCT, num_steps
-
-    def _convolution(self, layer: Callable[..., torch.Tensor], steps_RCT: torch.Tensor) -> torch.Tensor:
-        """A convolution with its layer norm and activation."""
-        return layer(steps_RCT)
-
-    def _activated(self, layer: Any, steps_RCT: torch.Tensor) -> torch.Tensor:
-        activated_RCT: torch.Tensor = layer.activation(steps_RCT)
-        return activated_RCT
 
     def _positioned(self, hidden_RFD: torch.Tensor, inside_RF: torch.Tensor) -> torch.Tensor:
         """What the positional convolution adds to `[R, F, D]`. `inside_RF` is true for the rows' own frames."""
         channels_RDF = hidden_RFD.transpose(1, 2)
         if getattr(self._positions, "batch_norm", None) is not None:  # it maps the zeros to something else
             channels_RDF = self._positions.batch_norm(channels_RDF).masked_fill(~inside_RF[:, None], 0)
-        convolved_RDF = self._positions.padding(self._positions.conv(channels_RDF))
-        added_RDF: torch.Tensor = self._positions.activation(convolved_RDF)
-        return added_RDF.transpose(1, 2)
+        convolved_RDF = self._positions.conv(channels_RDF)[..., : hidden_RFD.shape[1]]  # an even width adds a frame
+        return _activation(self._positions)(convolved_RDF).transpose(1, 2)
 
     def _transformed(self, hidden_RFD: torch.Tensor, mask: torch.Tensor) -> Iterator[torch.Tensor]:
         """What each layer gives. `mask`, `[R, 1, 1, F]`, is added to the logarithms of attention weights."""
@@ -121,6 +108,12 @@ class Wav2Vec2:
             if isinstance(outputs, tuple) and len(outputs) > 1:  # WavLM's first layer computes the distances' bias
                 options["position_bias"] = outputs[1]
             yield hidden_RFD
+
+
+def _activation(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The activation of a module; torchaudio's have no attribute for it, since all have the same."""
+    activation: Callable[[torch.Tensor], torch.Tensor] = getattr(module, "activation", functional.gelu)
+    return activation
 
 
 def first_of(outputs: Any) -> torch.Tensor:
@@ -175,9 +168,10 @@ class WavLMAttention(nn.Module):
     transformers' own attention warns in every layer with a mask, and computes the mean of all attention weights only to
     discard it."""
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, attention: Any, out_projection: nn.Module) -> None:
         super().__init__()
         self._replaced: Any = attention
+        self._out_projection = out_projection
 
     def forward(
         self,
@@ -195,17 +189,12 @@ class WavLMAttention(nn.Module):
         bias = self._replaced.compute_bias(num_frames, num_frames) if position_bias is None else position_bias
         mask = (self._gates(hidden_states) * bias + attention_mask).to(query.dtype)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self._joined(attended.transpose(1, 2).flatten(2)), None, bias
+        return self._out_projection(attended.transpose(1, 2).flatten(2)), None, bias
 
     def _projected(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values, each `[R, F, D]`."""
-        projections = (self._replaced.q_proj, self._replaced.k_proj, self._replaced.v_proj)
-        return tuple(project(hidden_states) for project in projections)
-
-    def _joined(self, attended: torch.Tensor) -> torch.Tensor:
-        """The output projection of the heads' outputs, `[R, F, D]`."""
-        joined: torch.Tensor = self._replaced.out_proj(attended)
-        return joined
+        old = self._replaced
+        return old.q_proj(hidden_states), old.k_proj(hidden_states), old.v_proj(hidden_states)
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         """`[R, F, D]` split into heads, `[R, H, F, D / H]`."""

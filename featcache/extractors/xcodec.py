@@ -7,6 +7,7 @@ few more convolutions. Their outputs for a frame are quantised together. `dac` k
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -43,7 +44,8 @@ class Xcodec(CodecExtractor[BandwidthParams]):
         preprocessing = weights.read_preprocessing(weights.locate(params.weights, params.revision))
         self.granularity = int(preprocessing.get("hop_length", self._hop))
         self._require_one_frame_per_hop()
-        self._set_spec("X-Codec", count, config.codebook_size, frame_rate=sample_rate / self._hop)
+        self._set_spec("X-Codec", count, config.codebook_size)
+        self.spec = replace(self.spec, frame_rate=sample_rate / self._hop)
 
     def num_frames(self, num_samples: int) -> int:
         return super().num_frames(num_samples) * (self.granularity // self._hop)

@@ -10,7 +10,7 @@ from transformers import EncodecConfig
 from transformers.models.encodec.modeling_encodec import EncodecConv1d
 
 from featcache.extractors import ragged
-from featcache.extractors.ragged import Padding
+from featcache.extractors.ragged import Convolution, Padding
 
 GARBAGE = [0.0, 1e4, -3.0, float("inf"), float("nan")]
 
@@ -67,7 +67,7 @@ def test_convolution(lengths, shape, sides, mode, whole_strides, slack, garbage,
     if lengths:
         x, ends, alone = batch(lengths, 2, seed, slack)
         expected = [reference(conv, samples, padding) for samples in alone]
-        assert_rows(lambda x, n: ragged.conv1d(conv, x, n, padding), x, ends, expected, garbage)
+        assert_rows(Convolution(conv, padding), x, ends, expected, garbage)
 
 
 @settings(deadline=None, max_examples=50)
@@ -83,11 +83,7 @@ def test_encodecs_own_convolution(lengths, shape, causal, group_norm, seed):
     total = int(layer.padding_total)
     right = 0 if causal else total // 2
     padding = Padding(total - right, right, "reflect", whole_strides=True)
-
-    def ours(x, n):
-        y, n = ragged.conv1d(layer.conv, x, n, padding)
-        return (ragged.group_norm(layer.norm, y, n) if group_norm else y), n
-
+    ours = Convolution(layer.conv, padding, layer.norm if group_norm else None)
     x, ends, alone = batch(lengths, 2, seed, slack=3)
     # One step of four equal channels has no variance, and rounding is all that a norm then magnifies.
     assert_rows(ours, x, ends, [layer(samples) for samples in alone], 7.0)
@@ -137,8 +133,8 @@ def test_an_activation_is_applied_before_the_padding():
     def elu(source, target):
         target.copy_(F.elu(source))
 
-    fused, _ = ragged.conv1d(conv, x, ends, padding, elu)
-    separate, _ = ragged.conv1d(conv, F.elu(x), ends, padding)
+    fused, _ = Convolution(conv, padding, activation=elu)(x, ends)
+    separate, _ = Convolution(conv, padding)(F.elu(x), ends)
     assert torch.equal(fused, separate)
 
 
