@@ -25,7 +25,7 @@ from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, ExtractorError, FeatcacheError, ManifestError, Reason
 from featcache.extraction.audio_files import rows_of_first_copy
-from featcache.extraction.features import OutOfMemoryRetry
+from featcache.extraction.features import until_it_fits
 from featcache.extraction.padded_rows import BATCHINGS, declared_batchings, precision_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
@@ -414,7 +414,7 @@ def _compute_rows(
     def compute(_: int, alone: bool) -> tuple[list[ClipResult], float]:
         return _compute_batches(extractor, *_row_batches(extractor, clips, device, seed), device, alone)
 
-    return OutOfMemoryRetry(extractor, lengths, device).run(compute)
+    return until_it_fits(compute, extractor, lengths, device)
 
 
 def _compute_batches(

@@ -235,7 +235,7 @@ def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
         if found != number or features is None:
             raise DamagedError(f"{shard}: damaged: the features of {item.id}", version.path)
         entries = {name: side.item(number) for name, side in sides.items()}
-        builder.append([item], features, [len(features)], {name: (own, [len(own)]) for name, own in entries.items()})
+        builder.append(item, features, entries)
     info = shard.info
     name, files = builder.files(
         fingerprint=info.fingerprint, row=info.row, manifest=info.manifest, made_by=info.made_by, where=version.path

@@ -22,7 +22,15 @@ from featcache.care.verify import Problem
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extraction.features import DoesNotFitError, OutOfMemoryRetry, cast, compute_clips, errors_of
+from featcache.extraction.features import (
+    ClipFeatures,
+    DoesNotFitError,
+    cast,
+    compute_clips,
+    error_if_not_finite,
+    errors_of,
+    until_it_fits,
+)
 from featcache.extraction.padded_rows import BATCHINGS
 from featcache.extractors import Extractor, Params
 from featcache.format.shard import Shard, dequantize_array
@@ -178,11 +186,16 @@ def _extract_again(clip: SampledClip, extractor: Extractor[Params], shard: Shard
     """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits."""
     row_extractor, spec = extractor.as_row_extractor(), shard.spec
     if row_extractor is None:
-        retry = OutOfMemoryRetry(extractor, [len(clip.waveform)], device)
-        computed = retry.run(lambda *_: compute_clips(extractor, [clip.id], [clip.waveform], spec, device))
-        if computed.errors[0] is not None:
-            raise computed.errors[0]
-        return _Features(computed.features, {name: entries for name, (entries, _) in computed.side.items()})
+
+        def compute(*_: object) -> list[ClipFeatures | AudioError]:
+            return compute_clips(extractor, [clip.id], [clip.waveform], spec, device)
+
+        (computed,) = until_it_fits(compute, extractor, [len(clip.waveform)], device)
+        if isinstance(computed, AudioError):
+            raise computed
+        if error := error_if_not_finite(computed, spec):
+            raise error
+        return _Features(computed.features, computed.side)
     batching = shard.info.made_by.get("batching")
     row_extractor.chosen_batching = batching if batching in BATCHINGS else None
 
@@ -197,7 +210,7 @@ def _extract_again(clip: SampledClip, extractor: Extractor[Params], shard: Shard
 
     pieces = row_extractor.pieces(len(clip.waveform))
     lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]
-    return OutOfMemoryRetry(extractor, lengths, device).run(extract)
+    return until_it_fits(extract, extractor, lengths, device)
 
 
 def _tolerance(stored: NDArray[Any]) -> float:

@@ -52,7 +52,8 @@ class OpenShard:
             failures = [failure for failure in all_failures if failure.reason not in self._left]
             self._done.unread[number] += [failure for failure in all_failures if failure.reason in self._left]
             self._failures[number] += failures
-            self._builders[number].append(items, extracted.features, extracted.num_frames, extracted.side)
+            for item, clip in zip(items, extracted.features, strict=True):
+                self._builders[number].append(item, clip.features, clip.side)
             self._done.counts[number].add(job.count(replace(extracted, failures=failures)))
             for total in (progress, self._done.progress):
                 total.failures.update(failure.reason for failure in failures)

@@ -17,7 +17,7 @@ from featcache.audio.remote import StoppedError
 from featcache.device import Device
 from featcache.engines.process import OtherProcess, Setup, kills_for_memory, last_line, passable
 from featcache.errors import AudioError, Reason
-from featcache.extraction.features import BatchPart, Extracted, WorkerTimes
+from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.jobs import BatchExtractor, JobGroup, batch_extractor
 from featcache.extraction.padded_rows import BatchingChoice, PendingRows
 from featcache.manifest import Utterance
@@ -93,9 +93,9 @@ class IsolatedProcess:
         return answer
 
     def _crashed(self, number: int, utterance: Utterance, message: str) -> Extracted:
-        part = BatchPart(self._group.configs[number].spec, self._group.root)
-        part.fail(utterance, AudioError(Reason.CRASHED, message))
-        return part.extracted()
+        failed = Extracted(self._group.configs[number].spec, self._group.root)
+        failed.fail(utterance, AudioError(Reason.CRASHED, message))
+        return failed
 
     def _begin(self) -> OtherProcess | None:
         """Start the other process and wait until it is ready; None if it cannot begin, or could not before."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,122 +53,65 @@ class WorkerTimes:
 
 @dataclass(frozen=True)
 class ClipFeatures:
-    """The features of some clips, as they are stored."""
+    """The features of a clip, or of a piece of one, as they are stored."""
 
     features: NDArray[Any]
-    """`[frames, *item_shape]` of the stored dtype: the clips that could be extracted, one after the other."""
-    num_frames: list[int]
-    """The number of frames of each clip; 0 for a clip that could not be extracted."""
-    errors: list[AudioError | None]
-    """For each clip, why it could not be extracted."""
-    side: dict[str, tuple[NDArray[Any], list[int]]]
-    """For each side array, the entries of the clips that could be, one after the other, and how many each has."""
+    """`[frames, *item_shape]` of the stored dtype; of a piece whose clip is still to be quantised, float32."""
+    side: Mapping[str, NDArray[Any]]
+    """The entries of each side array, by name."""
 
-    @classmethod
-    def gather(
-        cls,
-        spec: FeatureSpec,
-        outcomes: Sequence[int | AudioError],
-        stored: Sequence[NDArray[Any]],
-        side: Mapping[str, Sequence[NDArray[Any]]],
-    ) -> ClipFeatures:
-        """The features of clips, but for those with NaN or infinity, which a cast may have made.
-
-        Args:
-            outcomes: For each clip, its number of frames, or why it could not be extracted.
-            stored: The features of the others as `spec` says, one after the other, in any number of pieces.
-            side: For each side array, the entries of each of the others.
-        """
-        errors = [outcome if isinstance(outcome, AudioError) else None for outcome in outcomes]
-        num_frames = [0 if isinstance(outcome, AudioError) else outcome for outcome in outcomes]
-        nothing = np.empty((0, *spec.item_shape), spec.stored_dtype)
-        features = stored[0] if len(stored) == 1 else np.concatenate([nothing, *stored])
-        parameters = side.get(QUANTIZATION, ())  # which tell of the levels whether what they stand for was finite
-        if not all(map(all_finite, parameters if spec.is_quantized else [features])):
-            clips = np.split(features, np.cumsum(num_frames)[:-1])
-            numbers = [number for number, error in enumerate(errors) if error is None]
-            telling = parameters if spec.is_quantized else [clips[number] for number in numbers]
-            is_finite = dict(zip(numbers, map(all_finite, telling), strict=True))
-            for number in numbers:
-                if not is_finite[number]:
-                    message = f"features are NaN or infinite as {spec.dtype}"
-                    errors[number], num_frames[number] = AudioError(Reason.NON_FINITE_FEATURES, message), 0
-            features = np.concatenate([nothing, *(clips[number] for number in numbers if is_finite[number])])
-            side = {
-                name: [entry for number, entry in zip(numbers, entries, strict=True) if is_finite[number]]
-                for name, entries in side.items()
-            }
-        gathered = {}
-        for array in spec.side:
-            entries = side.get(array.name, ())
-            none = np.empty((0, *array.item_shape), array.dtype)
-            gathered[array.name] = np.concatenate([none, *entries]), [len(one) for one in entries]
-        return cls(features, num_frames, errors, gathered)
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all arrays."""
+        return self.features.nbytes + sum(entries.nbytes for entries in self.side.values())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Extracted:
-    """What one version gets from a part of a batch."""
+    """What one version gets from a part of a batch: the features of some utterances, and the failures of others."""
 
-    items: list[Item]
-    num_frames: list[int]
-    """The number of frames of each item."""
-    features: NDArray[Any]
-    """The features of all items, one after the other: `[sum(num_frames), *item_shape]` of the stored dtype."""
-    failures: list[Failure]
-    side: dict[str, tuple[NDArray[Any], list[int]]]
-    """For each side array, the entries of all items one after the other, and how many each item has."""
-    seconds: float
+    spec: FeatureSpec
+    """That of the features as they are stored."""
+    root: AudioLocation
+    """What paths are relative to."""
+    items: list[Item] = field(default_factory=list)
+    features: list[ClipFeatures] = field(default_factory=list)
+    """Those of each item."""
+    failures: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
-    remarks: Mapping[str, tuple[int, str]]
+    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Of each utterance whose file has another sample rate than the config, or that is silent: that rate in Hz, and why
     it is silent, else empty; by the utterance's id, without the suffix of a copy."""
-    traceback: str
+    traceback: str = ""
     """That of the last exception by which the extractor failed an utterance; empty if it failed none."""
 
-
-class BatchPart:
-    """What one version is to get from a part of a batch: items, whose features are still to be made, and failures.
-
-    Args:
-        spec: That of the features as they are stored.
-        root: What paths are relative to.
-    """
-
-    def __init__(self, spec: FeatureSpec, root: AudioLocation) -> None:
-        self.spec = spec
-        self.items: list[Item] = []
-        self.remarks: dict[str, tuple[int, str]] = {}
-        """As `Extracted` has it."""
-        self._root = root
-        self._failures: list[Failure] = []
-        self._traceback = ""
+    def take(self, items: Iterable[Item], results: Iterable[ClipFeatures | AudioError], seconds: float) -> Extracted:
+        """Take the features of some items, or why there are none, and the seconds that computing them took; returns
+        this. An item fails if NaN or infinity is among its features, which a cast may have made."""
+        for item, result in zip(items, results, strict=True):
+            if isinstance(result, AudioError):
+                self.fail(item, result)
+            elif error := error_if_not_finite(result, self.spec):
+                self.fail(item, error)
+            else:
+                self.items.append(item)
+                self.features.append(result)
+        self.seconds += seconds
+        return self
 
     def fail(self, utterance: Utterance, error: AudioError) -> None:
-        """Take the failure of an utterance that is no item, or that cannot be one."""
-        self._failures.append(failure_of(utterance, self._root, error))
+        """Take the failure of an utterance."""
+        self.failures.append(failure_of(utterance, self.root, error))
         if isinstance(error, RaisedError):
-            self._traceback = error.traceback
+            self.traceback = error.traceback
 
-    def extracted(self, clips: ClipFeatures | None = None, seconds: float = 0.0) -> Extracted:
-        """The result, with the features of each item; None if there are no items."""
-        clips = clips or ClipFeatures.gather(self.spec, (), (), {})
-        items = []
-        for item, error in zip(self.items, clips.errors, strict=True):
-            if error is None:
-                items.append(item)
-            else:
-                self.fail(item, error)
-        return Extracted(
-            items=items,
-            num_frames=[count for count in clips.num_frames if count],
-            features=clips.features,
-            failures=self._failures,
-            side=clips.side,
-            seconds=seconds,
-            remarks=self.remarks,
-            traceback=self._traceback,
-        )
+
+def error_if_not_finite(clip: ClipFeatures, spec: FeatureSpec) -> AudioError | None:
+    """The error for a clip with NaN or infinity; of levels, their scale and offset tell what they stand for."""
+    if all_finite(clip.side[QUANTIZATION] if spec.is_quantized else clip.features):
+        return None
+    return AudioError(Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {spec.dtype}")
 
 
 def compute_clips(
@@ -177,23 +120,13 @@ def compute_clips(
     waveforms: Sequence[NDArray[np.float32]],
     spec: FeatureSpec,
     device: Device,
-) -> ClipFeatures:
+) -> list[ClipFeatures | AudioError]:
     """Extract clips, each long enough for a frame, and cast the features as `spec` says, or quantise them clip by clip.
     Raises ExtractorError if the extractor returned other numbers of frames than its `num_frames` says."""
     with device.slot():
         uploaded = device.upload(waveforms, extractor.needs_aligned_waveforms)
         clips = [Clip(*pair) for pair in zip(ids, uploaded, strict=True)]
-        made = in_halves(partial(_extract, extractor, device), clips)
-        outcomes = [one if isinstance(one, AudioError) else len(one) for one in made]
-        extracted = [one for one in made if not isinstance(one, AudioError)]
-        features = torch.cat(extracted or [torch.empty(0, *spec.item_shape, device=device.torch_device)])
-        side: dict[str, list[NDArray[Any]]] = {}
-        if spec.is_quantized:
-            levels, parameters = quantize(features, [len(one) for one in extracted])
-            stored, side[QUANTIZATION] = device.download(levels), [*device.download(parameters)[:, None]]
-        else:
-            stored = device.download(cast(features, spec.dtype))
-    return ClipFeatures.gather(spec, outcomes, [stored], side)
+        return in_halves(partial(_compute, extractor, spec, device), clips)
 
 
 def cast(features: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -266,18 +199,27 @@ def in_halves(
     return in_halves(compute, given[:middle]) + in_halves(compute, given[middle:])
 
 
-def _extract(extractor: Extractor[Params], device: Device, clips: Sequence[Clip]) -> list[torch.Tensor]:
-    """Extract clips together. Raises AudioError if one of them cannot be extracted; ExtractorError if the extractor
+def _compute(
+    extractor: Extractor[Params], spec: FeatureSpec, device: Device, clips: Sequence[Clip]
+) -> list[ClipFeatures]:
+    """Compute clips together. Raises AudioError if one of them cannot be extracted; ExtractorError if the extractor
     returned other numbers of frames than its `num_frames` says."""
     with errors_of(extractor, (clip.id for clip in clips), device):
         features = extractor.extract(clips)
-    expected = [extractor.num_frames(len(clip.waveform)) for clip in clips]
-    if (returned := [len(clip) for clip in features]) != expected:
+    num_frames = [extractor.num_frames(len(clip.waveform)) for clip in clips]
+    if (returned := [len(clip) for clip in features]) != num_frames:
         raise ExtractorError(
             f"{type(extractor).__name__} returned {returned} frames for clips of "
-            f"{[len(clip.waveform) for clip in clips]} samples; its num_frames says {expected}"
+            f"{[len(clip.waveform) for clip in clips]} samples; its num_frames says {num_frames}"
         )
-    return [*features]
+    together, ends = torch.cat([*features]), np.cumsum(num_frames)[:-1]
+    if not spec.is_quantized:
+        stored = device.download(cast(together, spec.dtype))
+        return [ClipFeatures(one, {}) for one in np.split(stored, ends)]
+    quantized, scales = quantize(together, num_frames)
+    levels = np.split(device.download(quantized), ends)
+    parameters = device.download(scales)[:, None].copy()  # held for long, in the midst of what torch frees soon
+    return [ClipFeatures(one, {QUANTIZATION: own}) for one, own in zip(levels, parameters, strict=True)]
 
 
 # If memory runs out
@@ -307,49 +249,37 @@ class DoesNotFitError(AudioError):
         )
 
 
-class OutOfMemoryRetry:
-    """Computes batches again that did not fit into memory: in smaller batches, and at last with nothing beside them.
+def until_it_fits(
+    compute: Callable[[int, bool], _Result], extractor: Extractor[Params], lengths: Collection[int], device: Device
+) -> _Result:
+    """Compute a batch, again if it does not fit into memory: in smaller batches, and at last with nothing beside it.
 
     Args:
+        compute: Gets the number of rows of a batch of the shortest, and whether to have the device for itself. May be
+            called several times.
         extractor: The extractor. If a batch of rows does not fit, its batches are smaller from then on, in all threads.
             An extractor that takes no rows gets one clip at a time.
         lengths: The numbers of samples of the rows, with their padding. Batches of the shortest rows have the most:
             once these have one row, no other batch has more.
-        device: The device that computes.
+
+    Raises:
+        DoesNotFitError: A single row does not fit.
     """
-
-    def __init__(self, extractor: Extractor[Params], lengths: Collection[int], device: Device) -> None:
-        self._row_extractor = extractor.as_row_extractor()
-        self._sample_rate = extractor.spec.sample_rate
-        self._lengths = lengths
-        self._device = device
-        self._alone = False
-
-    def run(self, compute: Callable[[int, bool], _Result]) -> _Result:
-        """Call `compute` until it fits into memory, and return its result.
-
-        Args:
-            compute: Gets the number of rows of a batch of the shortest, and whether to have the device for itself. It
-                may be called several times.
-
-        Raises:
-            DoesNotFitError: A single row does not fit.
-        """
-        rows, device, shortest = self._row_extractor, self._device.torch_device, min(self._lengths)
-        while True:
-            count = 1 if rows is None else rows.rows(shortest, device)
-            try:
-                return compute(count, self._alone)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error, self._alone):
-                    raise
-            # The exception is gone by now, and with it what the batch held.
-            torch.cuda.empty_cache()
-            if rows is not None and rows.shrink(count, shortest, device):
-                continue
-            if self._alone:
-                raise DoesNotFitError(max(self._lengths) / self._sample_rate, self._device)
-            self._alone = True
+    rows, shortest, alone = extractor.as_row_extractor(), min(lengths), False
+    while True:
+        count = 1 if rows is None else rows.rows(shortest, device.torch_device)
+        try:
+            return compute(count, alone)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error, alone):
+                raise
+        # The exception is gone by now, and with it what the batch held.
+        torch.cuda.empty_cache()
+        if rows is not None and rows.shrink(count, shortest, device.torch_device):
+            continue
+        if alone:
+            raise DoesNotFitError(max(lengths) / extractor.spec.sample_rate, device)
+        alone = True
 
 
 def is_out_of_memory(error: BaseException, alone: bool = True) -> bool:

@@ -25,7 +25,7 @@ from featcache.audio.resample import error_if_too_long, why_silent
 from featcache.audio.waveform import WaveformMaker
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extraction.features import BatchPart, Extracted, WorkerTimes, compute_clips, errors_of, is_out_of_memory
+from featcache.extraction.features import Extracted, WorkerTimes, compute_clips, errors_of, is_out_of_memory
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import Item
@@ -116,16 +116,17 @@ class AudioExtractor:
         else:
             assert isinstance(result, Extracted)
             return result
-        part = BatchPart(config.spec, self._root)
+        failed = Extracted(config.spec, self._root)
         message = "extracting it takes more memory than there is"
-        part.fail(decoded.utterance, AudioError(Reason.OUT_OF_MEMORY, message))
-        return part.extracted()
+        failed.fail(decoded.utterance, AudioError(Reason.OUT_OF_MEMORY, message))
+        return failed
 
     def _extract(
         self, config: BuiltConfig, waveforms: Waveforms, times: WorkerTimes, at_once: bool
     ) -> Extracted | PendingRows:
         """Extract a part of a batch for a config; with `at_once`, compute its rows too."""
-        part = BatchPart(config.spec, self._root)
+        part = Extracted(config.spec, self._root)
+        items: list[Item] = []
         clips: list[NDArray[np.float32]] = []
         for decoded, waveform in zip(waveforms.part, waveforms.made_by(config.waveform_maker), strict=True):
             clip = waveform if isinstance(waveform, AudioError) else _checked(config, decoded, waveform)
@@ -133,7 +134,7 @@ class AudioExtractor:
                 part.fail(decoded.utterance, clip)
                 continue
             item = decoded.item(len(clip))
-            part.items.append(item)
+            items.append(item)
             clips.append(clip)
             id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
             assert decoded.samples is not None
@@ -141,19 +142,19 @@ class AudioExtractor:
             if silent or item.sample_rate != config.sample_rate:
                 part.remarks[id_] = item.sample_rate, silent
         if config.row_extractor is not None:
-            pending = PendingRows(config.row_extractor, part, clips)
+            pending = PendingRows(config.row_extractor, part, items, clips)
             if at_once:
                 pending.compute(self._device)
             if not pending.is_complete:  # without rows it is: nobody would compute a last one, and finish it
                 return pending
-            extracted = pending.extracted()
+            part = pending.extracted()
         else:
             started = perf_counter()
-            ids = [item.id for item in part.items]
+            ids = [item.id for item in items]
             computed = compute_clips(config.extractor, ids, clips, config.spec, self._device)
-            extracted = part.extracted(computed, perf_counter() - started)
-        times.extract += extracted.seconds
-        return extracted
+            part.take(items, computed, perf_counter() - started)
+        times.extract += part.seconds
+        return part
 
 
 def _checked(config: BuiltConfig, decoded: Decoded, waveform: NDArray[np.float32]) -> NDArray[np.float32] | AudioError:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
-from featcache.extraction.features import BatchPart, ClipFeatures, Extracted, WorkerTimes, cast, errors_of, in_halves
+from featcache.extraction.features import ClipFeatures, Extracted, WorkerTimes, cast, errors_of, in_halves
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
@@ -148,8 +148,7 @@ def extract_from_version(
         times.decode += perf_counter() - started
         results: list[Extracted | PendingRows] = []
         for config in configs:
-            part = BatchPart(config.spec, root)
-            part.items += [one.item for one in stored]
+            part = Extracted(config.spec, root)
             for utterance, error in zip(utterances, in_source, strict=True):
                 if isinstance(error, AudioError):
                     part.fail(utterance, error)
@@ -157,19 +156,18 @@ def extract_from_version(
             made = in_halves(partial(_from_features, config, device), stored)
             seconds = perf_counter() - started
             times.extract += seconds
-            outcomes = [one if isinstance(one, AudioError) else len(one) for one in made]
-            features = [one for one in made if not isinstance(one, AudioError)]
-            results.append(part.extracted(ClipFeatures.gather(config.spec, outcomes, features, {}), seconds))
+            results.append(part.take([one.item for one in stored], made, seconds))
         yield results
 
 
-def _from_features(config: BuiltConfig, device: Device, stored: Sequence[StoredUtterance]) -> list[NDArray[Any]]:
+def _from_features(config: BuiltConfig, device: Device, stored: Sequence[StoredUtterance]) -> list[ClipFeatures]:
     """What the config makes of the features of each utterance. Raises AudioError if one gives none."""
     features = [one.features for one in stored]
     with errors_of(config.extractor, (one.item.id for one in stored), device), device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        made: NDArray[Any] = device.download(cast(config.extractor.from_features(frames), config.spec.stored_dtype))
-    return np.split(made, np.cumsum([len(one) for one in features])[:-1])
+        made = device.download(cast(config.extractor.from_features(frames), config.spec.stored_dtype))
+    ends = np.cumsum([len(one) for one in features])[:-1]
+    return [ClipFeatures(one, {}) for one in np.split(made, ends)]
 
 
 def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion:

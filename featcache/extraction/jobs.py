@@ -210,7 +210,7 @@ class VersionJob:
         counts = VersionCounts(
             extracted=len(extracted.items),
             failed=len(extracted.failures),
-            num_bytes=extracted.features.nbytes + sum(entries.nbytes for entries, _ in extracted.side.values()),
+            num_bytes=sum(features.num_bytes for features in extracted.features),
             seconds=extracted.seconds,
             upsampled=sum(rate < self.built.sample_rate for rate, _ in remarks.values()),
             downsampled=sum(rate > self.built.sample_rate for rate, _ in remarks.values()),

@@ -118,10 +118,8 @@ class LiveExtractor:
             if extracted.traceback:
                 error.add_note(extracted.traceback)
             raise error
-        if not self.spec.is_quantized:
-            return extracted.features
-        parameters, _ = extracted.side[QUANTIZATION]
-        return dequantize_array(extracted.features, *parameters[0])
+        (clip,) = extracted.features
+        return dequantize_array(clip.features, *clip.side[QUANTIZATION][0]) if self.spec.is_quantized else clip.features
 
 
 def extractor(

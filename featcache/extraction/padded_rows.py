@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, ExtractorError, listing, percent
 from featcache.extraction.features import (
-    BatchPart,
     ClipFeatures,
     DoesNotFitError,
     Extracted,
-    OutOfMemoryRetry,
     cast,
     errors_of,
     in_halves,
+    until_it_fits,
 )
 from featcache.extractors import Extractor, Params
 from featcache.extractors.base import Batching
 from featcache.extractors.rows import Piece, RowExtractor
+from featcache.format.shard import Item
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
 
@@ -56,7 +56,7 @@ class Row:
     @property
     def id(self) -> str:
         """The id of the utterance."""
-        return self.pending.part.items[self.clip].id
+        return self.pending.items[self.clip].id
 
     @property
     def seconds(self) -> float:
@@ -69,37 +69,34 @@ class Row:
         return slice(self.piece.skip, self.piece.skip + self.piece.num_frames)
 
 
-@dataclass(frozen=True)
-class RowResult:
-    """What one row gave."""
-
-    features: NDArray[Any]
-    """`[frames, *item_shape]` of the stored dtype; float32 if they are quantised once all of the clip's are there."""
-    side: dict[str, NDArray[Any]]
-
-
 class PendingRows:
-    """What one version gets from a part of a batch, while its rows are computed: each item of the part has a waveform,
-    `[num_samples]`. Not thread-safe: the caller sees to it that one thread at a time calls `finish`."""
+    """What one version gets from a part of a batch, while the rows of some items are computed, of which each has a
+    waveform, `[num_samples]`. Not thread-safe: the caller sees to it that one thread at a time calls `finish`."""
 
     def __init__(
-        self, extractor: RowExtractor[Params], part: BatchPart, waveforms: Sequence[NDArray[np.float32]]
+        self,
+        extractor: RowExtractor[Params],
+        part: Extracted,
+        items: Sequence[Item],
+        waveforms: Sequence[NDArray[np.float32]],
     ) -> None:
         self.extractor = extractor
-        self.part = part
+        self.items = items
+        self.spec = part.spec
+        self._part = part
         self._rows: list[Row] = []
         self._seconds = 0.0
-        self._errors: dict[int, AudioError] = {}
-        self._results: list[list[RowResult | None]] = []
+        self._results: list[list[ClipFeatures | AudioError | None]] = []
+        """What the rows of each clip gave, or why it cannot be cut into rows."""
         for clip, waveform in enumerate(waveforms):
             try:
-                with errors_of(extractor, [part.items[clip].id]):
+                with errors_of(extractor, [items[clip].id]):
                     rows = list(self._cut(clip, waveform))
             except AudioError as error:
-                self._errors[clip] = error
-                rows = []
-            self._results.append([None] * len(rows))
-            self._rows += rows
+                self._results.append([error])
+            else:
+                self._results.append([None] * len(rows))
+                self._rows += rows
         self._left = len(self._rows)
 
     def _cut(self, clip: int, waveform: NDArray[np.float32]) -> Iterator[Row]:
@@ -121,14 +118,11 @@ class PendingRows:
         """Whether all rows are computed."""
         return not self._left
 
-    def finish(self, row: Row, result: RowResult | AudioError, seconds: float) -> None:
+    def finish(self, row: Row, result: ClipFeatures | AudioError, seconds: float) -> None:
         """Take a row's result, or why there is none, and the seconds that computing it took."""
         self._left -= 1
         self._seconds += seconds
-        if isinstance(result, AudioError):
-            self._errors.setdefault(row.clip, result)
-        else:
-            self._results[row.clip][row.number] = result
+        self._results[row.clip][row.number] = result
 
     def compute(self, device: Device) -> None:
         """Compute all rows now, without rows of others."""
@@ -143,23 +137,25 @@ class PendingRows:
                 self.finish(row, result, seconds)
 
     def extracted(self) -> Extracted:
-        """The results of all rows, in the order of the clips, once they are complete."""
-        spec = self.part.spec
-        outcomes: list[int | AudioError] = []
-        features: list[NDArray[Any]] = []
-        side: dict[str, list[NDArray[Any]]] = {array.name: [] for array in spec.side}
-        for clip, results in enumerate(self._results):
-            if clip in self._errors:
-                outcomes.append(self._errors[clip])
-                continue
-            rows = [result for result in results if result is not None]
-            if spec.is_quantized:
-                rows = [_quantized_clip(rows)]
-            outcomes.append(sum(len(row.features) for row in rows))
-            features += [row.features for row in rows]
-            for name, entries in side.items():
-                entries.append(np.concatenate([row.side[name] for row in rows]))
-        return self.part.extracted(ClipFeatures.gather(spec, outcomes, features, side), self._seconds)
+        """The part with the results of all rows, once they are complete."""
+        return self._part.take(self.items, map(self._joined, self._results), self._seconds)
+
+    def _joined(self, results: Sequence[ClipFeatures | AudioError | None]) -> ClipFeatures | AudioError:
+        """The features of a clip, whose rows gave these; quantised, if they are to be and are not yet."""
+        rows = []
+        for result in results:
+            if isinstance(result, AudioError):
+                return result
+            assert result is not None  # it is complete
+            rows.append(result)
+        if len(rows) == 1 and (QUANTIZATION in rows[0].side or not self.spec.is_quantized):
+            return rows[0]
+        features = np.concatenate([row.features for row in rows])
+        side = {name: np.concatenate([row.side[name] for row in rows]) for name in rows[0].side}
+        if not self.spec.is_quantized:
+            return ClipFeatures(features, side)
+        levels, parameters = quantize(torch.from_numpy(features), [len(features)])
+        return ClipFeatures(levels.numpy(), side | {QUANTIZATION: parameters.numpy()})
 
 
 class RowQueue:
@@ -216,7 +212,7 @@ def _seconds_of(rows: Sequence[Row]) -> float:
     return len(rows) * rows[0].padded_length / rows[0].pending.extractor.spec.sample_rate
 
 
-def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioError]:
+def compute_rows(rows: Sequence[Row], device: Device) -> list[ClipFeatures | AudioError]:
     """Compute rows of one version and one padded length, in batches of as many as the extractor wants.
 
     If a batch does not fit on the device, this and all later ones become smaller. A single row that does not fit is
@@ -225,29 +221,28 @@ def compute_rows(rows: Sequence[Row], device: Device) -> list[RowResult | AudioE
     Returns:
         What each row gave, in their order.
     """
-    results: list[RowResult | AudioError] = []
+    results: list[ClipFeatures | AudioError] = []
 
-    def compute_next(count: int, alone: bool) -> list[RowResult | AudioError]:
+    def compute_next(count: int, alone: bool) -> list[ClipFeatures | AudioError]:
         batch = rows[len(results) : len(results) + count]
         return in_halves(lambda some: _compute_batch(some, count, device, alone), batch)
 
-    retry = OutOfMemoryRetry(rows[0].pending.extractor, [rows[0].padded_length], device)
     while len(results) < len(rows):
         try:
-            results += retry.run(compute_next)
+            results += until_it_fits(compute_next, rows[0].pending.extractor, [rows[0].padded_length], device)
         except DoesNotFitError as error:  # the next row
             results.append(error)
     return results
 
 
-def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool) -> list[RowResult]:
+def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool) -> list[ClipFeatures]:
     """Compute rows in a batch of `count` rows. Raises AudioError if one of their clips cannot be extracted."""
-    extractor, spec = rows[0].pending.extractor, rows[0].pending.part.spec
+    extractor, spec = rows[0].pending.extractor, rows[0].pending.spec
     with errors_of(extractor, (row.id for row in rows), device, alone), device.slot(alone):
         waveforms = [row.waveform for row in rows]
         encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
         _check_frames(extractor, rows, encoded.features.shape[1])
-        side = {name: array[: len(rows)] for name, array in encoded.side.items()}
+        side = {array.name: encoded.side[array.name][: len(rows)] for array in extractor.spec.side}
         if not spec.is_quantized:
             stored = cast(encoded.features[: len(rows)], spec.dtype)
         elif all(row.is_whole for row in rows):
@@ -258,7 +253,7 @@ def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool)
         downloaded = {name: device.download(array.contiguous()) for name, array in side.items()}
     return [
         # Copies, because a view would keep the padding in memory.
-        RowResult(features[i][row.frames].copy(), {name: array[i].copy() for name, array in downloaded.items()})
+        ClipFeatures(features[i][row.frames].copy(), {name: array[i].copy() for name, array in downloaded.items()})
         for i, row in enumerate(rows)
     ]
 
@@ -281,16 +276,6 @@ def _quantized_rows(features: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.
     for i, (row, part) in enumerate(zip(rows, torch.split(quantized, num_frames), strict=True)):
         levels[i, row.frames] = part
     return levels, parameters[:, None]
-
-
-def _quantized_clip(rows: Sequence[RowResult]) -> RowResult:
-    """The results of a clip's rows as one, quantised if they are not yet."""
-    if QUANTIZATION in rows[0].side:  # the clip is one row
-        return rows[0]
-    features = np.concatenate([row.features for row in rows])
-    levels, parameters = quantize(torch.from_numpy(features), [len(features)])
-    side = {name: np.concatenate([row.side[name] for row in rows]) for name in rows[0].side}
-    return RowResult(levels.numpy(), side | {QUANTIZATION: parameters.numpy()})
 
 
 # How a run puts rows together: as the extractor declares, unless a probe of the device found a difference

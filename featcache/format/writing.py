@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -20,12 +19,9 @@ from featcache.spec import FeatureSpec
 from featcache.storage.base import MARK, Buffer
 from featcache.strings import Strings
 
-SideData: TypeAlias = Mapping[str, tuple[NDArray[Any], Sequence[int]]]
-"""Side arrays of some items, by name: their entries, one item after another, and how many each item has."""
-
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-NO_SIDE: SideData = MappingProxyType({})
+NO_SIDE: Arrays = MappingProxyType({})
 
 _DIMENSIONS = {"items": ["column", "item"], "text": ["byte"], "features": ["frame"]}
 """The names of arrays' first dimensions, for xarray: those of one name have one length, and no array has that name."""
@@ -94,11 +90,9 @@ class ShardBuilder:
     def __init__(self, spec: FeatureSpec) -> None:
         self._spec = spec
         self._items: list[Item] = []
-        self._num_frames: list[int] = []
         self._checksums: list[int] = []
         self._features: list[NDArray[Any]] = []
         self._side = {side.name: [np.empty((0, *side.item_shape), side.dtype)] for side in spec.side}
-        self._side_counts: dict[str, list[int]] = {side.name: [] for side in spec.side}
         self.num_bytes = 0
         """The bytes of features and of side arrays' entries so far."""
 
@@ -110,47 +104,29 @@ class ShardBuilder:
         """The number of audio samples so far, at the extractor's rate."""
         return sum(item.num_samples for item in self._items)
 
-    def append(
-        self, items: Sequence[Item], features: NDArray[Any], num_frames: Sequence[int], side: SideData = NO_SIDE
-    ) -> None:
-        """Add items.
+    def append(self, item: Item, features: NDArray[Any], side: Arrays = NO_SIDE) -> None:
+        """Add an item.
 
         Args:
-            features: Their frames, one item after another: `[frames, *item_shape]` of the stored dtype, C-contiguous;
-                kept, not copied.
-            num_frames: How many frames each item has, at least one.
-            side: What they have of every side array of the version.
+            features: Its frames, at least one: `[frames, *item_shape]` of the stored dtype, C-contiguous; kept, not
+                copied.
+            side: Its entries of every side array of the version.
 
         Raises:
             ExtractorError: It is not what the version holds. Nothing has been added.
         """
-        dtype, shape = np.dtype(self._spec.stored_dtype), (sum(num_frames), *self._spec.item_shape)
-        if (features.dtype, features.shape) != (dtype, shape):
-            what = f"{features.dtype} {list(features.shape)}"
-            raise ExtractorError(f"features are {what}; this version's are {dtype} {list(shape)}")
-        self._check_side(side, len(items))
-        bounds = pairwise(accumulate(num_frames, initial=0))
-        self._checksums += [crc32c(features[first:end]) for first, end in bounds]
-        self._items += items
-        self._num_frames += num_frames
-        self._features.append(features)
-        for name, (entries, counts) in side.items():
-            self._side[name].append(entries)
-            self._side_counts[name] += counts
-        self.num_bytes += features.nbytes + sum(entries.nbytes for entries, _ in side.values())
-
-    def _check_side(self, side: SideData, num_items: int) -> None:
-        specs = {spec.name: spec for spec in self._spec.side}
-        if side.keys() != specs.keys():
-            given, own = (listing(sorted(names)) or "none" for names in (side, specs))
+        _refuse_other_arrays("features are", features, self._spec.stored_dtype, self._spec.item_shape)
+        if side.keys() != self._side.keys():
+            given, own = (listing(sorted(names)) or "none" for names in (side, self._side))
             raise ExtractorError(f"side arrays are {given}; this version's are {own}")
-        for name, (entries, counts) in side.items():
-            if len(counts) != num_items or min(counts, default=0) < 0:
-                raise ExtractorError(f"side array {name} has {list(counts)} entries for {num_items} items")
-            dtype, shape = np.dtype(specs[name].dtype), (sum(counts), *specs[name].item_shape)
-            if (entries.dtype, entries.shape) != (dtype, shape):
-                what = f"{entries.dtype} {list(entries.shape)}"
-                raise ExtractorError(f"side array {name} is {what}; this version's is {dtype} {list(shape)}")
+        for spec in self._spec.side:
+            _refuse_other_arrays(f"side array {spec.name} is", side[spec.name], spec.dtype, spec.item_shape)
+        self._items.append(item)
+        self._checksums.append(crc32c(features))
+        self._features.append(features)
+        for name, entries in side.items():
+            self._side[name].append(entries)
+        self.num_bytes += features.nbytes + sum(entries.nbytes for entries in side.values())
 
     def files(
         self, *, fingerprint: str, row: int, manifest: str, made_by: Mapping[str, Any], where: object
@@ -180,7 +156,7 @@ class ShardBuilder:
         rows = SegmentColumns.of(self._items)
         ids = Strings.of(item.id for item in self._items)
         columns = {
-            "frame_offset": np.cumsum([0, *self._num_frames]),
+            "frame_offset": np.cumsum([0, *map(len, self._features)]),
             "id_offset": ids.offsets,
             "path_offset": rows.paths.offsets + len(ids.blob),
             "id_hash": ids.hashes(),
@@ -197,9 +173,16 @@ class ShardBuilder:
             "duration": rows.duration,
             "channel": rows.channel,
         }
-        for name, counts in self._side_counts.items():
-            columns[f"side_{name}_offset"] = np.cumsum([0, *counts])
+        for name, entries in self._side.items():
+            columns[f"side_{name}_offset"] = np.cumsum([*map(len, entries)])
         return Table.of(columns, columns_of(self._spec), np.concatenate([ids.blob, rows.paths.blob]))
+
+
+def _refuse_other_arrays(what_is: str, array: NDArray[Any], dtype: str, item_shape: Sequence[int]) -> None:
+    """Refuse an array that the version does not hold; `what_is` begins the message."""
+    if (array.dtype, array.shape[1:]) != (np.dtype(dtype), tuple(item_shape)):
+        verb, expected = what_is.rpartition(" ")[2], [len(array), *item_shape]
+        raise ExtractorError(f"{what_is} {array.dtype} {list(array.shape)}; this version's {verb} {dtype} {expected}")
 
 
 def _no_code(spec: FeatureSpec) -> int:

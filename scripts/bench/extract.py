@@ -70,8 +70,9 @@ def stages(manifest: Manifest, config: Config, folder: Path) -> dict[str, Timed]
     def write() -> None:
         builder = ShardBuilder(spec)
         for part, found in zip(parts, computed, strict=True):
-            items = [Item(id=row.id, path=row.path, num_samples=1, size=1, mtime_ns=1, sample_rate=1) for row in part]
-            builder.append(items, found.features, found.num_frames)
+            for row, clip in zip(part, found, strict=True):
+                item = Item(id=row.id, path=row.path, num_samples=1, size=1, mtime_ns=1, sample_rate=1)
+                builder.append(item, clip.features)
         name, files = builder.files(fingerprint="ab" * 32, row=0, manifest="0" * 16, made_by={}, where="")
         open_store(folder).publish(files, f"shards/{name}")
 

@@ -18,7 +18,7 @@ from featcache.care.verify import verify
 from featcache.config import config_from
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extraction.features import BatchPart
+from featcache.extraction.features import Extracted
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams, read_codebook
@@ -120,11 +120,10 @@ def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
     config = config_of({"extractor": "odd_extractors:Picky"})
     summary = featcache.extract(manifest, config, scratch)
     assert (summary.versions[0].extracted, summary.failed_by_reason) == (0, {"non_finite_features": len(plain.rows)})
-    part = BatchPart(BuiltConfig(config, Device("cpu", 1)).spec, plain.folder)
+    part = Extracted(BuiltConfig(config, Device("cpu", 1)).spec, plain.folder)
     part.fail(Utterance(id="a", path="a.wav"), AudioError(Reason.CRASHED, "it ended a process"))
-    extracted = part.extracted()
-    assert ([failure.id for failure in extracted.failures], len(extracted.features)) == (["a"], 0)
-    assert [(len(entries), counts) for entries, counts in extracted.side.values()] == [(0, [])]
+    extracted = part.take([], [], 0.0)
+    assert ([failure.id for failure in extracted.failures], extracted.items, extracted.features) == (["a"], [], [])
 
 
 def test_digits_and_the_loudest_clip_are_within_a_tenth_of_what_they_are(tmp_path, scratch):

@@ -25,7 +25,7 @@ from featcache.engines import local
 from featcache.engines.delivery import OpenShard
 from featcache.errors import ExtractorError
 from featcache.extraction import from_audio
-from featcache.extraction.features import OutOfMemoryRetry, is_out_of_memory
+from featcache.extraction.features import is_out_of_memory, until_it_fits
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.extractors import Clip
@@ -258,7 +258,6 @@ def test_each_library_has_its_own_words_for_memory_that_runs_out():
 def test_what_may_be_too_little_memory_is_tried_with_less(words):
     """If that does not help, the error is what it says, and no clip is blamed."""
     extractor = Moments(MomentsParams(), 16000, CPU)
-    retry = OutOfMemoryRetry(extractor, [16000], device.Device("cpu", 2))
 
     def compute(count, alone):
         if count > least:
@@ -266,10 +265,10 @@ def test_what_may_be_too_little_memory_is_tried_with_less(words):
         return count
 
     least = 2
-    assert retry.run(compute) == 2
+    assert until_it_fits(compute, extractor, [16000], device.Device("cpu", 2)) == 2
     least = 0
     with pytest.raises(RuntimeError, match=words):
-        retry.run(compute)
+        until_it_fits(compute, extractor, [16000], device.Device("cpu", 2))
 
 
 def test_a_clip_that_does_not_fit_at_all_is_a_failure(cli, corpus, scratch, tmp_path):

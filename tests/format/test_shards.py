@@ -66,7 +66,7 @@ def test_stock_zarr_reads_every_dtype_and_refuses_a_flipped_bit(scratch, dtype):
     version = create(scratch, structs.replace(INFO, spec=spec))
     entries = np.arange(18).reshape(3, 2, 3).astype(dtype)
     for items, values in (([item("a")], np.zeros((3, 2))), ([item("b")], np.arange(6).reshape(3, 2))):
-        shard = write(version, items, values, side={"all": (entries, [3])})
+        shard = write(version, items, values, side=[{"all": entries}])
         assert problems(version, shard.name) == []
         assert shard.features.dtype == dtype
         assert np.array_equal(shard.features, values.astype(dtype))
@@ -164,66 +164,57 @@ def test_a_shard_keeps_its_bytes(version):
 # What does not belong
 
 
-def side_of(counts, first: int = 0) -> dict:
+def side_of(counts, first: int = 0) -> list[dict]:
     """Data of both side arrays: so many entries for each item, counted up from `first`; of marks one more."""
     more = [count + 1 for count in counts]
     scales = np.arange(first, first + sum(counts), dtype=np.float32)
     marks = np.arange(first, first + 2 * sum(more), dtype=np.uint16).reshape(-1, 2)
-    return {"scales": (scales, counts), "marks": (marks, more)}
+    arrays = np.split(scales, np.cumsum(counts)[:-1]), np.split(marks, np.cumsum(more)[:-1])
+    return [dict(zip(("scales", "marks"), entries, strict=True)) for entries in zip(*arrays, strict=True)]
 
 
+(ONE_ENTRY,) = side_of([1])
 RIGHT = np.zeros((3, 2), np.float32)
 
 
 @pytest.mark.parametrize(
     ("values", "side", "words"),
     [
-        (np.zeros((3, 2)), side_of([1]), r"features are float64 \[3, 2\]; this version's are float32 \[3, 2\]"),
-        (np.zeros((3, 3), np.float32), side_of([1]), r"features are float32 \[3, 3\]; this version's are"),
-        (np.zeros((2, 2), np.float32), side_of([1]), r"features are float32 \[2, 2\]; this version's are"),
+        (np.zeros((3, 2)), ONE_ENTRY, r"features are float64 \[3, 2\]; this version's are float32 \[3, 2\]"),
+        (np.zeros((3, 3), np.float32), ONE_ENTRY, r"features are float32 \[3, 3\]; this version's are"),
         (RIGHT, {}, "side arrays are none; this version's are marks, scales"),
-        (RIGHT, {"scales": side_of([1])["scales"]}, "side arrays are scales; this version's are marks, scales"),
-        (RIGHT, side_of([1, 1]), r"side array scales has \[1, 1\] entries for 1 items"),
-        (RIGHT, side_of([1]) | {"scales": (np.zeros(0, np.float32), [-1])}, "-1"),
-        (RIGHT, side_of([1]) | {"scales": (np.zeros(2, np.float32), [1])}, r"float32 \[2\]; .*'s is float32 \[1\]"),
-        (RIGHT, side_of([1]) | {"scales": (np.zeros(1), [1])}, r"scales is float64 \[1\]; .*'s is float32 \[1\]"),
-        (RIGHT, side_of([1]) | {"marks": (np.zeros((1, 3), np.uint16), [1])}, r"is uint16 \[1, 3\].*\[1, 2\]"),
+        (RIGHT, {"scales": ONE_ENTRY["scales"]}, "side arrays are scales; this version's are marks, scales"),
+        (RIGHT, ONE_ENTRY | {"scales": np.zeros(1)}, r"scales is float64 \[1\]; .*'s is float32 \[1\]"),
+        (RIGHT, ONE_ENTRY | {"marks": np.zeros((1, 3), np.uint16)}, r"is uint16 \[1, 3\].*\[1, 2\]"),
     ],
 )
 def test_a_shard_takes_only_what_its_version_holds(values, side, words):
     """Else it is told as the extractor's fault; and nothing of the call has been added."""
     builder = ShardBuilder(SIDED.spec)
     with pytest.raises(ExtractorError, match=words):
-        builder.append([item("a")], values, [3], side)
+        builder.append(item("a"), values, side)
     assert (len(builder), builder.num_bytes) == (0, 0)
     with pytest.raises(ExtractorError, match="this version's are none"):
-        ShardBuilder(SPEC).append([item("a")], RIGHT, [3], side_of([1]))
+        ShardBuilder(SPEC).append(item("a"), RIGHT, ONE_ENTRY)
 
 
 @settings(max_examples=15)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 6))
-def test_a_shard_keeps_its_side_arrays(counts, split):
-    """Appended at once or in two parts, with as many entries as there are, or none; and stock Zarr reads them."""
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
+def test_a_shard_keeps_its_side_arrays(counts):
+    """With as many entries as there are, or none; and stock Zarr reads them."""
     with scratch_folder() as folder:
         version = create(folder, SIDED)
-        builder = ShardBuilder(version.info.spec)
-        expected = {"scales": [], "marks": []}
-        for part in (range(len(counts))[:split], range(len(counts))[split:]):
-            data = side_of([counts[number] for number in part], 100 * len(part))
-            items = [item(f"utt-{number}", 1) for number in part]
-            builder.append(items, np.zeros((len(part), 2), np.float32), [1] * len(part), data)
-            for name, (entries, each) in data.items():
-                expected[name] += np.split(entries, np.cumsum(each))[:-1]
-        shard = publish(version, builder)
+        expected = side_of(counts, 100 * len(counts))
+        shard = write(version, [item(f"utt-{number}", 1) for number in range(len(counts))], side=expected)
         assert problems(version, shard.name) == []
         group = zarr.open_group(shard.folder, mode="r")
         for spec in SIDE:
             side = shard.side(spec.name)
-            for number, entries in enumerate(expected[spec.name]):
+            for number, entries in enumerate(one[spec.name] for one in expected):
                 assert (side.item(number).dtype, side.item(number).shape) == (spec.dtype, entries.shape)
                 assert (side.item(number) == entries).all()
                 assert not (len(entries) and side.entries.flags.writeable)
-            assert (group[f"side_{spec.name}"][...] == np.concatenate(expected[spec.name])).all()
+            assert (group[f"side_{spec.name}"][...] == np.concatenate([one[spec.name] for one in expected])).all()
 
 
 @pytest.mark.parametrize(
@@ -332,7 +323,7 @@ def test_values_that_make_no_sense_are_found(version):
         values[4, 1] = value
         assert problems(version, write(version, [item(f"a{number}"), item("b")], values).name) == ["non_finite"]
     builder = ShardBuilder(SPEC)
-    builder.append([item("e", num_samples=16000)], np.zeros((3, 2), np.float32), [3])
+    builder.append(item("e", num_samples=16000), np.zeros((3, 2), np.float32))
     assert problems(version, publish(version, builder).name) == ["frames"]
     assert problems(version, write(version, [item("f"), item("f", path="g.wav")]).name) == ["structure"]
 

@@ -120,16 +120,13 @@ def add_shard(version, features, *, row=0, generation=1, rows=None, run=""):
         )
         for name, length in zip(features, lengths, strict=True)
     ]
-    sides = {}
-    for spec_of_side in spec.side:
-        entries = [made_up_side(spec_of_side, array) for array in arrays]
-        sides[spec_of_side.name] = np.concatenate(entries), [len(entry) for entry in entries]
-    stored = np.concatenate(arrays)
-    if spec.is_quantized:
-        levels, parameters = quantize(torch.from_numpy(stored), lengths)
-        stored, sides[QUANTIZATION] = levels.numpy(), (parameters.numpy(), [1] * len(lengths))
     builder = ShardBuilder(spec)
-    builder.append(items, stored, lengths, sides)
+    for one, stored in zip(items, arrays, strict=True):
+        sides = {side.name: made_up_side(side, stored) for side in spec.side}
+        if spec.is_quantized:
+            levels, parameters = quantize(torch.from_numpy(stored), [len(stored)])
+            stored, sides[QUANTIZATION] = levels.numpy(), parameters.numpy()
+        builder.append(one, stored, sides)
     return publish(version, builder, row, run).name
 
 

@@ -46,7 +46,9 @@ def write(version: Version, items: list[Item], values=None, *, side=None, **orig
     if values is None:
         values = np.repeat(np.arange(len(items), dtype=np.float32), counts)[:, None] * np.ones((1, 2), np.float32)
     builder = ShardBuilder(version.info.spec)
-    builder.append(items, np.ascontiguousarray(values, version.dtype), counts, side or {})
+    features = np.split(np.ascontiguousarray(values, version.dtype), np.cumsum(counts)[:-1])
+    for one, frames, entries in zip(items, features, side or [{}] * len(items), strict=True):
+        builder.append(one, frames, entries)
     return publish(version, builder, **origin)
 
 
