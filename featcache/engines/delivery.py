@@ -179,8 +179,7 @@ class Delivery:
             part = batch.parts.pop(0)
             extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
             shard.append(extracted, self._progress)
-        self._control.check_extractors(shard.jobs)
-        self._control.check_failures(job.counts for job in shard.jobs)
+        self._control.check(shard.jobs)
         self.tell()
         if batch.is_last:
             self._begun = None

@@ -379,7 +379,7 @@ class _Dispatch:
             setattr(progress, name, getattr(now_done.progress, name))
         for job, counts in zip(self._group.jobs, now_done.counts, strict=True):
             job.counts = counts
-        self._control.check_failures(now_done.counts)
+        self._control.check(self._group.jobs)
         if self._first is not None:  # until then, there is nothing to tell
             self._control.report(progress)
 

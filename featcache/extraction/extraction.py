@@ -112,7 +112,7 @@ def run_extraction(
         if not control.stop.is_set():
             jobs += _fill(plan, versions, engine, control)
     interrupted = control.stop.is_set()
-    control.check_failures((job.counts for job in jobs), is_end=not interrupted)
+    control.check(jobs, is_end=not interrupted)
     return summarize(plan, jobs, control.progress, perf_counter() - began, interrupted)
 
 
@@ -135,7 +135,7 @@ def _fill(
                 version=version,
                 run=Run(version, _asked(plan, planned)),
                 made_by=made_by(plan.device, batching),
-                had_shards=bool(planned.index.shards),
+                has_extracted=bool(planned.index.shards),
                 builds_index=plan.options.partition is None,
             )
         )

@@ -156,20 +156,15 @@ class RunControl:
             self.progress.too_many_failures, self.progress.traceback = reason, traceback
         self.stop.set()
 
-    def check_extractors(self, jobs: Iterable[VersionJob]) -> None:
-        """Stop the run if an extractor raises exceptions again and again."""
+    def check(self, jobs: Iterable[VersionJob], is_end: bool = False) -> None:
+        """Stop the run if an extractor raises exceptions again and again, or too many utterances of a version have
+        failed; `is_end` if nothing more follows."""
         for job in jobs:
             if job.fault:
                 self.give_up(job.fault, job.traceback)
-
-    def check_failures(self, counts: Iterable[VersionCounts], is_end: bool = False) -> None:
-        """Stop the run if too many utterances have failed in one of the versions; `is_end` if nothing more follows."""
-        if self.max_failures is None or self.progress.too_many_failures:
-            return
-        for one in counts:
-            if fault := self.max_failures.fault(one.failed, one.failed + one.extracted, is_end):
+            tried = job.counts.failed + job.counts.extracted
+            if self.max_failures and (fault := self.max_failures.fault(job.counts.failed, tried, is_end)):
                 self.give_up(fault)
-                return
 
 
 _MOST_RAISED_FIRST, _MOST_RAISED_IN_A_ROW = 5, 20
@@ -188,7 +183,8 @@ class VersionJob:
     run: Run
     """What the run records in the version; and the failure ledger."""
     made_by: dict[str, Any]
-    had_shards: bool = False
+    has_extracted: bool = False
+    """Whether the extractor is known to have extracted anything, in this run or before it."""
     builds_index: bool = True
     """Whether the run builds the index when it has ended well. The jobs of an array leave that to `featcache index`."""
     counts: VersionCounts = field(default_factory=VersionCounts)
@@ -200,7 +196,6 @@ class VersionJob:
     """That of the last one of these."""
     _raised_in_a_row: int = 0
     """Utterances at which the extractor has raised an exception since it has extracted any."""
-    _has_extracted: bool = False
 
     def count(self, extracted: Extracted) -> VersionCounts:
         """Count what the version gets from a part of a batch; parts come in order. Returns the counts of the part."""
@@ -223,11 +218,11 @@ class VersionJob:
 
     def _count_raised(self, extracted: Extracted) -> None:
         if extracted.items:
-            self._raised_in_a_row, self._has_extracted = 0, True
+            self._raised_in_a_row, self.has_extracted = 0, True
             return
         raised = [failure for failure in extracted.failures if failure.reason == Reason.EXTRACTOR_ERROR]
         self._raised_in_a_row += len(raised)
-        most = _MOST_RAISED_IN_A_ROW if self._has_extracted or self.had_shards else _MOST_RAISED_FIRST
+        most = _MOST_RAISED_IN_A_ROW if self.has_extracted else _MOST_RAISED_FIRST
         if raised and self._raised_in_a_row >= most:
             self.traceback = extracted.traceback
             self.fault = (
