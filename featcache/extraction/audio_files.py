@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import hash_of_content
-from featcache.audio.decode import probe_rate, probe_seconds
+from featcache.audio.decode import probe_seconds
 from featcache.audio.members import beginning_of, check_container, copy_of, stamp_now
 from featcache.audio.recording import UNKNOWN, Recording
 from featcache.audio.remote import URLS_AT_ONCE, each_at_once, require, stamp_of
 from featcache.audio.tables import pyarrow
-from featcache.audio.waveform import AudioPolicy
 from featcache.errors import AudioError, ManifestError, Reason, counted
 from featcache.manifest import CallersUrls, Manifest, Utterance, rows_at_even_steps
 from featcache.manifest.audio_locations import (
@@ -90,15 +89,13 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
 def _probe_some(manifest: Manifest, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[float | None]]:
     """Some of these rows, and the length of each one's file by its header."""
 
-    def locations(some: NDArray[np.int64]) -> list[AudioSource]:
-        return [manifest.resolve(manifest.paths[row]) for row in some.tolist()]
-
-    some = rows_of_first_copy(manifest, rows[:_FETCHED])
-    if len(some):  # here a container is copied by this thread, which Ctrl-C ends
-        return some, [probe_seconds(location) for location in locations(some)]
-    (first,) = locations(rows[:1])
-    some = rows[rows_at_even_steps(len(rows), _FETCHED if isinstance(first, Member) else _PROBED)]
-    return some, each_at_once(probe_seconds, locations(some))
+    near = rows_of_first_copy(manifest, rows[:_FETCHED])
+    most = _FETCHED if isinstance(manifest.resolve(manifest.paths[rows[0]]), Member) else _PROBED
+    some = near if len(near) else rows[rows_at_even_steps(len(rows), most)]
+    locations = [manifest.resolve(path) for path in manifest.paths.take(some)]
+    if len(near):  # here a container is copied by this thread, which Ctrl-C ends
+        return some, [*map(probe_seconds, locations)]
+    return some, each_at_once(probe_seconds, locations)
 
 
 def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -319,34 +316,12 @@ def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[Aud
     return dict(zip(urls, each_at_once(stat_of, urls), strict=True))
 
 
-def would_fail_again(
-    root: AudioLocation,
-    failure: Failure,
-    audio: AudioPolicy,
-    max_seconds: float | None,
-    known: Mapping[AudioSource, Stamp],
-) -> bool:
-    """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was refused.
-
-    `root` is what paths are relative to; `audio` and `max_seconds`, the longest recording that is allowed, are what the
-    config says now; `known` is what `stats_of_failed` gave."""
-    if failure.reason in _MAY_PASS:
+def is_unchanged(path: AudioSource, failure: Failure, known: Mapping[AudioSource, Stamp]) -> bool:
+    """Whether the file at `path` is still the one that failed, and would be on any machine; `known` is what
+    `stats_of_failed` gave."""
+    if failure.reason in _MAY_PASS or (url_of(path) and path not in known):
         return False
-    path = locate(root, failure.path)
-    if url_of(path) and path not in known:
-        return False
-    found = known[path] if url_of(path) else stat_of(path)
-    if not is_same(found, (failure.size, failure.mtime_ns)):
-        return False
-    if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
-        rate = probe_rate(path)
-        return rate is not None and rate < audio.min_source_rate
-    if failure.reason != Reason.TOO_LONG:
-        return True
-    seconds = math.inf if failure.duration else probe_seconds(path)  # the file is at least as long as the duration
-    if max_seconds is None or seconds is None:
-        return False
-    return min(failure.duration or math.inf, seconds - (failure.start or 0.0)) > max_seconds
+    return is_same(known[path] if url_of(path) else stat_of(path), (failure.size, failure.mtime_ns))
 
 
 # Headers

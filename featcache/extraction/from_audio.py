@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter
@@ -65,7 +65,8 @@ class AudioExtractor:
         self._fetched = fetched
         self._memory = AudioMemory()
         self._hashes = ContentHashes()
-        limits = [config.max_source_seconds for config in configs]
+        # The longest recording whose fastest copy is no longer than one of the configs allows.
+        limits = [config.max_seconds and config.max_seconds * config.waveform_maker.fastest for config in configs]
         self._max_seconds = None if None in limits else max(limit for limit in limits if limit)
         self._bytes_per_second = 4 * max(config.sample_rate for config in configs)
 
@@ -91,8 +92,12 @@ class AudioExtractor:
         """The results for a part; clip by clip if the clips do not fit into memory together."""
         is_large = any(decoded.is_large for decoded in part)
         try:
-            waveforms = Waveforms(part, times)
-            results = [self._extract(config, waveforms, times, is_large) for config in self._configs]
+            makers = {config.waveform_maker for config in self._configs}
+            waveforms = {maker: make_waveforms(maker, part, times) for maker in makers}
+            results = [
+                self._extract(config, part, waveforms[config.waveform_maker], times, is_large)
+                for config in self._configs
+            ]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -100,16 +105,14 @@ class AudioExtractor:
             del waveforms
             yield results
             return
-        if len(part) > 1:
-            for decoded in part:
-                yield from self._extract_part([decoded], times)
-        else:
-            yield [self.extract_alone(config, part[0], times) for config in self._configs]
+        for decoded in part:
+            yield [self.extract_alone(config, decoded, times) for config in self._configs]
 
     def extract_alone(self, config: BuiltConfig, decoded: Decoded, times: WorkerTimes) -> Extracted:
         """Extract one clip, as a run does whose batch holds nothing else; it fails if there is not enough memory."""
         try:
-            result = self._extract(config, Waveforms([decoded], times), times, at_once=True)
+            waveforms = make_waveforms(config.waveform_maker, [decoded], times)
+            result = self._extract(config, [decoded], waveforms, times, at_once=True)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -122,16 +125,21 @@ class AudioExtractor:
         return failed
 
     def _extract(
-        self, config: BuiltConfig, waveforms: Waveforms, times: WorkerTimes, at_once: bool
+        self,
+        config: BuiltConfig,
+        part: Sequence[Decoded],
+        waveforms: Sequence[NDArray[np.float32] | AudioError],
+        times: WorkerTimes,
+        at_once: bool,
     ) -> Extracted | PendingRows:
         """Extract a part of a batch for a config; with `at_once`, compute its rows too."""
-        part = Extracted(config.spec, self._root)
+        extracted = Extracted(config.spec, self._root)
         items: list[Item] = []
         clips: list[NDArray[np.float32]] = []
-        for decoded, waveform in zip(waveforms.part, waveforms.made_by(config.waveform_maker), strict=True):
+        for decoded, waveform in zip(part, waveforms, strict=True):
             clip = waveform if isinstance(waveform, AudioError) else _checked(config, decoded, waveform)
             if isinstance(clip, AudioError):
-                part.fail(decoded.utterance, clip)
+                extracted.fail(decoded.utterance, clip)
                 continue
             item = decoded.item(len(clip))
             items.append(item)
@@ -140,21 +148,21 @@ class AudioExtractor:
             assert decoded.samples is not None
             silent = why_silent(decoded.samples, clip)
             if silent or item.sample_rate != config.sample_rate:
-                part.remarks[id_] = item.sample_rate, silent
+                extracted.remarks[id_] = item.sample_rate, silent
         if config.row_extractor is not None:
-            pending = PendingRows(config.row_extractor, part, items, clips)
+            pending = PendingRows(config.row_extractor, extracted, items, clips)
             if at_once:
                 pending.compute(self._device)
             if not pending.is_complete:  # without rows it is: nobody would compute a last one, and finish it
                 return pending
-            part = pending.extracted()
+            extracted = pending.extracted()
         else:
             started = perf_counter()
             ids = [item.id for item in items]
             computed = compute_clips(config.extractor, ids, clips, config.spec, self._device)
-            part.take(items, computed, perf_counter() - started)
-        times.extract += part.seconds
-        return part
+            extracted.take(items, computed, perf_counter() - started)
+        times.extract += extracted.seconds
+        return extracted
 
 
 def _checked(config: BuiltConfig, decoded: Decoded, waveform: NDArray[np.float32]) -> NDArray[np.float32] | AudioError:
@@ -223,16 +231,7 @@ class Decoded:
     def item(self, num_samples: int) -> Item:
         """What a shard keeps of the utterance, whose waveform has that many samples."""
         assert self.source is not None
-        source = self.source
-        return Item(
-            **self.utterance.row(),
-            num_samples=num_samples,
-            size=source.size,
-            mtime_ns=source.mtime_ns,
-            sample_rate=source.sample_rate,
-            content_hash=source.content_hash,
-            by_ffmpeg=source.by_ffmpeg,
-        )
+        return Item(**self.utterance.row(), num_samples=num_samples, **asdict(self.source))
 
 
 def batches(
@@ -312,33 +311,23 @@ def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) 
         yield part
 
 
-class Waveforms:
-    """The waveforms of a part of a batch, made once for each way of making them; `times` gets the seconds it takes."""
-
-    def __init__(self, part: Sequence[Decoded], times: WorkerTimes) -> None:
-        self.part = part
-        self._times = times
-        self._made: dict[WaveformMaker, list[NDArray[np.float32] | AudioError]] = {}
-
-    def made_by(self, waveform_maker: WaveformMaker) -> list[NDArray[np.float32] | AudioError]:
-        """A mono waveform at the config's rate for each decoded utterance, of any length, or what was wrong."""
-        if waveform_maker not in self._made:
-            started = perf_counter()
-            made: list[NDArray[np.float32] | AudioError] = []
-            previous: tuple[object, ...] = ()
-            clean: NDArray[np.float32] | AudioError | None = None
-            for decoded in self.part:
-                # Copies of an utterance that differ only in noise are neighbours, and resampled once.
-                speed = waveform_maker.speed(decoded.utterance.id)
-                this = id(decoded.samples), decoded.utterance.channel, speed
-                if decoded.samples is None or this != previous or clean is None:
-                    previous, clean = this, _at_speed(decoded, waveform_maker)
-                made.append(
-                    clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, decoded.utterance.id)
-                )
-            self._made[waveform_maker] = made
-            self._times.resample += perf_counter() - started
-        return self._made[waveform_maker]
+def make_waveforms(
+    waveform_maker: WaveformMaker, part: Sequence[Decoded], times: WorkerTimes
+) -> list[NDArray[np.float32] | AudioError]:
+    """A mono waveform at the config's rate for each decoded utterance, of any length, or what was wrong."""
+    started = perf_counter()
+    made: list[NDArray[np.float32] | AudioError] = []
+    previous: tuple[object, ...] = ()
+    clean: NDArray[np.float32] | AudioError | None = None
+    for decoded in part:
+        # Copies of an utterance that differ only in noise are neighbours, and resampled once.
+        speed = waveform_maker.speed(decoded.utterance.id)
+        this = id(decoded.samples), decoded.utterance.channel, speed
+        if decoded.samples is None or this != previous or clean is None:
+            previous, clean = this, _at_speed(decoded, waveform_maker)
+        made.append(clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, decoded.utterance.id))
+    times.resample += perf_counter() - started
+    return made
 
 
 def _at_speed(decoded: Decoded, waveform_maker: WaveformMaker) -> NDArray[np.float32] | AudioError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.audio.decode import probe_rate, probe_seconds
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.config.config import find_differences
@@ -24,13 +26,13 @@ from featcache.errors import (
     counted,
     listing,
 )
-from featcache.extraction.audio_files import Stamp, stat_of, would_fail_again
+from featcache.extraction.audio_files import Stamp, is_unchanged, stat_of
 from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest import Manifest
-from featcache.manifest.audio_locations import AudioLocation, AudioSource
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, locate
 from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import FeatureSpec
 from featcache.storage.location import Location
@@ -116,16 +118,23 @@ class BuiltConfig:
         limits = (self.config.audio.max_seconds, self.extractor.max_seconds)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    @cached_property
-    def max_source_seconds(self) -> float | None:
-        """The longest recording whose fastest copy is no longer than `max_seconds`; None for no limit."""
-        return None if self.max_seconds is None else self.max_seconds * self.waveform_maker.fastest
-
     def would_fail_again(self, root: AudioLocation, failure: Failure, known: Mapping[AudioSource, Stamp]) -> bool:
-        """Whether an utterance that has failed would again: see `failures.would_fail_again`."""
-        limit = self.max_seconds if failure.reason == Reason.TOO_LONG else None
-        max_seconds = None if limit is None else limit * self.waveform_maker.speed(failure.id)
-        return would_fail_again(root, failure, self.config.audio, max_seconds, known)
+        """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was
+        refused. `root` is what paths are relative to, and `known` what `stats_of_failed` gave."""
+        path = locate(root, failure.path)
+        if not is_unchanged(path, failure, known):
+            return False
+        audio = self.config.audio
+        if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
+            rate = probe_rate(path)
+            return rate is not None and rate < audio.min_source_rate
+        if failure.reason != Reason.TOO_LONG:
+            return True
+        seconds = math.inf if failure.duration else probe_seconds(path)  # the file is at least as long as the duration
+        if self.max_seconds is None or seconds is None:
+            return False
+        max_seconds = self.max_seconds * self.waveform_maker.speed(failure.id)
+        return min(failure.duration or math.inf, seconds - (failure.start or 0.0)) > max_seconds
 
 
 @dataclass(frozen=True, eq=False)
