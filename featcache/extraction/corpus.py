@@ -119,13 +119,12 @@ def plan_corpus(
         _update(folder, known, manifests)
     for line in gone_parts(folder, [*known.values()]).values() if known else ():
         _log.info("%s", line)
-    names = sorted(manifests)
+    own = manifests
     if partition is not None:
         options = with_values(options, partition=None)
-        names = names[partition.number :: partition.count]
-        if not names:
+        own = dict([*manifests.items()][partition.number :: partition.count])
+        if not own:
             _log.info("--partition %s: none of the %s parts", partition, f"{len(manifests):,}")
-    own = {name: manifests[name] for name in names}
     deciding = {name: value for name, value in reading.items() if value and name != "root"}
     decides = json.dumps(deciding, sort_keys=True) if deciding else ""
     root = reading.get("root")

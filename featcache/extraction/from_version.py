@@ -87,18 +87,18 @@ class SourceVersion:
         index, stored = self._index, dict[int, StoredUtterance]()
         shards = index.shard[positions]
         for shard in np.unique(shards).tolist():
-            opened, some = self._shard(shard), positions[shards == shard]
+            (opened, frames, parameters), some = self._shard(shard), positions[shards == shard]
             numbers = index.item[some].tolist()
-            ranges = opened.features.read_ranges(index.first_frame[some].tolist(), index.num_frames[some].tolist())
-            items = opened.shard.items(numbers)
+            ranges = frames.read_ranges(index.first_frame[some].tolist(), index.num_frames[some].tolist())
+            items = opened.items(numbers)
             for position, number, item, features in zip(some.tolist(), numbers, items, ranges, strict=True):
-                if crc32c(features) != opened.shard.table["item_crc32c"][number]:
+                if crc32c(features) != opened.table["item_crc32c"][number]:
                     raise DamagedError(
                         f"{item.id}: damaged: its features in {self.version.path} are not what was written",
                         self.version.path,
                     )
-                if opened.parameters is not None:
-                    features = dequantize_array(features, *opened.parameters[number])
+                if parameters is not None:
+                    features = dequantize_array(features, *parameters[number])
                 stored[position] = StoredUtterance(replace(item, generation=1), features)
         return stored
 
@@ -112,19 +112,10 @@ class SourceVersion:
             where += f", where it failed: {failure.reason}: {failure.message}"
         return AudioError(Reason.NOT_IN_SOURCE, where)
 
-    def _open_shard(self, number: int) -> _OpenedShard:
+    def _open_shard(self, number: int) -> tuple[Shard, Frames, NDArray[np.float32] | None]:
+        """A shard, its features, and of quantised ones their scales and offsets: what is read for every utterance."""
         shard = self.version.shard(self._index.shards[number])
-        parameters = shard.quantization if shard.spec.is_quantized else None
-        return _OpenedShard(shard, shard.open_features(), parameters)
-
-
-@dataclass(frozen=True)
-class _OpenedShard:
-    """What is read of a shard for every utterance."""
-
-    shard: Shard
-    features: Frames
-    parameters: NDArray[np.float32] | None
+        return shard, shard.open_features(), shard.quantization if shard.spec.is_quantized else None
 
 
 def extract_from_version(

@@ -241,7 +241,13 @@ def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool)
     with errors_of(extractor, (row.id for row in rows), device, alone), device.slot(alone):
         waveforms = [row.waveform for row in rows]
         encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
-        _check_frames(extractor, rows, encoded.features.shape[1])
+        made = encoded.features.shape[1]
+        for row in rows:
+            if made < row.frames.stop:
+                raise ExtractorError(
+                    f"{type(extractor).__name__} returned {made} frames for a row of {len(row.waveform)} samples; "
+                    f"its num_frames says {row.frames.stop}"
+                )
         side = {array.name: encoded.side[array.name][: len(rows)] for array in extractor.spec.side}
         if not spec.is_quantized:
             stored = cast(encoded.features[: len(rows)], spec.dtype)
@@ -256,15 +262,6 @@ def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool)
         ClipFeatures(features[i][row.frames].copy(), {name: array[i].copy() for name, array in downloaded.items()})
         for i, row in enumerate(rows)
     ]
-
-
-def _check_frames(extractor: RowExtractor[Params], rows: Sequence[Row], num_frames: int) -> None:
-    for row in rows:
-        if num_frames < row.frames.stop:
-            raise ExtractorError(
-                f"{type(extractor).__name__} returned {num_frames} frames for a row of {len(row.waveform)} samples; "
-                f"its num_frames says {row.frames.stop}"
-            )
 
 
 def _quantized_rows(features: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -328,38 +325,36 @@ def choose_batching(
     Raises:
         ConfigError: The request is unknown, or it is looser than that and was not allowed.
     """
+    kind = type(extractor).__name__
     if extractor.as_row_extractor() is None:
-        if requested not in (None, extractor.batching):
+        only = extractor.batching
+        if requested not in (None, only):
             raise ConfigError(
-                f"--batching {requested}: {_name(extractor)} has only one batching policy, {extractor.batching}: leave "
-                "--batching out"
+                f"--batching {requested}: {kind} has only one batching policy, {only}: leave --batching out"
             )
-        return BatchingChoice(extractor.batching)
+        return BatchingChoice(only)
     measured = _measured(probes, device_label, precision_of(getattr(extractor, "params", None)))
     disturbed = {batching: float(trial["disturbed"]) for batching, trial in measured.items()}
-    mismatch = {batching: float(trial["mismatch"]) for batching, trial in measured.items()}
     declared = declared_batchings(extractor)
     clean = [batching for batching in declared if not disturbed.get(batching)] or ["single"]
-    if requested is None:
-        batching, loosest = clean[-1], declared[-1]
-        note = None
-        if batching != loosest:
-            share = percent(disturbed[loosest])
-            note = f"batching {batching}: by the probe of {device_label}, {loosest} changes {share} of the frames"
-        return BatchingChoice(batching, mismatch.get(batching), note)
-    if requested not in BATCHINGS:
+    loosest, chosen = declared[-1], requested or clean[-1]
+    if chosen not in BATCHINGS:
         raise ConfigError(f"--batching {requested}: there is no such policy; choose from {listing(BATCHINGS)}")
     why = None
-    if share_disturbed := disturbed.get(requested):
-        why = f"the probe of {device_label} found that it changes {percent(share_disturbed)} of the frames"
-    elif requested not in declared:
-        tested = "; a probe found no difference in its sample" if requested in measured else ""
-        why = f"it is looser than {declared[-1]}, the loosest policy that {_name(extractor)} declares{tested}"
-    if why and not allow_mismatch:
+    if requested is None:
+        if chosen != loosest:
+            why = f"by the probe of {device_label}, {loosest} changes {percent(disturbed[loosest])} of the frames"
+    elif disturbed.get(chosen):
+        why = f"the probe of {device_label} found that it changes {percent(disturbed[chosen])} of the frames"
+    elif chosen not in declared:
+        tested = "; a probe found no difference in its sample" if chosen in measured else ""
+        why = f"it is looser than {loosest}, the loosest policy that {kind} declares{tested}"
+    if requested and why and not allow_mismatch:
         raise ConfigError(
             f"--batching {requested}: {why}: use --batching {clean[-1]}, or --allow-mismatch to accept that"
         )
-    return BatchingChoice(requested, mismatch.get(requested), why and f"batching {requested}: {why}")
+    mismatch = float(measured[chosen]["mismatch"]) if chosen in measured else None
+    return BatchingChoice(chosen, mismatch, why and f"batching {chosen}: {why}")
 
 
 def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision: str) -> dict[str, Mapping[str, Any]]:
@@ -373,7 +368,3 @@ def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision:
         for trial in newest.get("measured", ())
         if trial["precision"] == precision and trial["error"] is None
     }
-
-
-def _name(extractor: object) -> str:
-    return type(extractor).__name__

@@ -131,9 +131,10 @@ def plan_extraction(
     all_copies = dict.fromkeys(built.config.copies for built in built_configs)
     rows = {copies: _rows_of_run(manifest, copies, source, options.own_partition) for copies in all_copies}
     label = "" if options.workers else device.label  # they look for probes of their devices themselves
-    versions = []
-    for built, path in zip(built_configs, paths, strict=True):
-        versions.append(_Planner(built, path, rows[built.config.copies], options, only).plan(label))
+    versions = [
+        _Planner(built, path, rows[built.config.copies], options, only).plan(label)
+        for built, path in zip(built_configs, paths, strict=True)
+    ]
     notes = _notes(versions, manifest, cache, source, only)
     return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes)
 
