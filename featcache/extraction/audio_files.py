@@ -401,8 +401,7 @@ def read_headers(
 
     are_at_urls = len(files) > 0 and isinstance(manifest.resolve(manifest.paths[int(files[0][0])]), Url)
     with ThreadPoolExecutor(max(threads, URLS_AT_ONCE) if are_at_urls else threads, "featcache-headers") as pool:
-        for _ in pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]):
-            pass
+        list(pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]))
     return FileHeaders(seconds, dict(sorted(failures.items())), headers)
 
 

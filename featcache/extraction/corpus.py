@@ -227,15 +227,12 @@ class _PartRun:
         self._plan = plan
         self._known = plan.known.get(name, Part(name, ""))
         self._now = _signed(self._known, plan.manifests[name])
+        self.is_changed = bool(self._known.hash) and self._now.hash != self._known.hash
+        """Whether the manifest is another than when the part was extracted last."""
         self._rows = self._now.hash
         """The hash of the manifest's bytes, and of how they are read if that is said; empty if nothing is known."""
         if self._rows and plan.reading:
             self._rows = f"{xxhash.xxh3_64_intdigest(f'{self._rows} {plan.reading}'.encode()):016x}"
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether the manifest is another than when the part was extracted last."""
-        return bool(self._known.hash) and self._now.hash != self._known.hash
 
     def unchanged(self, built: Sequence[BuiltConfig]) -> list[PartVersion] | None:
         """What is known of the versions of these configs if a run would find nothing to do; None if it must look."""
@@ -279,17 +276,18 @@ class _PartRun:
 def _signed(known: Part, manifest: Path) -> Part:
     """What there is to know of a part's manifest now: its bytes are read if their number or time has changed. Nothing
     is known of a folder, which may be a manifest too, so that a run looks at what is in it."""
+    known = replace(known, manifest=str(manifest.absolute()))
     if manifest.is_dir():
-        return replace(known, manifest=str(manifest.absolute()), size=0, mtime_ns=0, hash="")
+        return replace(known, size=0, mtime_ns=0, hash="")
     try:
         with manifest.open("rb") as file:
             status = os.fstat(file.fileno())
-            size, mtime_ns = status.st_size, status.st_mtime_ns
-            is_same = known.hash and (size, mtime_ns) == (known.size, known.mtime_ns)
-            content = known.hash if is_same else f"{hash_of_content(file.fileno()):016x}"
+            if known.hash and (status.st_size, status.st_mtime_ns) == (known.size, known.mtime_ns):
+                return known
+            content = f"{hash_of_content(file.fileno()):016x}"
     except OSError as error:
         raise ManifestError(f"{manifest}: cannot be read: {error.strerror}") from error
-    return replace(known, manifest=str(manifest.absolute()), size=size, mtime_ns=mtime_ns, hash=content)
+    return replace(known, size=status.st_size, mtime_ns=status.st_mtime_ns, hash=content)
 
 
 def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:

@@ -13,7 +13,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import groupby, islice
 
 from featcache.audio.members import copy_of, fetch_ahead
@@ -159,36 +159,34 @@ class Downloads:
                 self._containers_pool.submit(self._fetch_container, container)
 
     def _fetch_container(self, container: Url) -> None:
-        with suppress(AudioError, StoppedError):  # whoever wants it gets the error
-            try:
-                fetch_ahead(container, self._wait_for_container)
-            except TriedInVainError as error:
-                self._failed(container, error, _FILES_PER_CONTAINER)
-                raise
-            with self._lock:
-                self._in_vain = 0
+        # Whoever wants it gets the error.
+        with suppress(AudioError, StoppedError), self._counting(container, _FILES_PER_CONTAINER):
+            fetch_ahead(container, self._wait_for_container)
 
     def _wait_for_container(self, seconds: float) -> None:
         if self._stop.wait(seconds) or self._closed.is_set():
             raise StoppedError
 
-    def _failed(self, url: Url, error: AudioError, files: int) -> None:
-        """Count files that could not be fetched."""
-        with self._lock:
-            before, self._in_vain = self._in_vain, self._in_vain + files
-        if before < _MOST_IN_A_ROW <= before + files:
-            count = counted(_MOST_IN_A_ROW // files, "audio file" if files == 1 else "container")
-            self._give_up(f"{count} in a row could not be fetched, the last one {url}: {error}")
-            self._closed.set()
-
-    def _fetch(self, url: Url) -> Fetched:
+    @contextmanager
+    def _counting(self, url: Url, files: int) -> Iterator[None]:
+        """Count what stands for so many files if it cannot be fetched, and give up if that happens in a row."""
         try:
-            fetched = fetch(url, self._wait)
+            yield
         except TriedInVainError as error:
-            self._failed(url, error, 1)
+            with self._lock:
+                before, self._in_vain = self._in_vain, self._in_vain + files
+            if before < _MOST_IN_A_ROW <= before + files:
+                count = counted(_MOST_IN_A_ROW // files, "audio file" if files == 1 else "container")
+                self._give_up(f"{count} in a row could not be fetched, the last one {url}: {error}")
+                self._closed.set()
             raise
         with self._lock:
             self._in_vain = 0
+
+    def _fetch(self, url: Url) -> Fetched:
+        with self._counting(url, 1):
+            fetched = fetch(url, self._wait)
+        with self._lock:
             self._fetched_bytes += fetched.stamp.size
             self._fetched_files += 1
             if url in self._files:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from featcache.audio.remote import StoppedError
 from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.extraction.audio_files import some_paths
 from featcache.extraction.jobs import (
@@ -35,10 +36,6 @@ from featcache.version.version import Version
 from featcache.version.wanted import Wanted, damaged_wanted, read_all_wanted, read_wanted
 
 _log = logging.getLogger(__name__)
-
-
-class _StoppedError(Exception):
-    """The run was stopped while it waited for a lock."""
 
 
 @contextmanager
@@ -72,17 +69,16 @@ def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: thr
             _log.info("%s: is in use by %s: this run waits until that has ended", version.path, holder)
             is_said = True
         if stop.is_set():
-            raise _StoppedError
+            raise StoppedError
 
     try:
-        held.enter_context(version.at_work("extract", wait if plan.options.wait else None))
+        with suppress(StoppedError):
+            held.enter_context(version.at_work("extract", wait if plan.options.wait else None))
     except LockedError as error:
         raise LockedError(
             f"{error}: run this again when that has ended, or with --wait, which waits for it; to share the work, give "
             "each of several jobs its own partition with --partition"
         ) from error
-    except _StoppedError:
-        return
 
 
 def run_extraction(

@@ -162,13 +162,8 @@ def _from_features(config: BuiltConfig, device: Device, stored: Sequence[StoredU
 
 
 def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion:
-    """Open the version that the configs' features are made from, at `path` or in the cache at `path`.
-
-    Raises:
-        StoreError: There is no version.
-        ConfigError: A config's features are made from audio only, or from other features or copies than are there.
-        DamagedError: The version's metadata is damaged.
-    """
+    """Open the version that the configs' features are made from, at `path` or in the cache at `path`. Raises what
+    `open_source` raises; and ConfigError if a config's features are made from audio only, or from other copies."""
     fingerprints = set()
     for config in configs:
         if config.extractor.source_fingerprint is None:
