@@ -190,7 +190,7 @@ def missing_file_notes(manifest: Manifest, rows: NDArray[np.bool_], whole: Manif
     location = manifest.resolve(paths[0])
     hint = "" if url_of(location) or os.path.isabs(paths[0]) else "; --root says what relative paths are relative to"
     note = f"none of {len(paths):,} audio files checked {fault}{hint}"
-    others = some_paths(manifest, ~rows) if whole is None else some_paths(whole, np.ones(len(whole), bool))
+    others = some_paths(manifest, ~rows) if whole is None else some_paths(whole)
     if not others or _fault_of_all(manifest, others):
         raise ManifestError(f"{manifest.source}: {note}")
     return [note]
@@ -217,9 +217,9 @@ def can_be_read(root: AudioLocation, path: str) -> bool:
     return False
 
 
-def some_paths(manifest: Manifest, rows: NDArray[np.bool_]) -> list[str]:
-    """The different paths of some of these rows, from the first to the last."""
-    numbers = np.flatnonzero(rows)
+def some_paths(manifest: Manifest, rows: NDArray[np.bool_] | None = None) -> list[str]:
+    """The different paths of some of these rows, or of any, from the first to the last."""
+    numbers = np.arange(len(manifest)) if rows is None else np.flatnonzero(rows)
     some = numbers[rows_at_even_steps(len(numbers), _FETCHED if manifest.has_urls else _PROBED)]
     return list(dict.fromkeys(manifest.paths[row] for row in some.tolist()))
 

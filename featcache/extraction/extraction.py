@@ -137,10 +137,10 @@ def _fill(
         )
     suspects = reduce(or_, (planned.suspects for planned in versions))
     has_urls = plan.source is None and plan.manifest.has_urls
-    some = some_paths(plan.manifest, np.ones(len(plan.manifest), bool)) if plan.source is None else ()
+    some = some_paths(plan.manifest) if plan.source is None else ()
     group = JobGroup(jobs, plan.manifest.root, has_urls, plan.device, plan.source, suspects, some)
     first = versions[0]  # all lack the same rows
-    seconds = plan.options.shard_megabytes * 1e6 / max(version.bytes_per_second for version in versions)
+    seconds = plan.options.shard_megabytes * 1e6 / max(version.info.spec.bytes_per_second for version in versions)
     tasks = shard_tasks(first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row)
     engine(group, tasks, control)
     for job in jobs:

@@ -63,12 +63,11 @@ class AudioExtractor:
         self._configs = configs
         self._device = device
         self._fetched = fetched
-        self._memory = AudioMemory()
+        self._memory = AudioMemory(4 * max(config.sample_rate for config in configs))
         self._hashes = ContentHashes()
         # The longest recording whose fastest copy is no longer than one of the configs allows.
         limits = [config.max_seconds and config.max_seconds * config.waveform_maker.fastest for config in configs]
         self._max_seconds = None if None in limits else max(limit for limit in limits if limit)
-        self._bytes_per_second = 4 * max(config.sample_rate for config in configs)
 
     def __call__(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:
         """Extract a batch for every config, or hand out the rows that are to be computed for it.
@@ -79,11 +78,7 @@ class AudioExtractor:
             with their rows, so that no more of them are held than `AudioMemory` allows.
         """
         with self._memory.lease() as reserve:
-
-            def reserve_all(num_bytes: int, seconds: float) -> None:
-                reserve(num_bytes + int(seconds * self._bytes_per_second))
-
-            decoding = decode_all(batch, self._root, self._max_seconds, reserve_all, self._hashes, self._fetched)
+            decoding = decode_all(batch, self._root, self._max_seconds, reserve, self._hashes, self._fetched)
             for part in parts(decoding, self._device.batch_seconds, times):
                 yield from self._extract_part(part, times)
                 del part  # before the next one is decoded
@@ -184,20 +179,24 @@ def _checked(config: BuiltConfig, decoded: Decoded, waveform: NDArray[np.float32
 class AudioMemory:
     """Limits the decoded audio that all workers hold. Small recordings are not counted.
 
-    A recording of more than `SMALL_BYTES` waits until there is room for it, or no other such recording is held."""
+    A recording of more than `SMALL_BYTES` waits until there is room for it, or no other such recording is held. Of a
+    waveform, a second takes `bytes_per_second`."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_per_second: int) -> None:
+        self._bytes_per_second = bytes_per_second
         self._used = 0
         self._changed = threading.Condition()
 
     @contextmanager
-    def lease(self) -> Iterator[Callable[[int], None]]:
-        """Yield one worker's `reserve(num_bytes)`, which gives back what it got last, and waits for that many bytes."""
+    def lease(self) -> Iterator[Callable[[int, float], None]]:
+        """Yield one worker's `reserve(num_bytes, seconds)`, which gives back what it got last, and waits for as many
+        bytes, and those of a waveform of so many seconds."""
         held = 0
 
-        def reserve(num_bytes: int) -> None:
+        def reserve(num_bytes: int, seconds: float) -> None:
             nonlocal held
-            wanted = num_bytes if num_bytes > SMALL_BYTES else 0
+            needed = num_bytes + int(seconds * self._bytes_per_second)
+            wanted = needed if needed > SMALL_BYTES else 0
             if held or wanted:
                 with self._changed:
                     self._used -= held
@@ -209,7 +208,7 @@ class AudioMemory:
         try:
             yield reserve
         finally:
-            reserve(0)
+            reserve(0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -169,12 +169,17 @@ class RowQueue:
         self._oldest: dict[tuple[RowExtractor[Params], int], int] = {}
         """The lowest number of a batch that has rows there."""
         self._full: deque[list[Row]] = deque()
-        self.full_seconds = 0.0
-        """How much audio the full batches hold, with padding."""
 
     def __bool__(self) -> bool:
         """Whether any row waits."""
         return bool(self._full or self._filling)
+
+    @property
+    def full_seconds(self) -> float:
+        """How much audio the full batches hold, with padding."""
+        return sum(
+            len(rows) * rows[0].padded_length / rows[0].pending.extractor.spec.sample_rate for rows in self._full
+        )
 
     def add(self, batch: int, rows: Iterable[Row]) -> None:
         """Add the rows of the batch of that number."""
@@ -186,15 +191,10 @@ class RowQueue:
             self._oldest[key] = min(batch, self._oldest.get(key, batch))
             if len(waiting) >= extractor.rows(row.padded_length, self._device):
                 self._full.append(self._pop(key))
-                self.full_seconds += _seconds_of(waiting)
 
     def take_full(self) -> list[Row] | None:
         """Take the rows of a full batch, if there is one."""
-        if not self._full:
-            return None
-        rows = self._full.popleft()
-        self.full_seconds -= _seconds_of(rows)
-        return rows
+        return self._full.popleft() if self._full else None
 
     def take_oldest(self, batch: int | None = None) -> list[Row] | None:
         """Take the rows that wait with the oldest row, if that is of this batch, though they do not fill a batch."""
@@ -206,10 +206,6 @@ class RowQueue:
     def _pop(self, key: tuple[RowExtractor[Params], int]) -> list[Row]:
         del self._oldest[key]
         return self._filling.pop(key)
-
-
-def _seconds_of(rows: Sequence[Row]) -> float:
-    return len(rows) * rows[0].padded_length / rows[0].pending.extractor.spec.sample_rate
 
 
 def compute_rows(rows: Sequence[Row], device: Device) -> list[ClipFeatures | AudioError]:

@@ -96,7 +96,7 @@ def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, par
         ]
         if not trial.device.is_cuda:
             trial.device.batch_seconds = min(trial.device.batch_seconds, _CPU_BATCH_SECONDS)
-        bytes_per_second = sum(version.bytes_per_second for version in versions)
+        bytes_per_second = sum(version.info.spec.bytes_per_second for version in versions)
         meter = _Meter(min(_MOST_BYTES, disk_usage(folder).free / 4) / bytes_per_second)
 
         def measured(jobs: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:

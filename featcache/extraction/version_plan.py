@@ -183,11 +183,6 @@ class VersionPlan:
         rows = np.flatnonzero(self.manifest.ids.hashes() == np.uint64(hash_of(utterance))).tolist()
         return next((row for row in rows if self.manifest.ids[row] == utterance), None)
 
-    @property
-    def bytes_per_second(self) -> float:
-        """Bytes of features for a second of audio."""
-        return self.info.spec.bytes_per_second
-
     @cached_property
     def expected_seconds(self) -> float:
         """Seconds of audio to extract."""
@@ -196,7 +191,8 @@ class VersionPlan:
     @property
     def expected_bytes(self) -> float:
         """Bytes of features to write, with the scales and offsets of quantised ones, but without other side arrays."""
-        return self.expected_seconds * self.bytes_per_second + self.num_missing * self.info.spec.bytes_per_item
+        spec = self.info.spec
+        return self.expected_seconds * spec.bytes_per_second + self.num_missing * spec.bytes_per_item
 
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
