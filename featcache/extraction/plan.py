@@ -162,13 +162,13 @@ def _rows_of_run(
 
     A partition depends on the manifest, and on nothing else that may differ between the jobs of an array: it is a slice
     of the utterances, cut by their durations if all have one, else by their number."""
-    whole = expand(manifest, copies)
-    keys = RowKeys.of(whole)
+    rows = expand(manifest, copies)
+    keys = RowKeys.of(rows)
     hashes = keys.id_hashes, keys.hashes
-    first, end = (0, len(manifest)) if partition is None else partition.span(manifest.duration)
-    rows = whole
+    first, end = 0, len(manifest)
     if partition is not None:
-        rows = whole.take(np.arange(first * len(copies), end * len(copies)))
+        first, end = partition.span(manifest.duration)
+        rows = rows.take(np.arange(first * len(copies), end * len(copies)))
         keys = RowKeys.of(rows)
     speed = np.tile(copies.speeds, end - first)
     known = rows.duration / speed  # a faster copy is shorter

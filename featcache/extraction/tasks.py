@@ -129,9 +129,6 @@ def shard_tasks(
 ) -> Iterator[ShardTask]:
     """The shards to make, as far as possible in the manifest's order.
 
-    A run that was killed and goes on makes the same shards, as far as it can: rows are dealt to shards by all of the
-    manifest's. Those that are left of a range of which some rows are there are gathered.
-
     Args:
         manifest, status: The rows that the version should hold, and what it lacks of them.
         wanted: What the whole manifest wants.
@@ -143,9 +140,7 @@ def shard_tasks(
     if not len(rows):
         return
     ranges = shard_ranges(seconds, seconds_per_shard)
-    partly_there = np.zeros(int(ranges[-1]) + 1, bool)
-    partly_there[ranges[status.present]] = True
-    partly = partly_there[ranges[rows]]
+    partly = np.isin(ranges[rows], ranges[status.present])
     whole, gathered = rows[~partly], rows[partly]
     for group, shard in ((whole, ranges[whole]), (gathered, shard_ranges(seconds[gathered], seconds_per_shard))):
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
