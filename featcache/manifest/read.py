@@ -20,7 +20,7 @@ import numpy as np
 
 from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, listing, refuse_url
-from featcache.manifest.audio_locations import AudioLocation, Url, as_root, is_audio_url, is_command
+from featcache.manifest.audio_locations import Url, as_root, is_audio_url, is_command
 from featcache.manifest.formats import FORMATS, format_of, tables
 from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, open_source
 from featcache.manifest.formats.toolkits import BARS
@@ -98,12 +98,10 @@ def read_manifest(
         raise ManifestError(f"{name}{where}: cannot be read: {what}") from error
     if kind == "folder" and not places and not opened.faults.count and _is_cache(opened):
         raise ManifestError(f"{name}: is a cache, not a manifest: give the manifest that it was extracted from")
-    return checked_manifest(opened, columns, places, (opened.root or opened.folder) if root is None else root, kind)
+    return checked_manifest(opened, columns, places, kind)
 
 
-def checked_manifest(
-    reading: Source, columns: dict[str, Any], places: array[int], root: str | Path, kind: str
-) -> Manifest:
+def checked_manifest(reading: Source, columns: dict[str, Any], places: array[int], kind: str) -> Manifest:
     """The manifest of what `gather` has returned; a ManifestError if there were faults, or two rows have one id."""
     if not places and not reading.faults.count:
         reading.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
@@ -113,7 +111,7 @@ def checked_manifest(
     paths = columns.pop("path")
     if reading.allow_commands and re.search(rb"\|", paths.blob.data):
         trust.allow_commands(path for path in paths if is_command(path))
-    folder: AudioLocation = as_root(str(root))
+    folder = as_root(str((reading.root or reading.folder) if reading.given_root is None else reading.given_root))
     if isinstance(folder, Url):  # relative paths may be secrets as the ends of URLs
 
         def refuse_below(path: str) -> None:
@@ -262,13 +260,14 @@ def manifest_of(
             f"manifest is a {type(table).__name__}: give a file or a folder, a data frame, a table of Arrow, or a list "
             "of dictionaries"
         )
-    reading = Source(f"<{type(table).__name__}>", audio=audio, carry=carry)
+    given_root = os.fspath(root or os.curdir)
+    reading = Source(f"<{type(table).__name__}>", audio=audio, carry=carry, given_root=given_root)
     base = reading.faults.file("", "row")
     if is_list:
         batches = tables.json_batches(_objects(table, reading.faults, base), reading)
     else:
         batches = tables.parquet_batches(_by_columns(table), reading, base)
-    return checked_manifest(reading, *gather(batches, reading), os.fspath(root or os.curdir), "table")
+    return checked_manifest(reading, *gather(batches, reading), "table")
 
 
 def _by_columns(table: Any) -> tables.Table:

@@ -96,7 +96,7 @@ _LONGEST = 4000
 MOST_SECONDS = 1e9
 """The latest second of a recording that a cell may name: a later one is a slip, such as a number of samples."""
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL, _NUL = re.compile(r"[\x00-\x1f\x7f-\x9f]"), re.compile(r"\x00")
 
 
 def shown(cell: Any) -> str:
@@ -119,34 +119,28 @@ def refuse_secrets(cell: Any, allow_queries: bool) -> None:
         )
 
 
-def _text(cell: Any) -> str:
-    if not isinstance(cell, str):
-        raise ValueError(f"is not text: {shown(cell)}")
-    return cell
-
-
 def _id(cell: Any) -> str:
-    if isinstance(cell, int) and not isinstance(cell, bool):
-        return str(cell)
-    if not _text(cell).isprintable() and _CONTROL.search(cell):
-        raise ValueError(f"has a control character: {shown(cell)}")
-    return _storable(cell)
+    is_number = isinstance(cell, int) and not isinstance(cell, bool)
+    return str(cell) if is_number else _text(cell, _CONTROL, "control")
 
 
 def _path(cell: Any) -> str:
-    if is_command(_text(cell)):
+    if isinstance(cell, str) and is_command(cell):
         raise ValueError(refused_command(cell))
     return path_or_command(cell)
 
 
 def path_or_command(cell: Any) -> str:
     """A cell of the column `path` where commands are allowed; a ValueError says what is wrong with it."""
-    if "\0" in _text(cell):
-        raise ValueError(f"has a NUL character: {shown(cell)}")
-    return _storable(cell)
+    return _text(cell, _NUL, "NUL")
 
 
-def _storable(cell: str) -> str:
+def _text(cell: Any, refused: re.Pattern[str], kind: str) -> str:
+    """A cell that is text, and can be stored. Some characters of a kind are refused."""
+    if not isinstance(cell, str):
+        raise ValueError(f"is not text: {shown(cell)}")
+    if not cell.isprintable() and refused.search(cell):
+        raise ValueError(f"has a {kind} character: {shown(cell)}")
     try:
         num_bytes = len(cell.encode())
     except UnicodeEncodeError:
@@ -212,13 +206,31 @@ def _plain_seconds(least: float, cells: Sequence[Any]) -> Sequence[Any] | None:
     return values if ((seconds >= least) & (seconds <= MOST_SECONDS)).all() else None
 
 
+# Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
+SPELLINGS = {
+    "id": ("id", "utt_id", "uttid", "utt", "utterance_id", "utterance", "audio_id", "segment_id", "key"),
+    "path": (
+        *("path", "wav", "wav_path", "audio", "audio_path", "audio_file", "audio_filepath"),
+        *("file", "file_path", "filepath", "file_name", "filename"),
+    ),
+    "start": ("start", "start_time", "begin", "begin_time", "offset"),
+    "duration": ("duration", "dur"),
+    "channel": ("channel",),
+}
+"""How manifests may spell each column that an `Utterance` has, in any case. A table with two spellings of one column is
+refused, unless one of them is exactly the column's own name, the key here: then the others are carried."""
+
+_COLUMN_OF = {spelling: column for column, spellings in SPELLINGS.items() for spelling in spellings}
+
+ENDS = {"end", "end_time"}
+"""Columns of seconds that stand for a duration where there is none: the duration is what is left after the start."""
+
+
 class Column(NamedTuple):
-    """A column that an `Utterance` has."""
+    """A column that an `Utterance` has: what its cells mean."""
 
     name: str
     """The name of the column, and of the utterance's attribute."""
-    spellings: tuple[str, ...]
-    """How manifests may spell the name, in any case."""
     parse: Callable[[Any], Any]
     """Gives the value of a cell that is not empty. Raises a ValueError that says what is wrong with it."""
     not_given: Any
@@ -229,42 +241,13 @@ class Column(NamedTuple):
     """Gives the values of some cells at once; None if `parse` has to look at each."""
 
 
-# Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
 COLUMNS = (
-    Column(
-        "id",
-        ("id", "utt_id", "uttid", "utt", "utterance_id", "utterance", "audio_id", "segment_id", "key"),
-        *(_id, "", GrowingStrings, _plain_texts),
-    ),
-    Column(
-        "path",
-        (
-            *("path", "wav", "wav_path", "audio", "audio_path", "audio_file", "audio_filepath"),
-            *("file", "file_path", "filepath", "file_name", "filename"),
-        ),
-        *(_path, "", GrowingStrings, _plain_texts),
-    ),
-    Column(
-        "start",
-        ("start", "start_time", "begin", "begin_time", "offset"),
-        *(seconds_of, math.nan, partial(array, "d"), partial(_plain_seconds, 0.0)),
-    ),
-    Column(
-        "duration",
-        ("duration", "dur"),
-        *(_duration, math.nan, partial(array, "d"), partial(_plain_seconds, math.ulp(0.0))),
-    ),
-    Column("channel", ("channel",), _channel, -1, partial(array, "i")),
+    Column("id", _id, "", GrowingStrings, _plain_texts),
+    Column("path", _path, "", GrowingStrings, _plain_texts),
+    Column("start", seconds_of, math.nan, partial(array, "d"), partial(_plain_seconds, 0.0)),
+    Column("duration", _duration, math.nan, partial(array, "d"), partial(_plain_seconds, math.ulp(0.0))),
+    Column("channel", _channel, -1, partial(array, "i")),
 )
-
-ENDS = {"end", "end_time"}
-"""Columns of seconds that stand for a duration where there is none: the duration is what is left after the start."""
-
-SPELLINGS = {column.name: column.spellings for column in COLUMNS}
-"""How each column may be spelled, in any case. A table with two spellings of one column is refused, unless one of them
-is exactly the column's own name, the key here: then the others are carried."""
-
-_COLUMN_OF = {spelling: column.name for column in COLUMNS for spelling in column.spellings}
 
 
 def meaning_of(name: str) -> str:

@@ -59,15 +59,11 @@ def usage(
 
     Args:
         cache: A cache of codes, or a corpus of them.
-        manifest: A manifest to whose utterances the counts are limited; by default all of the cache's count.
-        threads: The number of threads to read and count with.
-        report: A function that is called now and then with the number of frames that have been done since.
+        manifest, threads, report: As for `featcache.stats.moments`.
 
     Raises:
         StoreError: The cache holds no codes, no utterances, or a code beyond the size of its codebook.
-        ManifestError: The manifest cannot be read, or has faults.
-        MissingItemError: The manifest has utterances that the cache does not have; up to ten are listed.
-        DamagedError: A shard is damaged.
+        ManifestError, MissingItemError, DamagedError: As `moments` raises them.
     """
     spec, path = cache.spec, cache.version.path
     if not spec.codebook_sizes:

@@ -19,6 +19,7 @@ from featcache.errors import ConfigError
 from featcache.extractors.units import Codebook, Nearest
 from featcache.format.shard import dequantize_array
 from featcache.version.index import Index, open_index
+from featcache.version.join import by_shard
 from featcache.version.version import Version, library_versions
 
 FRAMES_PER_UNIT = 1000
@@ -102,17 +103,14 @@ def draw_frames(version: Version, index: Index, count: int, generator: np.random
     at = np.searchsorted(ends, chosen, side="right")  # the utterance of each frame, by its number in this order
     position = utterances[at]
     in_shard = index.first_frame[position] + chosen - (ends[at] - index.num_frames[position])
-    shard = index.shard[position]
     sample = np.empty((count, *version.info.spec.item_shape), np.float32)
-    for number in np.unique(shard).tolist():
-        rows = np.flatnonzero(shard == number)
-        rows = rows[np.argsort(in_shard[rows])]  # so that the shard is read from its beginning to its end
-        source = version.shard(index.shards[number])
-        frames = source.open_features().take(in_shard[rows])
+    for rows, shard, items in by_shard(version, index, position):
+        order = np.argsort(in_shard[rows])  # so that the shard is read from its beginning to its end
+        frames = shard.open_features().take(in_shard[rows[order]])
         if version.info.spec.is_quantized:
-            parameters = source.quantization[index.item[position[rows]]]
+            parameters = shard.quantization[items[order]]
             frames = dequantize_array(frames, parameters[:, 0], parameters[:, 1])
-        sample[rows] = frames
+        sample[rows[order]] = frames
     return sample
 
 

@@ -29,7 +29,7 @@ from featcache.errors import ArgumentError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
 from featcache.manifest import Manifest
-from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, select
+from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, pieces_by_shard, select
 from featcache.storage.base import open_store
 from featcache.storage.files import write_file
 
@@ -185,11 +185,9 @@ def moments(
         MissingItemError: The manifest has utterances that the cache does not have; up to ten are listed.
         DamagedError: A shard is damaged.
     """
-    spec = cache.spec
+    spec, path = cache.spec, cache.version.path
     if spec.codebook_sizes or np.dtype(spec.dtype).kind != "f":
-        raise StoreError(
-            f"{cache.version.path}: holds codes, {spec.dtype}: they have no mean; featcache.stats.usage counts them"
-        )
+        raise StoreError(f"{path}: holds codes, {spec.dtype}: they have no mean; featcache.stats.usage counts them")
     chosen = select(cache, manifest, by)
     shift = _shift(chosen)
     sums, squares = (ExactSums(len(chosen.names), len(shift)) for _ in range(2))
@@ -213,7 +211,7 @@ def moments(
         "group_variance": variance[1:],
     }
     return Stats(
-        version=cache.version.path.name,
+        version=path.name,
         fingerprint=cache.version.info.fingerprint,
         units=spec.units,
         frames=int(frames.sum()),
@@ -236,12 +234,10 @@ def _shift(chosen: Selection) -> Array:
     spec = chosen.parts[0].spec
     total, frames = np.zeros(math.prod(spec.item_shape)), 0
     for _, number, position in sorted(candidates, key=lambda one: one[:2])[:_SHIFT_UTTERANCES]:
-        index = chosen.parts[number].index
-        count = index.num_frames[[position]].clip(max=PIECE_FRAMES)
-        start, at = index.first_frame[[position]], np.array([position])
-        beginning = ShardPieces(int(index.shard[position]), start, count, at, np.zeros(1, np.int64))
-        total += _piece_sums(chosen.parts[number], beginning, np.zeros(len(total)))[0][0]
-        frames += int(count[0])
+        part = chosen.parts[number]
+        pieces = next(pieces_by_shard(part.index, np.array([position]), np.zeros(1, np.int64), len(total)))
+        total += _piece_sums(part, pieces, np.zeros(len(total)))[0][0]
+        frames += int(pieces.counts[0])
     return (total / frames).astype(spec.dtype).astype(np.float64)
 
 

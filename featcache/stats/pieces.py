@@ -117,18 +117,16 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
     Raises ArgumentError if a manifest or `by` is given for a corpus; ManifestError if the manifest cannot be read, has
     faults, or no such column, or the cache has the features of another row under an id; MissingItemError if the cache
     lacks utterances; StoreError if there are none."""
-    parts = [cache]
-    if isinstance(cache, Corpus):
-        if manifest is not None or by is not None:
-            raise ArgumentError(
-                "statistics of a corpus are of all its utterances: for a manifest, name one of its parts"
-            )
-        parts = [part for part in map(cache.part, cache.parts) if len(part)]
-    chosen = Selection(parts)
+    if isinstance(cache, Corpus) and (manifest is not None or by is not None):
+        raise ArgumentError("statistics of a corpus are of all its utterances: for a manifest, name one of its parts")
     if manifest is not None:
         chosen = _of_manifest(cache, manifest, by)
     elif by is not None:
         raise ManifestError(f"to group by {by!r} takes a manifest, whose column that is")
+    elif isinstance(cache, Corpus):
+        chosen = Selection([part for part in map(cache.part, cache.parts) if len(part)])
+    else:
+        chosen = Selection([cache])
     if not any(len(positions) for _, positions, _ in chosen):
         raise StoreError(f"{cache.version.path}: holds no utterances")
     return chosen

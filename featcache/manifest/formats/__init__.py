@@ -29,7 +29,7 @@ FORMATS = {
     "jsonl": Format(tables.read_jsonl),
     "parquet": Format(tables.read_parquet),
     "datasets": Format(folders.read_dataset, folders.is_dataset),
-    "nemo": Format(toolkits.read_nemo, toolkits.is_nemo),
+    "nemo": Format(toolkits.read_nemo, lambda source: "audio_filepath" in source.first_object),
     "lhotse": Format(lhotse.read_lhotse, lhotse.is_lhotse),
     "speechbrain": Format(toolkits.read_speechbrain, toolkits.is_speechbrain),
     "fairseq": Format(toolkits.read_fairseq, toolkits.fairseq_fits),

@@ -64,7 +64,7 @@ def _walk(top: os.PathLike[str]) -> Iterator[str]:
                 if entry.name[0] == ".":
                     continue
                 path = f"{folder}{entry.name}"
-                if os.path.splitext(entry.name)[1].lower() in AUDIO_SUFFIXES:
+                if entry.name.lower().endswith(AUDIO_SUFFIXES):
                     yield path
                 elif entry.is_dir():
                     status = entry.stat()
@@ -84,9 +84,8 @@ def read_audiofolder(source: Source) -> Iterator[Batch]:
     found = _metadata(source)
     folders = [os.path.dirname(path) for path in found]
     if not found or len(set(folders)) < len(folders):
-        raise ManifestError(
-            f"one of {listing(_METADATA)} is expected in a folder, and there is {listing(found) or 'none'}"
-        )
+        there = listing(found) or "none"
+        raise ManifestError(f"one of {listing(_METADATA)} is expected in a folder, and there is {there}")
     source.renamed = partial(names_of_whole_files, "file_name")
     for path, folder in zip(found, folders, strict=True):
         for places, cells in _read_metadata(source, path):

@@ -25,9 +25,9 @@ import numpy as np
 from featcache.errors import ManifestError, counted
 from featcache.strings import Strings
 
-AUDIO_SUFFIXES = frozenset(
-    {".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".sph", ".aif", ".aiff", ".au", ".caf", ".w64"}
-    | {".m4a", ".aac", ".amr", ".webm", ".wma", ".mp4", ".ac3", ".eac3", ".avi", ".ts"}
+AUDIO_SUFFIXES = (
+    *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".sph", ".aif", ".aiff", ".au", ".caf", ".w64"),
+    *(".m4a", ".aac", ".amr", ".webm", ".wma", ".mp4", ".ac3", ".eac3", ".avi", ".ts"),
 )
 """How the names of audio files end: a folder's files with these are its utterances."""
 
@@ -405,8 +405,5 @@ def batched(
 
 
 def names_audio(text: str) -> bool:
-    """Whether a cell ends as the name of an audio file does."""
-    return _AUDIO.search(text) is not None
-
-
-_AUDIO = re.compile(rf"({'|'.join(re.escape(suffix) for suffix in AUDIO_SUFFIXES)})\s*\|?$", re.IGNORECASE)
+    """Whether a cell ends as the name of an audio file does, or as that and a bar."""
+    return text.rstrip().removesuffix("|").rstrip().lower().endswith(AUDIO_SUFFIXES)

@@ -317,9 +317,7 @@ def _table(
     structs = [field for field in schema if pyarrow().types.is_struct(field.type)]
     audio = [field.name for field in structs if {"bytes", "path"} <= {part.name for part in field.type}]
     names = [field.name for field in schema if not _holds_bytes(field.type)]
-    return Table(
-        names, lambda columns: _numbered(read([*columns])), audio, lambda column: _checked(dict, outside(column))
-    )
+    return Table(names, lambda columns: _numbered(read([*columns])), audio, lambda name: _checked(dict, outside(name)))
 
 
 def _paths_outside(file: Any, audio: str) -> Iterator[tuple[int, Any]]:
@@ -358,10 +356,8 @@ def _without_bytes(batches: Iterable[Any], row: int = 0) -> Iterator[tuple[int, 
         fields = dict(zip([field.name for field in audio.type], audio.flatten(), strict=True))
         lacking = fields["bytes"].is_null().to_pylist() if "bytes" in fields else [True] * batch.num_rows
         if any(lacking):
-            paths = zip(lacking, fields["path"].to_pylist(), strict=True)
-            yield from (
-                (row + number, path) for number, (lacks, path) in enumerate(paths) if lacks and path is not None
-            )
+            paths = enumerate(zip(lacking, fields["path"].to_pylist(), strict=True), row)
+            yield from ((at, path) for at, (lacks, path) in paths if lacks and path is not None)
         row += batch.num_rows
 
 

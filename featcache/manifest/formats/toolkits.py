@@ -27,18 +27,13 @@ from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?")
 
 
-def is_nemo(source: Source) -> bool:
-    """Whether the first line is an object with `audio_filepath`."""
-    return "audio_filepath" in source.first_object
-
-
 def read_nemo(source: Source) -> Iterator[Batch]:
     """JSON lines as NeMo has them: without the rows that are to be skipped, and with the tars of members."""
     skipped = 0
-    is_tarred: bool | None = None
 
     def kept() -> Rows:
-        nonlocal skipped, is_tarred
+        nonlocal skipped
+        is_tarred: bool | None = None
         for place, row in json_rows(source.stream, source.faults):
             if row.pop("_skipme", False):
                 skipped += 1
