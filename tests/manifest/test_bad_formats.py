@@ -162,6 +162,9 @@ def test_placeholders_without_values_and_samples_in_place_of_seconds(written):
     assert faults_of(written(text), values={"sample_rate": "16000"}) == [
         "line 3: start and stop are no whole numbers of samples: give start and duration in seconds: '0.5', '1.5'"
     ]
+    huge = written(json.dumps({"a": {"wav": {"file": "x.wav", "start": 0, "stop": 10**400}}}), "huge.json")
+    (fault,) = faults_of(huge, values={"sample_rate": "16000"})
+    assert fault.startswith("line 1: start and stop are no whole numbers of samples")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -146,19 +147,14 @@ def _in_seconds(source: Source, places: Sequence[int], cells: dict[str, Sequence
 def _part_in_seconds(rate: int, first_cell: Any, stop_cell: Any) -> tuple[float | None, float | None]:
     """The start and the duration of a part, or a ValueError."""
     try:
-        first, stop = (_whole(cell) for cell in (first_cell or 0, stop_cell or first_cell or 0))
-    except (TypeError, ValueError):
+        first, stop = map(float, (first_cell or 0, stop_cell or first_cell or 0))
+    except (TypeError, ValueError, OverflowError):
+        first = stop = math.nan
+    if not (first.is_integer() and stop.is_integer()):
         what = "start and stop are no whole numbers of samples: give start and duration in seconds"
-        raise ValueError(f"{what}: {shown(first_cell)}, {shown(stop_cell)}") from None
+        raise ValueError(f"{what}: {shown(first_cell)}, {shown(stop_cell)}")
     start = None if first_cell is None or first_cell == "" else first / rate
     return start, (stop - first) / rate if stop != first else None  # as `read_audio` has it: to the end
-
-
-def _whole(cell: Any) -> int:
-    value = float(cell)
-    if not value.is_integer():
-        raise ValueError(f"{value} is not a whole number")
-    return int(value)
 
 
 def _filled(source: Source, pattern: re.Pattern[str], name: str, places: Any, cells: Any) -> Sequence[Any]:
