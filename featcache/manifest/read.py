@@ -262,11 +262,10 @@ def manifest_of(
         )
     given_root = os.fspath(root or os.curdir)
     reading = Source(f"<{type(table).__name__}>", audio=audio, carry=carry, given_root=given_root)
-    base = reading.faults.file("", "row")
     if is_list:
-        batches = tables.json_batches(_objects(table, reading.faults, base), reading)
+        batches = tables.json_batches(_objects(table, reading.faults), reading)
     else:
-        batches = tables.parquet_batches(_by_columns(table), reading, base)
+        batches = tables.parquet_batches(_by_columns(table), reading)
     return checked_manifest(reading, *gather(batches, reading), "table")
 
 
@@ -294,9 +293,9 @@ def _names(table: Any) -> list[Any] | None:
     return None if names is None or callable(names) else [*names]
 
 
-def _objects(rows: Sequence[Any], faults: Faults, base: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(rows: Sequence[Any], faults: Faults) -> tables.Rows:
     """The rows that are dictionaries, each with its place; the others are faults."""
-    for place, row in enumerate(rows, base + 1):
+    for place, row in enumerate(rows, faults.file("", "row") + 1):
         if isinstance(row, Mapping):
             yield place, {str(name): _plain(cell) for name, cell in row.items()}
         else:

@@ -36,11 +36,8 @@ class Usage:
     @property
     def entropy(self) -> list[float]:
         """The entropy of each codebook in bits: what an ideal compression of single codes needs for each of them."""
-        found = []
-        for counts in self.counts:
-            shares = counts[counts > 0] / self.frames
-            found.append(float(-(shares * np.log2(shares)).sum()) + 0.0)
-        return found
+        shares = (counts[counts > 0] / self.frames for counts in self.counts)
+        return [float(-(some * np.log2(some)).sum()) + 0.0 for some in shares]
 
     @property
     def perplexity(self) -> list[float]:

@@ -96,14 +96,13 @@ def read_audiofolder(source: Source) -> Iterator[Batch]:
 
 def _read_metadata(source: Source, path: str) -> Iterator[Batch]:
     faults = source.faults
-    base = faults.file(path, "row" if path.endswith(".parquet") else "line")
     with opened(source.path / path) as stream:
         if path.endswith(".parquet"):
-            batches = parquet_batches(parquet_table(stream), source, base)
+            batches = parquet_batches(parquet_table(stream), source, path)
         elif path.endswith(".csv"):
-            batches = table_batches(csv_rows(stream, faults, base), source)
+            batches = table_batches(csv_rows(stream, faults, faults.file(path)), source)
         else:
-            batches = json_batches(json_rows(stream, faults, base), source)
+            batches = json_batches(json_rows(stream, faults, faults.file(path)), source)
         yield from (batch for batch in batches if "path" in batch[1])
 
 
@@ -141,17 +140,15 @@ def read_dataset(source: Source) -> Iterator[Batch]:
     if not source.is_folder:
         if source.path.suffix != ".parquet":  # its audio is read from it later, by a path that says what it is
             raise ManifestError("is Parquet with audio inside: name it with .parquet at its end, as a file")
-        table = _with_places(parquet_table(source.stream), source.path.name, source)
-        yield from parquet_batches(table, source, source.faults.file("", "row"))
+        yield from parquet_batches(_with_places(parquet_table(source.stream), source.path.name, source), source)
         return
     files = _saved(source) if _is_saved(source) else _parquet_below(source)
     if not files:
         raise ManifestError("there are no tables of a dataset in it")
     for file in files:
-        base = source.faults.file(file, "row")
         with opened(source.path / file) as stream:
             table = parquet_table(stream) if file.endswith(".parquet") else arrow_table(stream)
-            yield from parquet_batches(_with_places(table, file, source), source, base)
+            yield from parquet_batches(_with_places(table, file, source), source, file)
 
 
 def _is_saved(folder: Source) -> bool:

@@ -172,9 +172,7 @@ def _fields(
     first = base + 1
     for text in texts_of(stream, faults, base):
         # If so, all white space in it are line ends and spaces between fields.
-        is_plain = (
-            text.isascii() and text.replace("\n", "").isprintable() and " \n" not in text and not text.endswith(" ")
-        )
+        is_plain = text.isascii() and text.replace("\n", "").isprintable() and " \n" not in f"{text}\n"
         lines = text.split("\n")
         for begin in range(0, len(lines), ROWS_PER_BATCH):
             batch = lines[begin : begin + ROWS_PER_BATCH]

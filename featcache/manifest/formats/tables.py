@@ -80,7 +80,7 @@ def read_jsonl(source: Source) -> Iterator[Batch]:
 
 def read_parquet(source: Source) -> Iterator[Batch]:
     """Parquet; a ManifestError if it is damaged."""
-    return parquet_batches(parquet_table(source.stream), source, source.faults.file("", "row"))
+    return parquet_batches(parquet_table(source.stream), source)
 
 
 def csv_rows(stream: BinaryIO, faults: Faults, base: int = 0, **dialect: Any) -> Rows:
@@ -216,8 +216,9 @@ def json_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
         yield lines, {name: [row.get(name, "") for row in meant] for name in names}
 
 
-def parquet_batches(table: Table, reading: Source, base: int = 0) -> Iterator[Batch]:
-    """The rows of a table that is read by its columns; `base` is the place of its row 0."""
+def parquet_batches(table: Table, reading: Source, file: str = "") -> Iterator[Batch]:
+    """The rows of a table that is read by its columns: of one of several files, or the only one, without a name."""
+    base = reading.faults.file(file, "row")
     names = dict(zip(table.names, _meanings_of_header(table.names, base, reading), strict=True))
     needed = {*SPELLINGS, *ENDS}
     wanted = {name: meaning for name, meaning in names.items() if reading.carry or meaning.strip().lower() in needed}
