@@ -191,10 +191,9 @@ class Version:
             data = seal_group(msgspec.to_builtins(info), path)
             read_info(data, path)
         except (ValueError, DamagedError) as error:
-            side = listing(f"{one.name!r} of {one.dtype} {[*one.item_shape]}" for one in info.spec.side) or "none"
-            raise ExtractorError(
-                f"config {info.name}: features that cannot be stored: {error}; their side arrays are {side}"
-            ) from error
+            side = listing(f"{one.name!r} of {one.dtype} {[*one.item_shape]}" for one in info.spec.side)
+            what = f"{error} (side arrays: {side})" if side else error
+            raise ExtractorError(f"config {info.name}: features that cannot be stored: {what}") from error
         store = open_store(path)
         for key, content in ((MARK, data), (f"shards/{MARK}", PLAIN_GROUP)):
             if not store.exists(key):

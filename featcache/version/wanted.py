@@ -129,8 +129,8 @@ def read_wanted(version: Version, name: str, complete: Mapping[str, int] = Mappi
     line, _, _ = line.partition(b"\n")
     header, begin = parse(line, _Header, where), len(line) + 1
     is_complete = complete.get(name) == header.crc32c
-    is_whole = file.num_bytes == begin + header.rows * _ROW_BYTES and name_of(header.manifest) == name
-    if is_whole:  # memory is asked for by what there is
+    # Memory is asked for by what there is.
+    if file.num_bytes == begin + header.rows * _ROW_BYTES and name_of(header.manifest) == name:
         wanted = Wanted(header.manifest, np.empty((3, 0 if is_complete else header.rows), "<u8"), {*header.instead_of})
         file.read_into(as_bytes(wanted.rows), begin)
         if is_complete or wanted.checksum == header.crc32c:
@@ -154,16 +154,19 @@ def read_all_wanted(
 
 def damaged_wanted(version: Version) -> list[str]:
     """The names of the wanted sets that are damaged, also at a second look: a disk may refuse once."""
-    names = version.store.names("wanted")
+    damaged = version.store.names("wanted")
     for _ in range(2):
-        looked_at, names = names, list[str]()
-        for name in looked_at:
-            try:
-                with suppress(FileNotFoundError):  # a run has taken it away since
-                    read_wanted(version, name)
-            except DamagedError:
-                names.append(name)
-    return names
+        damaged = [name for name in damaged if _is_damaged(version, name)]
+    return damaged
+
+
+def _is_damaged(version: Version, name: str) -> bool:
+    try:
+        with suppress(FileNotFoundError):  # a run has taken it away since
+            read_wanted(version, name)
+    except DamagedError:
+        return True
+    return False
 
 
 @dataclass(frozen=True)
