@@ -162,7 +162,7 @@ def verify(
         is_second_look = lacking
     if sources is None or index is None:
         return result
-    sound = [name for name in names if not checked[name].problems]
+    sound = {name for name in names if not checked[name].problems}
     faulty, source_notes = check_sources(version, index, sound, sources, threads, report, stop.is_set)
     for (file, fault), ids in faulty.items():  # which is in no shard, so none is damaged
         more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
