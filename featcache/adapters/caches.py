@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,10 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
 
 
 def records_of(columns: Mapping[str, Strings | NDArray[Any]], count: int) -> Iterator[dict[str, Any]]:
-    """The rows of some columns, with Python objects as values."""
-    rows = zip(*map(objects_of, columns.values()), strict=True) if columns else repeat((), count)
+    """The rows of some columns, with Python objects as values, which are made one after the other."""
+    values = [each if isinstance(each, Strings) else np.ascontiguousarray(each).data for each in columns.values()]
+    rows = zip(*values, strict=True) if columns else repeat((), count)
     return (dict(zip(columns, row, strict=True)) for row in rows)
-
-
-def objects_of(column: Strings | NDArray[Any]) -> Iterable[Any]:
-    """The values of a column as Python objects, which are made one after the other."""
-    return column if isinstance(column, Strings) else np.ascontiguousarray(column).data
 
 
 def remember(cache: Cache) -> str:

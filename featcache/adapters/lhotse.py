@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import cache_of, missing_toolkit, objects_of, records_of, remember, whole_dataset
+from featcache.adapters.caches import cache_of, missing_toolkit, records_of, remember, whole_dataset
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
@@ -113,12 +113,12 @@ class _Cuts:
     def __iter__(self) -> Iterator[MonoCut]:
         dataset, copies = self._dataset, copies_of(self._cache.config)
         others = {name: cache.lengths[cache.find(dataset.ids)] for name, cache in self._others.items()}
-        numbers = map(objects_of, (dataset.lengths, copies.speeds[copies.numbers(flat(dataset.ids))]))
-        records = (records_of(columns, len(dataset)) for columns in (dataset.columns, others))
-        for id_, num_frames, speed, columns, counts in zip(dataset.ids, *numbers, *records, strict=True):
-            yield self._cut(id_, num_frames, speed, columns, counts)
+        numbers = {"num_frames": dataset.lengths, "speed": copies.speeds[copies.numbers(flat(dataset.ids))]}
+        records = (records_of(columns, len(dataset)) for columns in (numbers, dataset.columns, others))
+        for id_, of_cut, columns, counts in zip(dataset.ids, *records, strict=True):
+            yield self._cut(id_, columns, counts, **of_cut)
 
-    def _cut(self, id_: str, num_frames: int, speed: float, columns: dict[str, Any], counts: dict[str, int]) -> MonoCut:
+    def _cut(self, id_: str, columns: dict[str, Any], counts: dict[str, int], num_frames: int, speed: float) -> MonoCut:
         spec = self._cache.spec
         duration = num_frames * self._hop / spec.sample_rate
         columns = {name: value for name, value in columns.items() if value == value}  # NaN is no value

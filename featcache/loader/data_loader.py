@@ -24,7 +24,7 @@ from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
 from featcache.loader.cache import Buffers
 from featcache.loader.dataset import FeatureDataset, FrameRanges
 from featcache.loader.display import Batch
-from featcache.loader.remote_shards import ShardsAhead, asks_store, fetches
+from featcache.loader.remote_shards import ShardsAhead, remote_copies
 from featcache.loader.sampler import Batching, BucketBatchSampler
 from featcache.loader.utterances import DatasetVersion, by_version
 from featcache.quantize import dequantize
@@ -109,7 +109,7 @@ class DataLoader:
             self.device = parse_device(device)
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
-        asks = asks_store(self.dataset)
+        asks = any(not copies.places for copies in remote_copies(self.dataset))
         default = _PREFETCH_ASKED if asks else _PREFETCH
         self.prefetch = default if prefetch is None else require_int("prefetch", prefetch, 1, 1 << 20)
         self._dtypes = _dtypes(self.dataset, dtype)
@@ -194,8 +194,8 @@ class DataLoader:
         ahead: deque[Future[list[Any]]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
         counted = _counted(batches, progress)
-        has_windows = getattr(batches, "has_windows", False)
-        shards = ShardsAhead(self.dataset) if has_windows and fetches(self.dataset) else None
+        are_fetched = any(copies.places for copies in remote_copies(self.dataset))
+        shards = ShardsAhead(self.dataset) if are_fetched and getattr(batches, "has_windows", False) else None
         given = zip(counted, repeat(nullcontext())) if shards is None else shards.windows(counted, batches)
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
 

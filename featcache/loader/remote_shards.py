@@ -154,14 +154,10 @@ class ObjectShards(Shards):
         return [copy.features[first : first + count] for first, count in ranges]
 
 
-def fetches(dataset: FeatureDataset) -> bool:
-    """Whether shards are copied from an object store before they are read."""
-    return any(shards.copies.places for _, shards in _remote(dataset))
-
-
-def asks_store(dataset: FeatureDataset) -> bool:
-    """Whether batches ask an object store for their own bytes, since no shards are copied."""
-    return any(not shards.copies.places for _, shards in _remote(dataset))
+def remote_copies(dataset: FeatureDataset) -> list[LocalCopies]:
+    """The copies of the versions that are in an object store; of those without places, batches ask the store for their
+    own bytes."""
+    return [shards.copies for _, shards in _remote(dataset)]
 
 
 def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
