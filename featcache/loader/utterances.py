@@ -206,18 +206,6 @@ def by_version(
     return dict(value)
 
 
-def _labels_by_column(classes: Classes) -> dict[str, Sequence[str] | None]:
-    """The columns of labels that a dataset numbers, each with the labels that there may be, if they are given. Raises
-    ArgumentError if they are not given by name."""
-    if isinstance(classes, str):
-        return {classes: None}
-    if isinstance(classes, Mapping):
-        return dict(classes)
-    if not (isinstance(classes, Collection) and all(isinstance(name, str) for name in classes)):
-        raise ArgumentError(f"classes is {classes!r}: give the name of a column, or labels by column")
-    return dict.fromkeys(classes)
-
-
 def find_utterances(
     versions: Sequence[DatasetVersion],
     manifest: Any,
@@ -234,8 +222,9 @@ def find_utterances(
 
     The copies of an utterance are next to each other, each with the columns of its row. The arguments are those of
     `FeatureDataset`, which lists the errors."""
-    labels = _labels_by_column(classes)
-    _check(where, columns, on_changed)
+    _check(where, columns, classes, on_changed)
+    names = [classes] if isinstance(classes, str) else classes
+    labels: Mapping[str, Sequence[str] | None] = classes if isinstance(classes, Mapping) else dict.fromkeys(names)
     types: Types = {**(columns if isinstance(columns, Mapping) else {}), **dict.fromkeys(labels, str)}
     caches = [version.cache for version in versions]
 
@@ -267,8 +256,11 @@ def find_utterances(
     return utterances.with_classes(labels).without_missing(skip_missing)
 
 
-def _check(where: object, columns: object, on_changed: object) -> None:
+def _check(where: object, columns: object, classes: object, on_changed: object) -> None:
     """Refuse, by an ArgumentError, arguments of `find_utterances` that are of other types."""
+    is_named = isinstance(classes, Collection) and all(isinstance(name, str) for name in classes)
+    if not (is_named or isinstance(classes, Mapping)):
+        raise ArgumentError(f"classes is {classes!r}: give the name of a column, or labels by column")
     if where is not None and not (isinstance(where, Mapping) or callable(where)):
         raise ArgumentError(
             f'where is {where!r}: give values of columns, such as {{"split": "train"}}, or a function of a row'
