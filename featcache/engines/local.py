@@ -209,9 +209,8 @@ class _Workers:
         batches = self._taken - self._delivery.appended
         if batches < self._device.workers + 2:
             return False
-        return (
-            batches >= self._most_ahead or self._taken_seconds - self._delivery.appended_seconds >= self._ahead_seconds
-        )
+        seconds = self._taken_seconds - self._delivery.appended_seconds
+        return batches >= self._most_ahead or seconds >= self._ahead_seconds
 
     def _rows_to_compute(self) -> list[Row] | None:
         """Rows that fill a batch; or fewer, if no others will join them, or if everything waits for them."""

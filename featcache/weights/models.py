@@ -34,9 +34,7 @@ _ONE_OF_SEVERAL = re.compile(r"-\d+-of-(?!0*1\.)\d+\.")
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 """The files that may say how a model wants its waveforms prepared."""
 
-_IRRELEVANT_KEYS = frozenset(
-    {"_name_or_path", "_commit_hash", "transformers_version", "architectures", "dtype", "torch_dtype"}
-)
+_IRRELEVANT_KEYS = {"_name_or_path", "_commit_hash", "transformers_version", "architectures", "dtype", "torch_dtype"}
 """Keys of a model's JSON files that say who wrote it, and decide no values. The dtype is one of them: models always run
 from float32, and the dtype of the stored tensors is hashed with the tensors."""
 
@@ -218,9 +216,8 @@ def _read_torch(file: Path) -> dict[str, torch.Tensor]:
     except PermissionError:
         raise
     except Exception as error:  # on a garbled pickle, torch raises whatever its parser meets
-        raise weights_error(
-            file, "damaged, or holds more than tensors, which is never unpickled: save it as safetensors"
-        ) from error
+        what = "damaged, or holds more than tensors, which is never unpickled: save it as safetensors"
+        raise weights_error(file, what) from error
     if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
         raise weights_error(file, "expected tensors by name (a state dict), and nothing else in the file")
     return loaded
@@ -319,38 +316,33 @@ def fold_weight_norm(model: nn.Module) -> None:
 
 def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
     """The config and the class to build; for an auto class, the class that config.json names."""
-    raw = read_json(located, "config.json")
+    folder, raw = located.folder, read_json(located, "config.json")
     if not raw:
-        raise weights_error(located.folder, "holds no config.json, which says what the model is")
+        raise weights_error(folder, "holds no config.json, which says what the model is")
     own_code = raw.get("auto_map") or {}
     if own_code and not remote_code_is_allowed():
-        raise weights_error(
-            located.folder, "the model comes with its own Python code: if you trust it, --trust-remote-code runs it"
-        )
+        what = "the model comes with its own Python code: if you trust it, --trust-remote-code runs it"
+        raise weights_error(folder, what)
     if elsewhere := [name for name in own_code.values() if "--" in str(name)]:
-        raise weights_error(
-            located.folder, f"the model's code is in another repository, which is not pinned: {elsewhere[0]}"
-        )
+        raise weights_error(folder, f"the model's code is in another repository, which is not pinned: {elsewhere[0]}")
     try:
         if not hasattr(model_class, "_model_mapping"):  # not an auto class
             expected, found = model_class.config_class.model_type, raw.get("model_type", "")
             if found != expected:
                 what = f"holds a model of type {found!r}" if found else "config.json names no model_type"
-                raise weights_error(located.folder, f"{what}, not {expected!r}")
-            return model_class.config_class.from_pretrained(located.folder, local_files_only=True), model_class
+                raise weights_error(folder, f"{what}, not {expected!r}")
+            return model_class.config_class.from_pretrained(folder, local_files_only=True), model_class
         from transformers import AutoConfig
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-        config = AutoConfig.from_pretrained(
-            located.folder, local_files_only=True, trust_remote_code=remote_code_is_allowed()
-        )
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=remote_code_is_allowed())
         if reference := own_code.get(model_class.__name__):
-            return config, get_class_from_dynamic_module(reference, located.folder, local_files_only=True)
+            return config, get_class_from_dynamic_module(reference, folder, local_files_only=True)
         return config, model_class._model_mapping[type(config)]
     except ConfigError:
         raise
     except Exception as error:  # config classes check their values, each in its own way
-        raise weights_error(located.folder / "config.json", first_line(error)) from error
+        raise weights_error(folder / "config.json", first_line(error)) from error
 
 
 def _require_complete(info: dict[str, Any], located: Located, model_class: Any) -> None:
