@@ -199,12 +199,11 @@ class Device:
 
     def is_lost(self) -> bool:
         """Whether this process can no longer use the device: some CUDA errors stay until the process ends."""
-        if not self.is_cuda:
-            return False
-        try:
-            torch.cuda.synchronize(self.torch_device)
-        except RuntimeError:
-            return True
+        if self.is_cuda:
+            try:
+                torch.cuda.synchronize(self.torch_device)
+            except RuntimeError:
+                return True
         return False
 
     @contextmanager
@@ -249,17 +248,16 @@ class Device:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Waveforms `[n]` as float32 `[rows, padded_length]` on the device, padded with zeros and filled up with copies
         of the first, and their lengths, int64 `[rows]`."""
-        lengths = [len(waveform) for waveform in waveforms] + [len(waveforms[0])] * (rows - len(waveforms))
+        filled_up = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
         if self.is_cuda:
             staging = self._pinned("up", rows * padded_length, torch.float32).view(rows, padded_length)
         else:
             staging = torch.empty(rows, padded_length)
-        filled = staging.numpy()
-        for row, length in enumerate(lengths):
-            filled[row, :length] = waveforms[row if row < len(waveforms) else 0]
-            filled[row, length:] = 0
+        for row, waveform in zip(staging.numpy(), filled_up, strict=True):
+            row[: len(waveform)] = waveform
+            row[len(waveform) :] = 0
         padded = self._sent(staging) if self.is_cuda else staging
-        return padded, torch.tensor(lengths, device=self.torch_device)
+        return padded, torch.tensor([len(waveform) for waveform in filled_up], device=self.torch_device)
 
     def download(self, features: torch.Tensor) -> NDArray[np.generic]:
         """A contiguous tensor as a numpy array; on a GPU it is a copy, made after all work of the slot's stream."""
@@ -305,15 +303,12 @@ def _has_virtual_memory() -> bool:
 def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:
     """The cores of the NUMA node that a PCI device is attached to, by `/sys`; empty if that is not known. The address
     is domain, bus, device and function, as `0000:3b:00.0`."""
-    try:
-        node = int((system / "bus/pci/devices" / pci_address / "numa_node").read_text())
-        if node < 0:
-            return set()
+    with suppress(OSError, ValueError):
+        node = int((system / "bus/pci/devices" / pci_address / "numa_node").read_text())  # -1 if there is none
         listed = (system / f"devices/system/node/node{node}/cpulist").read_text().strip()
         ranges = [[int(end) for end in part.split("-")] for part in listed.split(",") if part]
-    except (OSError, ValueError):
-        return set()
-    return {core for ends in ranges for core in range(ends[0], ends[-1] + 1)}
+        return {core for ends in ranges for core in range(ends[0], ends[-1] + 1)}
+    return set()
 
 
 class Tf32(NamedTuple):

@@ -158,7 +158,7 @@ class Delivery:
     def take(self) -> Batch | None:
         """The next batch, if it is complete and none is being appended; the caller holds `state`, and then appends it.
         After one that could not be written, there is none."""
-        batch = self._complete.pop(self.appended, None)
+        batch = self._complete.pop(self.appended, None)  # its number stays the next one until it is appended
         if batch is not None:
             self._progress.waiting_seconds -= batch.waiting_seconds
         return batch

@@ -393,11 +393,10 @@ class _Dispatch:
             self._bury(task, how)
         self._tell(End(interrupted=self._control.stop.is_set()))
         limit = monotonic() + _SECONDS_TO_END
-        waited_for = {number for number, worker in enumerate(self._workers) if worker.runs}
-        while waited_for and monotonic() < limit:
+        while any(worker.runs for worker in self._workers) and monotonic() < limit:
             for number, event in self._team.wait(_POLL_SECONDS):
                 match event:
                     case Ended() | Died():
-                        waited_for.discard(number)
+                        self._workers[number].runs = ()
                     case Exception():
                         raise event

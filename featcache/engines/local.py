@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from functools import partial
 from itertools import count, groupby, islice
@@ -31,7 +31,6 @@ from featcache.extraction.from_audio import batches
 from featcache.extraction.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
 from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
 from featcache.extraction.tasks import ShardTask
-from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import Command, CopiedSource
 from featcache.version.in_flight import InFlight
 
@@ -190,8 +189,9 @@ class _Workers:
                     if may_compute and (rows := self._rows_to_compute()) is not None:
                         self._computing += 1
                         return partial(self._compute, rows)
-                    has_rows = self._row_workers > 0 and self._queue.full_seconds >= _FULL_SECONDS
-                    if may_take and not (self._is_taking or self._is_exhausted or self._is_far_ahead or has_rows):
+                    has_many_rows = self._row_workers > 0 and self._queue.full_seconds >= _FULL_SECONDS
+                    is_enough = self._is_taking or self._is_exhausted or self._is_far_ahead or has_many_rows
+                    if may_take and not is_enough:
                         self._is_taking = True
                         return self._take
                     is_busy = self._is_taking or self._decoding or self._computing  # which may give rows
@@ -275,16 +275,17 @@ class _Workers:
         self._delivery.tell()
 
     def _cut(self, tasks: Iterator[ShardTask]) -> Iterator[Batch]:
-        """Open the shards that tasks make, and cut the tasks into batches."""
-        numbers = count()
+        """Open the shards that tasks make, and cut the tasks into batches. Each suspect is a batch of its own."""
+        suspects, numbers = self._group.suspects.ids, count()
         for task in tasks:
             shard = OpenShard(task, self._group.jobs, self._control.leaves_unread)
-            cut = batches(task.utterances, task.seconds, self._device.batch_seconds)
             lengths, left = iter(task.seconds), len(task.utterances)
-            for utterances, is_suspect in _with_suspects_alone(cut, self._group.suspects.ids):
-                left -= len(utterances)
-                seconds = sum(islice(lengths, len(utterances)))
-                yield Batch(next(numbers), shard, utterances, seconds, not left, is_suspect)
+            for cut in batches(task.utterances, task.seconds, self._device.batch_seconds):
+                for suspect, group in groupby(cut, key=lambda utterance: suspects & {utterance.id}):
+                    utterances = list(group)
+                    left -= len(utterances)
+                    seconds = sum(islice(lengths, len(utterances)))
+                    yield Batch(next(numbers), shard, utterances, seconds, not left, bool(suspect))
 
 
 def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batch]:
@@ -298,15 +299,3 @@ def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batc
         while ahead and not (has_files and downloads.is_room):
             yield ahead.popleft()
     yield from ahead
-
-
-def _with_suspects_alone(
-    batches: Iterable[Sequence[Utterance]], suspects: Set[str]
-) -> Iterator[tuple[Sequence[Utterance], bool]]:
-    """The same batches, except that each suspect is a batch of its own; and for each, whether it is a suspect."""
-    for batch in batches:
-        for is_suspect, group in groupby(batch, key=lambda utterance: utterance.id in suspects):
-            if is_suspect:
-                yield from (([utterance], True) for utterance in group)
-            else:
-                yield list(group), False

@@ -103,9 +103,7 @@ def read_preprocessing(located: Located) -> dict[str, Any]:
     """How the model wants its waveforms prepared; {} if the folder does not say. preprocessor_config.json says it.
     transformers 5 writes processor_config.json instead if the model is saved with a tokenizer; then the settings are in
     its part `feature_extractor`."""
-    found = read_json(located, PREPROCESSING[0])
-    if not found:
-        found = read_json(located, PREPROCESSING[1]).get("feature_extractor", {})
+    found = read_json(located, PREPROCESSING[0]) or read_json(located, PREPROCESSING[1]).get("feature_extractor")
     return found if isinstance(found, dict) else {}
 
 
@@ -190,8 +188,7 @@ def digest(located: Located) -> str:
         for path in code:
             sha256.update(_canonical([path.name, hashlib.sha256(path.read_bytes()).hexdigest()]))
         tensors = {_modern_name(name): tensor for name, tensor in state_dict(located).items()}
-        for name in sorted(tensors):
-            tensor = tensors[name]
+        for name, tensor in sorted(tensors.items()):
             sha256.update(_canonical([name, str(tensor.dtype), list(tensor.shape)]))
             sha256.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         _digests[key] = sha256.hexdigest()

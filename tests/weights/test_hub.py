@@ -219,12 +219,13 @@ def test_what_a_hub_refuses_is_said_in_one_line(fetch, hub, home, answers, code,
 def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
     """While files are listed, the same error means that the hub's answer was no list of files."""
     model, error = HubModel("org/name", hub.commit, hub.address, home), TypeError("not a mapping")
-    for is_listing, kind, message in (
-        (True, ConfigError, "does not answer as a hub does (not a mapping)"),
-        (False, TypeError, "not a mapping"),
+    with (
+        pytest.raises(ConfigError, match=r"as a hub does \(not a mapping\)"),
+        errors_in_one_line(model, is_listing=True),
     ):
-        with pytest.raises(kind, match=re.escape(message)), errors_in_one_line(model, is_listing):
-            raise error
+        raise error
+    with pytest.raises(TypeError, match="^not a mapping$"), errors_in_one_line(model, is_listing=False):
+        raise error
 
 
 def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, config, hub):
