@@ -219,12 +219,10 @@ def test_what_a_hub_refuses_is_said_in_one_line(fetch, hub, home, answers, code,
 def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
     """While files are listed, the same error means that the hub's answer was no list of files."""
     model, error = HubModel("org/name", hub.commit, hub.address, home), TypeError("not a mapping")
-    with (
-        pytest.raises(ConfigError, match=r"as a hub does \(not a mapping\)"),
-        errors_in_one_line(model, is_listing=True),
-    ):
+    words = r"does not answer as a hub does \(not a mapping\)"
+    with pytest.raises(ConfigError, match=words), errors_in_one_line(model, is_listing=True):
         raise error
-    with pytest.raises(TypeError, match="^not a mapping$"), errors_in_one_line(model, is_listing=False):
+    with pytest.raises(TypeError, match=r"^not a mapping$"), errors_in_one_line(model, is_listing=False):
         raise error
 
 
