@@ -84,6 +84,8 @@ def passable(error: BaseException) -> Exception:
     of one that nobody expected, with its traceback."""
     if not isinstance(error, FeatcacheError | MemoryError):
         return RuntimeError("".join(traceback.format_exception(error)))
+    if isinstance(error, errors.MissingDependencyError):
+        return errors.ConfigError(str(error))
     kinds = (kind for kind in _BY_MESSAGE if isinstance(error, kind))
     return next(kinds, errors.ExtractorError)(str(error))
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 import featcache
 from featcache.engines import worker as workers
 from featcache.engines.dispatch import MOST_DEATHS, MOST_TASKS, Chunks, dispatch
+from featcache.engines.process import passable
 from featcache.engines.worker import Died, End, Ended, Ready, Stop, Work, WorkerSetup, serve
-from featcache.errors import ConfigError, ExtractorError, ManifestError
+from featcache.errors import ConfigError, ExtractorError, ManifestError, MissingDependencyError
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest import read_manifest
 
@@ -232,6 +233,11 @@ def test_a_worker_that_cannot_read_its_setup_says_so():
     assert not thread.is_alive()
     assert isinstance(fault, ConfigError)
     assert "define extractors in a module of their own" in str(fault)
+
+
+def test_a_package_that_only_a_worker_lacks_ends_the_run_with_the_same_exit_code():
+    lacking = MissingDependencyError("transformers", "extractor: ssl")
+    assert (passable(lacking).exit_code, str(passable(lacking))) == (lacking.exit_code, str(lacking))
 
 
 # Chunks of tasks
