@@ -216,6 +216,8 @@ class Cache:
             codebooks: Read only this many codebooks, from the first on.
             padding_value: The value of frames beyond an utterance's end.
             out: A contiguous CPU tensor of the batch's dtype and any shape that is large enough, to be overwritten.
+
+        Keyword Args:
             raw: Return quantised features as stored: levels, uint8, padded with 0, for `featcache.dequantize`.
             check: Whether to compare each utterance with its checksum; by default as the cache was opened.
 

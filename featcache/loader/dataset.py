@@ -64,15 +64,17 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     `torch.utils.data.DataLoader(dataset, collate_fn=dataset.collate)` a batch is gathered in one call, straight into
     the padded tensor; `featcache.DataLoader` does this ahead of time.
 
-    The arguments say which utterances there are (`manifest` to `copies`), which columns (`columns`, `classes`), and
-    what is read of their features (`padding_value`, `crop`, `codebooks`).
-
     Args:
         cache: The opened cache; or several, as a dictionary with names of your choice.
         manifest: A manifest in any of its formats, with an `id` for each utterance, in the dataset's order; or a data
             frame of pandas or Polars, a table of Arrow, or a list of dictionaries. Rows with a path are compared with
             what was extracted. Without one, the dataset has the (first) cache's utterances. For a corpus, the paths of
             the manifests of its parts, as a pattern or a folder, or that of one part.
+        padding_value: The value of frames beyond an utterance's end; one for all versions, or a dictionary.
+        crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
+        codebooks: Read only this many codebooks, from the first on; with several versions, a dictionary.
+
+    Keyword Args:
         where: Select the manifest's rows by columns: `{"split": "train"}`; a list of values matches any of them. Or
             by a function that gets each row as a dictionary, `id` and all columns, and says whether to take it.
         skip_missing: Leave out utterances missing from the cache instead of raising an error; `skipped` lists them.
@@ -86,9 +88,6 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         classes: The name of a column of labels, or several: they become numbers from 0, in the labels' order as text,
             and the attribute `classes` has the labels. A mapping gives the labels of each, as that attribute of the
             training data does for others: `classes=train.classes`.
-        padding_value: The value of frames beyond an utterance's end; one for all versions, or a dictionary.
-        crop: Read only a window of each utterance; an integer is `Crop(frames=…)`.
-        codebooks: Read only this many codebooks, from the first on; with several versions, a dictionary.
 
     Attributes:
         cache: As given.

@@ -55,6 +55,8 @@ def open(  # noqa: A001
             mapped, so that a disk that fails gives a DamagedError. Without, it may end the process by SIGBUS.
         strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of a manifest that
             are not in the failure ledger either, that has lost shards, or of which its records do not tell.
+
+    Keyword Args:
         ram: How much memory to use for copies of shards, which all processes of this machine share: "4GB", "512MiB", or
             a number of bytes. They are copied while they are read; from an object store, before they are read, so that
             each byte is fetched once. None by default, since the page cache does the same for folders.

@@ -68,6 +68,9 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     Args:
         lengths: The length of each utterance, in frames; integers `[utterances]`. int64 is not copied.
+        shards: The number of each utterance's shard, from 0: `dataset.shards`. Needed with `shards_in_memory`.
+
+    Keyword Args:
         max_frames: The limit on the frames of a batch including padding, rows × longest. An utterance without frames
             counts as one frame.
         batch_size: The limit on the rows of a batch. At least one of the two limits must be given.
@@ -78,7 +81,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         drop_last: Drop batches that do not make a whole round over the ranks, instead of halving others; with
             `batch_size` alone, also drop utterances that do not make a whole batch. Which ones are dropped is drawn in
             each epoch.
-        shards: The number of each utterance's shard, from 0: `dataset.shards`. Needed with `shards_in_memory`.
         shards_in_memory: Take the utterances of that many shards at a time, drawn anew in each epoch: for data that is
             larger than what keeps it near, memory or `copy_limit`. Then an epoch reads each shard once, and utterances
             of other shards do not share a batch. Rounds over the ranks, and what is dropped, are those of each window.
