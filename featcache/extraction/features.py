@@ -212,8 +212,16 @@ def _compute(
             f"{type(extractor).__name__} returned {returned} frames for clips of "
             f"{[len(clip.waveform) for clip in clips]} samples; its num_frames says {num_frames}"
         )
+    return download(features, spec, device, spec.is_quantized)
+
+
+def download(
+    features: Sequence[torch.Tensor], spec: FeatureSpec, device: Device, quantizes: bool
+) -> list[ClipFeatures]:
+    """The features of some clips, or pieces of them, from the device: each quantised, or all cast as `spec` says."""
+    num_frames = [len(one) for one in features]
     together, ends = torch.cat([*features]), np.cumsum(num_frames)[:-1]
-    if not spec.is_quantized:
+    if not quantizes:
         stored = device.download(cast(together, spec.dtype))
         return [ClipFeatures(one, {}) for one in np.split(stored, ends)]
     quantized, scales = quantize(together, num_frames)

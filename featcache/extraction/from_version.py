@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
-from featcache.extraction.features import ClipFeatures, Extracted, WorkerTimes, cast, errors_of, in_halves
+from featcache.extraction.features import ClipFeatures, Extracted, WorkerTimes, download, errors_of, in_halves
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
@@ -156,9 +156,8 @@ def _from_features(config: BuiltConfig, device: Device, stored: Sequence[StoredU
     features = [one.features for one in stored]
     with errors_of(config.extractor, (one.item.id for one in stored), device), device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)
-        made = device.download(cast(config.extractor.from_features(frames), config.spec.stored_dtype))
-    ends = np.cumsum([len(one) for one in features])[:-1]
-    return [ClipFeatures(one, {}) for one in np.split(made, ends)]
+        made = torch.split(config.extractor.from_features(frames), [len(one) for one in features])
+        return download(made, config.spec, device, quantizes=False)
 
 
 def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion:

@@ -21,7 +21,7 @@ from featcache.extraction.features import (
     ClipFeatures,
     DoesNotFitError,
     Extracted,
-    cast,
+    download,
     errors_of,
     in_halves,
     until_it_fits,
@@ -244,31 +244,17 @@ def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool)
                     f"{type(extractor).__name__} returned {made} frames for a row of {len(row.waveform)} samples; "
                     f"its num_frames says {row.frames.stop}"
                 )
-        side = {array.name: encoded.side[array.name][: len(rows)] for array in extractor.spec.side}
-        if not spec.is_quantized:
-            stored = cast(encoded.features[: len(rows)], spec.dtype)
-        elif all(row.is_whole for row in rows):
-            stored, side[QUANTIZATION] = _quantized_rows(encoded.features, rows)
-        else:  # quantised by `PendingRows`, once the clips' other pieces are there
-            stored = encoded.features[: len(rows)].float()
-        features = device.download(stored.contiguous())
-        downloaded = {name: device.download(array.contiguous()) for name, array in side.items()}
+        # Pieces of clips are quantised by `PendingRows`, once all are there.
+        quantizes = spec.is_quantized and all(row.is_whole for row in rows)
+        features = [encoded.features[i, row.frames] for i, row in enumerate(rows)]
+        clips = download(features, spec, device, quantizes)
+        names = [side.name for side in extractor.spec.side]
+        side = {name: device.download(encoded.side[name][: len(rows)].contiguous()) for name in names}
     return [
-        # Copies, because a view would keep the padding in memory.
-        ClipFeatures(features[i][row.frames].copy(), {name: array[i].copy() for name, array in downloaded.items()})
-        for i, row in enumerate(rows)
+        # Copies, because views would keep all of the batch in memory.
+        ClipFeatures(clip.features.copy(), {**clip.side, **{name: array[i].copy() for name, array in side.items()}})
+        for i, clip in enumerate(clips)
     ]
-
-
-def _quantized_rows(features: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise rows `[R, F, *item_shape]`, each a whole clip: levels of that shape, parameters `[R, 1, 2, …]`."""
-    parts = [features[i, row.frames] for i, row in enumerate(rows)]
-    num_frames = [len(part) for part in parts]
-    quantized, parameters = quantize(torch.cat(parts), num_frames)
-    levels = torch.zeros_like(features[: len(rows)], dtype=torch.uint8)
-    for i, (row, part) in enumerate(zip(rows, torch.split(quantized, num_frames), strict=True)):
-        levels[i, row.frames] = part
-    return levels, parameters[:, None]
 
 
 # How a run puts rows together: as the extractor declares, unless a probe of the device found a difference
