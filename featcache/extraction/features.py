@@ -86,9 +86,9 @@ class Extracted:
     traceback: str = ""
     """That of the last exception by which the extractor failed an utterance; empty if it failed none."""
 
-    def take(self, items: Iterable[Item], results: Iterable[ClipFeatures | AudioError], seconds: float) -> Extracted:
-        """Take the features of some items, or why there are none, and the seconds that computing them took; returns
-        this. An item fails if NaN or infinity is among its features, which a cast may have made."""
+    def take(self, items: Iterable[Item], results: Iterable[ClipFeatures | AudioError]) -> Extracted:
+        """Take the features of some items, or why there are none; returns this. An item fails if NaN or infinity is
+        among its features, which a cast may have made."""
         for item, result in zip(items, results, strict=True):
             if isinstance(result, AudioError):
                 self.fail(item, result)
@@ -97,7 +97,6 @@ class Extracted:
             else:
                 self.items.append(item)
                 self.features.append(result)
-        self.seconds += seconds
         return self
 
     def fail(self, utterance: Utterance, error: AudioError) -> None:

@@ -155,7 +155,8 @@ class AudioExtractor:
             started = perf_counter()
             ids = [item.id for item in items]
             computed = compute_clips(config.extractor, ids, clips, config.spec, self._device)
-            extracted.take(items, computed, perf_counter() - started)
+            extracted.seconds = perf_counter() - started
+            extracted.take(items, computed)
         times.extract += extracted.seconds
         return extracted
 

@@ -145,9 +145,9 @@ def extract_from_version(
                     part.fail(utterance, error)
             started = perf_counter()
             made = in_halves(partial(_from_features, config, device), stored)
-            seconds = perf_counter() - started
-            times.extract += seconds
-            results.append(part.take([one.item for one in stored], made, seconds))
+            part.seconds = perf_counter() - started
+            times.extract += part.seconds
+            results.append(part.take([one.item for one in stored], made))
         yield results
 
 

@@ -85,7 +85,6 @@ class PendingRows:
         self.spec = part.spec
         self._part = part
         self._rows: list[Row] = []
-        self._seconds = 0.0
         self._results: list[list[ClipFeatures | AudioError | None]] = []
         """What the rows of each clip gave, or why it cannot be cut into rows."""
         for clip, waveform in enumerate(waveforms):
@@ -121,7 +120,7 @@ class PendingRows:
     def finish(self, row: Row, result: ClipFeatures | AudioError, seconds: float) -> None:
         """Take a row's result, or why there is none, and the seconds that computing it took."""
         self._left -= 1
-        self._seconds += seconds
+        self._part.seconds += seconds
         self._results[row.clip][row.number] = result
 
     def compute(self, device: Device) -> None:
@@ -138,7 +137,7 @@ class PendingRows:
 
     def extracted(self) -> Extracted:
         """The part with the results of all rows, once they are complete."""
-        return self._part.take(self.items, map(self._joined, self._results), self._seconds)
+        return self._part.take(self.items, map(self._joined, self._results))
 
     def _joined(self, results: Sequence[ClipFeatures | AudioError | None]) -> ClipFeatures | AudioError:
         """The features of a clip, whose rows gave these; quantised, if they are to be and are not yet."""
@@ -165,9 +164,8 @@ class RowQueue:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._filling: dict[tuple[RowExtractor[Params], int], list[Row]] = {}
-        self._oldest: dict[tuple[RowExtractor[Params], int], int] = {}
-        """The lowest number of a batch that has rows there."""
+        self._filling: dict[tuple[RowExtractor[Params], int], tuple[int, list[Row]]] = {}
+        """The rows of an extractor and a padded length, and the lowest number of a batch that has some of them."""
         self._full: deque[list[Row]] = deque()
 
     def __bool__(self) -> bool:
@@ -186,11 +184,12 @@ class RowQueue:
         for row in rows:
             extractor = row.pending.extractor
             key = extractor, row.padded_length
-            waiting = self._filling.setdefault(key, [])
+            oldest, waiting = self._filling.get(key, (batch, []))
             waiting.append(row)
-            self._oldest[key] = min(batch, self._oldest.get(key, batch))
+            self._filling[key] = min(batch, oldest), waiting
             if len(waiting) >= extractor.rows(row.padded_length, self._device):
-                self._full.append(self._pop(key))
+                self._full.append(waiting)
+                del self._filling[key]
 
     def take_full(self) -> list[Row] | None:
         """Take the rows of a full batch, if there is one."""
@@ -198,14 +197,10 @@ class RowQueue:
 
     def take_oldest(self, batch: int | None = None) -> list[Row] | None:
         """Take the rows that wait with the oldest row, if that is of this batch, though they do not fill a batch."""
-        key = min(self._oldest, key=self._oldest.__getitem__, default=None)
-        if key is None or batch not in (None, self._oldest[key]):
+        key = min(self._filling, key=lambda key: self._filling[key][0], default=None)
+        if key is None or batch not in (None, self._filling[key][0]):
             return None
-        return self._pop(key)
-
-    def _pop(self, key: tuple[RowExtractor[Params], int]) -> list[Row]:
-        del self._oldest[key]
-        return self._filling.pop(key)
+        return self._filling.pop(key)[1]
 
 
 def compute_rows(rows: Sequence[Row], device: Device) -> list[ClipFeatures | AudioError]:

@@ -122,7 +122,7 @@ def test_a_batch_of_failures_alone_is_no_trouble(plain, scratch):
     assert (summary.versions[0].extracted, summary.failed_by_reason) == (0, {"non_finite_features": len(plain.rows)})
     part = Extracted(BuiltConfig(config, Device("cpu", 1)).spec, plain.folder)
     part.fail(Utterance(id="a", path="a.wav"), AudioError(Reason.CRASHED, "it ended a process"))
-    extracted = part.take([], [], 0.0)
+    extracted = part.take([], [])
     assert ([failure.id for failure in extracted.failures], extracted.items, extracted.features) == (["a"], [], [])
 
 
