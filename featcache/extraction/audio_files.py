@@ -118,8 +118,7 @@ def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
 def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> RowStatus:
     """Also extract the rows whose file has another size or mtime than when it was decoded."""
     rows = np.flatnonzero(status.present)
-    positions = status.positions[rows]
-    sources = sources_of(version, index, positions)
+    sources = sources_of(version, index, status.positions[rows])
 
     def look(some: NDArray[np.int64]) -> list[Stamp]:
         locations = [manifest.resolve(path) for path in manifest.paths.take(some)]
@@ -131,9 +130,8 @@ def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, vers
         now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
     gone = None, None  # a file that is gone cannot be extracted again
     same = [stat == gone or is_same(stat, tuple(source)) for stat, source in zip(now, sources.tolist(), strict=True)]
-    changed = ~np.array(same, bool)
     present = status.present.copy()
-    present[rows[changed]] = False
+    present[rows] = same
     return replace(status, present=present)
 
 

@@ -85,7 +85,7 @@ class AudioExtractor:
 
     def _extract_part(self, part: Sequence[Decoded], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:
         """The results for a part; clip by clip if the clips do not fit into memory together."""
-        is_large = any(decoded.is_large for decoded in part)
+        is_large = any(decoded.num_bytes >= SMALL_BYTES for decoded in part)
         try:
             makers = {config.waveform_maker for config in self._configs}
             waveforms = {maker: make_waveforms(maker, part, times) for maker in makers}
@@ -132,16 +132,14 @@ class AudioExtractor:
         items: list[Item] = []
         clips: list[NDArray[np.float32]] = []
         for decoded, waveform in zip(part, waveforms, strict=True):
-            clip = waveform if isinstance(waveform, AudioError) else _checked(config, decoded, waveform)
-            if isinstance(clip, AudioError):
-                extracted.fail(decoded.utterance, clip)
+            found = _item_of(config, decoded, waveform)
+            if isinstance(found, AudioError):
+                extracted.fail(decoded.utterance, found)
                 continue
-            item = decoded.item(len(clip))
+            item, clip, silent = found
             items.append(item)
             clips.append(clip)
             id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
-            assert decoded.samples is not None
-            silent = why_silent(decoded.samples, clip)
             if silent or item.sample_rate != config.sample_rate:
                 extracted.remarks[id_] = item.sample_rate, silent
         if config.row_extractor is not None:
@@ -161,20 +159,30 @@ class AudioExtractor:
         return extracted
 
 
-def _checked(config: BuiltConfig, decoded: Decoded, waveform: NDArray[np.float32]) -> NDArray[np.float32] | AudioError:
-    """A clip's waveform at the config's rate, or why it cannot be extracted."""
-    assert decoded.samples is not None
-    assert decoded.source is not None
-    speed = config.waveform_maker.speed(decoded.utterance.id)
-    if too_long := error_if_too_long(len(decoded.samples), decoded.source.sample_rate * speed, config.max_seconds):
+def _item_of(
+    config: BuiltConfig, decoded: Decoded, waveform: NDArray[np.float32] | AudioError
+) -> tuple[Item, NDArray[np.float32], str] | AudioError:
+    """What a shard keeps of an utterance, its waveform at the config's rate, and why it is silent, empty if it is not;
+    or why it cannot be extracted."""
+    id_, audio = decoded.utterance.id, decoded.audio
+    if isinstance(audio, AudioError):
+        return audio
+    if isinstance(waveform, AudioError):
+        return waveform
+    samples, source = audio
+    speed = config.waveform_maker.speed(id_)
+    if too_long := error_if_too_long(len(samples), source.sample_rate * speed, config.max_seconds):
         return too_long
     try:
-        with errors_of(config.extractor, [decoded.utterance.id]):
+        with errors_of(config.extractor, [id_]):
             has_frames = config.extractor.num_frames(len(waveform)) > 0
     except AudioError as error:
         return error
-    too_few = f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
-    return waveform if has_frames else AudioError(Reason.TOO_SHORT, too_few)
+    if not has_frames:
+        too_few = f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
+        return AudioError(Reason.TOO_SHORT, too_few)
+    item = Item(**decoded.utterance.row(), num_samples=len(waveform), **asdict(source))
+    return item, waveform, why_silent(samples, waveform)
 
 
 class AudioMemory:
@@ -217,21 +225,13 @@ class Decoded:
     """An utterance after decoding."""
 
     utterance: Utterance
-    samples: NDArray[np.float32] | None
-    """`[num_samples, channels]` at the file's rate; None if it could not be decoded."""
-    source: FileIdentity | None
-    """The identity of the file; None if it could not be decoded."""
-    error: AudioError | None
+    audio: tuple[NDArray[np.float32], FileIdentity] | AudioError
+    """Samples `[num_samples, channels]` at the file's rate, and what the file was; or why it could not be decoded."""
 
     @property
-    def is_large(self) -> bool:
-        """Whether it takes more memory than a worker may hold without reserving it."""
-        return self.samples is not None and self.samples.nbytes >= SMALL_BYTES
-
-    def item(self, num_samples: int) -> Item:
-        """What a shard keeps of the utterance, whose waveform has that many samples."""
-        assert self.source is not None
-        return Item(**self.utterance.row(), num_samples=num_samples, **asdict(self.source))
+    def num_bytes(self) -> int:
+        """The bytes of the samples."""
+        return 0 if isinstance(self.audio, AudioError) else self.audio[0].nbytes
 
 
 def batches(
@@ -277,10 +277,7 @@ def decode_all(
         location = locate(root, path)
         decoding = decode(location, segments, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched)
         for (_, rows), result in zip(copies, decoding, strict=True):
-            if isinstance(result, AudioError):
-                yield from (Decoded(row, None, None, result) for row in rows)
-            else:
-                yield from (Decoded(row, *result, None) for row in rows)
+            yield from (Decoded(row, result) for row in rows)
             del result  # not held while the next one is decoded
 
 
@@ -299,9 +296,9 @@ def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) 
         if decoded is None:
             break
         part.append(decoded)
-        if decoded.samples is not None and decoded.source is not None:
-            seconds += len(decoded.samples) / decoded.source.sample_rate
-            num_bytes += decoded.samples.nbytes
+        num_bytes += decoded.num_bytes
+        if not isinstance(decoded.audio, AudioError):
+            seconds += len(decoded.audio[0]) / decoded.audio[1].sample_rate
         decoded = None  # what is yielded may take gigabytes: nothing here holds on to it
         if seconds >= part_seconds or num_bytes >= SMALL_BYTES:
             full, part, seconds, num_bytes = part, [], 0.0, 0
@@ -320,22 +317,23 @@ def make_waveforms(
     previous: tuple[object, ...] = ()
     clean: NDArray[np.float32] | AudioError | None = None
     for decoded in part:
+        row, audio = decoded.utterance, decoded.audio
+        if isinstance(audio, AudioError):
+            made.append(audio)
+            continue
         # Copies of an utterance that differ only in noise are neighbours, and resampled once.
-        speed = waveform_maker.speed(decoded.utterance.id)
-        this = id(decoded.samples), decoded.utterance.channel, speed
-        if decoded.samples is None or this != previous or clean is None:
-            previous, clean = this, _at_speed(decoded, waveform_maker)
-        made.append(clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, decoded.utterance.id))
+        this = id(audio[0]), row.channel, waveform_maker.speed(row.id)
+        if this != previous or clean is None:
+            previous, clean = this, _at_speed(waveform_maker, row, *audio)
+        made.append(clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, row.id))
     times.resample += perf_counter() - started
     return made
 
 
-def _at_speed(decoded: Decoded, waveform_maker: WaveformMaker) -> NDArray[np.float32] | AudioError:
-    if decoded.samples is None or decoded.source is None:
-        assert decoded.error is not None
-        return decoded.error
-    row, rate = decoded.utterance, decoded.source.sample_rate
+def _at_speed(
+    waveform_maker: WaveformMaker, row: Utterance, samples: NDArray[np.float32], source: FileIdentity
+) -> NDArray[np.float32] | AudioError:
     try:
-        return waveform_maker.at_speed(decoded.samples, rate, row.id, row.channel)
+        return waveform_maker.at_speed(samples, source.sample_rate, row.id, row.channel)
     except AudioError as error:
         return error

@@ -75,7 +75,7 @@ class LiveExtractor:
         if not np.isfinite(samples).all():
             raise AudioError(Reason.NON_FINITE_AUDIO, "the waveform has NaN or infinite samples")
         utterance = Utterance(id=id, path="")
-        return self._features(Decoded(utterance, samples[:, None], FileIdentity(0, 0, sample_rate), None))
+        return self._features(Decoded(utterance, (samples[:, None], FileIdentity(0, 0, sample_rate))))
 
     def file(
         self,

@@ -61,7 +61,7 @@ def stages(manifest: Manifest, config: Config, folder: Path) -> dict[str, Timed]
 
     def resample() -> None:
         for clips in decoded:
-            waveforms.append([to_waveform(clip.samples, clip.source.sample_rate, config.audio) for clip in clips])
+            waveforms.append([to_waveform(clip.audio[0], clip.audio[1].sample_rate, config.audio) for clip in clips])
 
     def compute() -> None:
         for part, clips in zip(parts, waveforms, strict=True):
@@ -79,7 +79,7 @@ def stages(manifest: Manifest, config: Config, folder: Path) -> dict[str, Timed]
     spent = {"decode": timed(lambda: [None for part in parts for _ in decode_all(part, manifest.root)])}
     decoded = [list(decode_all(part, manifest.root)) for part in parts]
     spent |= {"resample": timed(resample), "fbank": timed(compute), "write": timed(write)}
-    if all(clip.source.sample_rate == config.audio.sample_rate for clips in decoded for clip in clips):
+    if all(clip.audio[1].sample_rate == config.audio.sample_rate for clips in decoded for clip in clips):
         del spent["resample"]
     shutil.rmtree(folder)
     return spent

@@ -10,6 +10,7 @@ from featcache.audio.resample import to_waveform
 from featcache.care.compare import ROUNDING, SampledClip, extract_results, frame_differences
 from featcache.config import Config
 from featcache.device import Device
+from featcache.errors import AudioError
 from featcache.extraction.from_audio import decode_all
 from featcache.extractors.codec import CodecExtractor
 from featcache.manifest import Manifest
@@ -18,9 +19,9 @@ from featcache.manifest import Manifest
 def waveforms_of(manifest: Manifest, config: Config) -> Iterator[tuple[str, torch.Tensor]]:
     """Each utterance's id and waveform, as the extractor gets it."""
     for decoded in decode_all([manifest[row] for row in range(len(manifest))], manifest.root):
-        assert decoded.samples is not None
-        assert decoded.source is not None
-        waveform = to_waveform(decoded.samples, decoded.source.sample_rate, config.audio, decoded.utterance.channel)
+        assert not isinstance(decoded.audio, AudioError)
+        samples, source = decoded.audio
+        waveform = to_waveform(samples, source.sample_rate, config.audio, decoded.utterance.channel)
         yield decoded.utterance.id, torch.from_numpy(waveform)
 
 
