@@ -50,14 +50,8 @@ class Copies(tuple[Copy, ...]):
 
     @cached_property
     def _longest_first(self) -> list[int]:
-        """The numbers of the copies with a suffix: `_sp0.9_snr15` also ends in `_snr15`."""
-        numbers = [number for number, suffix in enumerate(self.suffixes) if suffix]
-        return sorted(numbers, key=lambda number: -len(self.suffixes[number]))
-
-    @property
-    def _plain(self) -> int:
-        """The number of the utterance itself; -1 if it is none of them."""
-        return self.suffixes.index("") if "" in self.suffixes else -1
+        """The numbers of the copies by their suffixes: `_sp0.9_snr15` also ends in `_snr15`, and every id in none."""
+        return sorted(range(len(self)), key=lambda number: -len(self.suffixes[number]))
 
     @property
     def are_plain(self) -> bool:
@@ -83,7 +77,7 @@ class Copies(tuple[Copy, ...]):
 
     def numbers(self, ids: Strings) -> NDArray[np.int64]:
         """The number of the copy that each id names, int64 `[n]`; -1 if there is no such copy."""
-        found = np.full(len(ids), self._plain, np.int64)
+        found = np.full(len(ids), -1, np.int64)
         for number in reversed(self._longest_first):  # the longest suffix is written last, so it counts
             found[_end_in(ids, self.suffixes[number])] = number
         return found
@@ -96,7 +90,8 @@ class Copies(tuple[Copy, ...]):
 
     def refuse_suffixed(self, ids: Strings, source: str) -> None:
         """Raise a ManifestError, which names some, if ids of utterances would be taken for those of copies."""
-        rows = np.flatnonzero(self.numbers(ids) != self._plain)
+        have_suffix = np.array([*map(bool, self.suffixes), False])  # the last one if there is no such copy, as -1 says
+        rows = np.flatnonzero(have_suffix[self.numbers(ids)])
         if len(rows):
             raise ManifestError(
                 f"{source}: {len(rows):,} of {len(ids):,} ids end in a suffix of the config's copies "

@@ -202,7 +202,6 @@ def _between(start: Any, end: Any) -> float | None:
 
 
 def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Source) -> Sequence[Any]:
-    """The values of a column's cells."""
     if column.name not in cells:
         return [column.not_given] * len(places)
     if (plain := column.plain(cells[column.name])) is not None:

@@ -82,7 +82,6 @@ def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
 
 
 def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
-    """The path of each recording."""
     paths: dict[str, str] = {}
     ids, all_places = GrowingStrings(), array("q")
     for places, cells in recordings:
@@ -95,7 +94,6 @@ def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
 
 
 def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
-    """The rows of `segments`."""
     faults = source.faults
     base = faults.file("segments")
     with opened(source.path / "segments") as stream:

@@ -12,12 +12,12 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from featcache.errors import ManifestError, listing
-from featcache.manifest.formats.source import Batch, Faults, Source, batched, opened
+from featcache.manifest.formats.source import Batch, Source, batched, opened
 from featcache.manifest.formats.tables import json_rows
 from featcache.manifest.utterances import meaning_of
 
@@ -118,13 +118,15 @@ def read_lhotse(source: Source) -> Iterator[Batch]:
 
 def _rows_of_file(source: Source) -> Iterator[Batch]:
     stream, kind = source.stream, kind_of(source.first_object)
+    reader: tuple[type, Callable[[Any], Sequence[Any]]] = _Cut, partial(_of_cut, _SharTar(source, source.path.name))
     if kind == "recording":
-        return _rows(stream, _Recording, _of_recording, source.faults)
-    if kind == "supervision":
-        return _rows(stream, _Supervision, partial(_of_supervision, _audio_beside(source)), source.faults)
-    if kind == "cut":
-        return _rows(stream, _Cut, partial(_of_cut, _SharTar(source, source.path.name)), source.faults)
-    raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
+        reader = _Recording, _of_recording
+    elif kind == "supervision":
+        reader = _Supervision, partial(_of_supervision, _audio_beside(source))
+    elif kind is None:
+        raise ManifestError("the first line is no recording, supervision or cut of Lhotse's")
+    of, cells_of = reader
+    return batched(json_rows(stream, source.faults, of=of), _COLUMNS, cells_of, source.faults)
 
 
 def _cuts_of_folder(source: Source) -> Iterator[Batch]:
@@ -132,16 +134,9 @@ def _cuts_of_folder(source: Source) -> Iterator[Batch]:
     if others := {name.partition(".")[0] for name in source.names} - {"cuts", "recording"}:
         source.notes.append(f"of Lhotse Shar, cuts and recording are read, and nothing else: {listing(sorted(others))}")
     for name in names:
-        base = source.faults.file(name)
+        base, cells_of = source.faults.file(name), partial(_of_cut, _SharTar(source, name))
         with opened(source.path / name) as stream:
-            yield from _rows(stream, _Cut, partial(_of_cut, _SharTar(source, name)), source.faults, base)
-
-
-def _rows(
-    stream: BinaryIO, of: type, cells_of: Callable[[Any], Sequence[Any]], faults: Faults, base: int = 0
-) -> Iterator[Batch]:
-    """The cells that a function makes of the objects on a file's lines, which are of the type `of`."""
-    return batched(json_rows(stream, faults, base, of), _COLUMNS, cells_of, faults)
+            yield from batched(json_rows(stream, source.faults, base, _Cut), _COLUMNS, cells_of, source.faults)
 
 
 class _SharTar:
@@ -152,7 +147,6 @@ class _SharTar:
         self._name = f"{cuts.removesuffix('.gz').removesuffix('.jsonl').replace('cuts', 'recording', 1)}.tar"
 
     def path_of(self, cut: str) -> str:
-        """The path of a cut's audio."""
         return f"{self._name}/{cut}{self._suffix}"
 
     @cached_property
