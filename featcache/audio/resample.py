@@ -42,9 +42,8 @@ def to_waveform(
     source_rate * speed Hz. So it lasts 1 / speed as long, and pitch and formants change with it, as with sox's `speed`
     (Ko et al., Audio augmentation for speech recognition, Interspeech 2015).
 
-    Samples may last as long as they will: `max_seconds` is left to the caller.
-
-    Raises AudioError (RATE_REFUSED or NO_SUCH_CHANNEL), or MissingDependencyError if it takes soxr."""
+    Raises AudioError (RATE_REFUSED or NO_SUCH_CHANNEL; `max_seconds` is the caller's to hold to), or
+    MissingDependencyError if it takes soxr."""
     if source_rate < policy.min_source_rate:
         raise AudioError(
             Reason.RATE_REFUSED,
