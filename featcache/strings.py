@@ -76,9 +76,8 @@ class Strings(Sequence[str]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Strings):
-            return np.array_equal(self.byte_lengths(), other.byte_lengths()) and bool(
-                np.array_equal(self._bytes(), other._bytes())
-            )
+            has_same_lengths = np.array_equal(self.byte_lengths(), other.byte_lengths())
+            return has_same_lengths and np.array_equal(self._bytes(), other._bytes())
         if isinstance(other, Sequence) and not isinstance(other, str):
             return len(self) == len(other) and all(map(operator.eq, self, other))
         return NotImplemented

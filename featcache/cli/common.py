@@ -1,4 +1,4 @@
-"""What several commands share: printing, numbers for people, checks before the work, the default number of threads."""
+"""What several commands share: printing, for people and as JSON, and checks before the work."""
 
 from __future__ import annotations
 
@@ -123,9 +123,10 @@ def say(*columns: object) -> None:
         click.echo(line)
 
 
-def say_table(rows: Sequence[Sequence[str]], to_the_right: Container[int]) -> None:
-    """Print rows of cells on stdout, each column as wide as it must be; the columns of these numbers end in line."""
-    shown = [[printable(cell) for cell in row] for row in rows]
+def say_table(rows: Sequence[Mapping[str, str]], to_the_right: Container[int]) -> None:
+    """Print rows of cells, by the names of their columns, on stdout under these names, each column as wide as it must
+    be; the columns of these numbers end in line."""
+    shown = [[printable(cell) for cell in cells] for cells in (*map(list, rows[:1]), *(row.values() for row in rows))]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         cells = enumerate(zip(row, widths, strict=True))
@@ -198,15 +199,12 @@ def note_unfinished(version: Version) -> None:
         note(f"{version.path}: {finding}")
 
 
-def read_manifest(
-    source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), *, is_part: bool = False, **options: Any
-) -> Manifest:
+def read_manifest(source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), **options: Any) -> Manifest:
     """Read a manifest, and say on stderr what there is to say about it.
 
     Args:
         reading: What `options.manifest_format` gives.
         keys: The keys of configs that `--set` could have meant.
-        is_part: Whether it is one of several, in any of which there may be the placeholders that `--set` gives.
         options: Other arguments of `featcache.manifest.read_manifest`.
 
     Raises:
@@ -217,20 +215,18 @@ def read_manifest(
     manifest = read(source, **reading, **options)
     for line in manifest.notes:
         note(line)
-    refuse_unused(reading["values"], keys, manifest, is_part=is_part or _printing.is_part)
+    refuse_unused(reading["values"], keys, manifest)
     return manifest
 
 
-def refuse_unused(
-    values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None, *, is_part: bool = False
-) -> None:
+def refuse_unused(values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None) -> None:
     """Refuse names that `--set` gives, and that are no placeholders of the manifest; see `read_manifest`. Raises
     ArgumentError if there is such a name; the message says which key may be meant."""
     placeholders = manifest.placeholders if manifest else frozenset()
     for name in sorted({*values} - placeholders):
         meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
-        if is_part and not meant:
-            continue
+        if _printing.is_part and not meant:
+            continue  # another part may have it
         what = [f"a key of the config{f' (did you mean {meant[0]}?)' if meant else ''}"] if keys else []
         if manifest is not None:
             there = f", which has {listing(sorted(placeholders))}" if placeholders else ""

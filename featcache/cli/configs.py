@@ -150,9 +150,8 @@ def _print(result: Probe) -> None:
         say(f"compared with each utterance alone in fp32; rounding, relative to a frame: {rounding}")
     else:
         say("compared, bit for bit, with each utterance alone")
-    header = ("precision", "batching", "differ", "ties", "mismatches", "largest", "disturbed", "× real time", "")
     say()
-    say_table([header, *map(_row, result.measured)], range(2, 8))
+    say_table([*map(_row, result.measured)], range(2, 8))
     say()
     shares = "codes" if result.spec.codebook_sizes else "frames"
     say(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")
@@ -169,21 +168,23 @@ def _print(result: Probe) -> None:
     say(describe_fastest(result.document()["fastest"]))
 
 
-def _row(measured: Measured) -> tuple[str, ...]:
+def _row(measured: Measured) -> dict[str, str]:
     policy = measured.policy if measured.is_declared else f"{measured.policy} (not declared)"
+    row = {
+        "precision": measured.precision,
+        "batching": policy,
+        "differ": _percent(measured.differing),
+        "ties": _percent(measured.tied),
+        "mismatches": _percent(measured.mismatch),
+        "largest": f"{measured.relative:.1e}" if measured.relative else "0",
+        "disturbed": _percent(measured.disturbed),
+        "× real time": f"{measured.times_real_time:,.0f}",
+        "": _where(measured),
+    }
     if measured.error is not None:
-        return (measured.precision, policy, "", "", "", "", "", "", f"not possible here: {measured.error}")
-    return (
-        measured.precision,
-        policy,
-        _percent(measured.differing),
-        _percent(measured.tied),
-        _percent(measured.mismatch),
-        f"{measured.relative:.1e}" if measured.relative else "0",
-        _percent(measured.disturbed),
-        f"{measured.times_real_time:,.0f}",
-        _where(measured),
-    )
+        nothing = {"precision": measured.precision, "batching": policy, "": f"not possible here: {measured.error}"}
+        return dict.fromkeys(row, "") | nothing
+    return row
 
 
 def _where(measured: Measured) -> str:

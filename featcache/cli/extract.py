@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from featcache.extraction.plan import ExtractionPlan
     from featcache.manifest import Manifest
 
+_Ends = dict[Location, tuple[int, dict[str, Any]]]
+"""The exit code of the run over each cache, and its result as JSON."""
+
 
 @click.command(short_help="Extract the features of a manifest's utterances.")
 @click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
@@ -211,7 +214,8 @@ def extract(
     shown = _Shown(trial, progress)
 
     def refuse_names(manifest: Manifest, part: str) -> None:
-        refuse_unused(reading["values"], known_keys, manifest, is_part=bool(part))
+        printing().is_part = bool(part)
+        refuse_unused(reading["values"], known_keys, manifest)
 
     result = extract_features(
         manifests[0] if len(manifests) == 1 else manifests,
@@ -234,8 +238,7 @@ class _Shown:
 
     def __init__(self, trial: bool, progress_kind: str) -> None:
         self.stop = threading.Event()
-        self.ends: dict[Location, tuple[int, dict[str, Any]]] = {}
-        """The exit code of the run over each cache, and its result as JSON."""
+        self.ends: _Ends = {}
         self._trial = trial
         self._progress_kind = progress_kind
         self._cache: Location = Path()
@@ -289,27 +292,24 @@ def _try(plan: ExtractionPlan) -> dict[str, Any]:
     return say_trial(trials)
 
 
-def _conclude(
-    corpus: Location, result: CorpusSummary, ends: dict[Location, tuple[int, dict[str, Any]]], is_dry_run: bool
-) -> int:
+def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: bool) -> int:
     """Say what became of the parts of a corpus. Returns the exit code of the worst."""
     import msgspec
 
-    codes: dict[str, int] = {}
-    documents: dict[str, dict[str, Any]] = {}
+    parts: dict[str, tuple[int, dict[str, Any]]] = {}
     for name, error in result.errors.items():
-        codes[name], documents[name] = error.exit_code, error_document(error)
+        parts[name] = error.exit_code, error_document(error)
     for name, versions in result.unchanged.items():
-        codes[name] = FAILURES_LEFT if any(version.failed for version in versions) else 0
-        documents[name] = {"unchanged": True, "versions": msgspec.to_builtins(versions)}
+        code = FAILURES_LEFT if any(version.failed for version in versions) else 0
+        parts[name] = code, {"unchanged": True, "versions": msgspec.to_builtins(versions)}
     for name in result.parts:
-        codes[name], document = ends[corpus / name]
-        documents[name] = {"unchanged": False, **document}
-    code, unchanged = worst(codes.values()), len(result.unchanged)
-    parts = [{"part": name, **documents[name]} for name in sorted(documents)]
-    say_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": parts})
+        code, document = ends[corpus / name]
+        parts[name] = code, {"unchanged": False, **document}
+    code, unchanged = worst(code for code, _ in parts.values()), len(result.unchanged)
+    documents = [{"part": name, **parts[name][1]} for name in sorted(parts)]
+    say_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
     say(
-        f"{corpus}: {counted(len(codes) + len(result.left), 'part')}: "
+        f"{corpus}: {counted(len(parts) + len(result.left), 'part')}: "
         f"{len(result.parts):,} {'to extract' if is_dry_run else 'extracted'}, {unchanged:,} unchanged since"
         + (f", {len(result.errors):,} not extracted" if result.errors else "")
         + (f", {len(result.left):,} not begun: run the same command again" if result.left else "")

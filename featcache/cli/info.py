@@ -221,10 +221,6 @@ def _date(time: str) -> str:
     return f"{time[:10]} {time[11:16]} UTC"
 
 
-_COLUMNS = (
-    *("version", "utterances", "audio", "features", "failed"),
-    *("first run", "last run", "tags", "what sets it apart"),
-)
 _TO_THE_RIGHT = range(1, 5)
 _FIELDS = (
     *("path", "name", "fingerprint", "distinction"),
@@ -246,20 +242,19 @@ def ls(path: Location) -> int:
     """
     documents, is_damaged = describe_versions(path, on_disk=False)
     say_json({"versions": [{name: one[name] for name in _FIELDS} for one in documents]})
-    if documents:
-        say_table([_COLUMNS, *map(_row, documents)], _TO_THE_RIGHT)
+    say_table([*map(_row, documents)], _TO_THE_RIGHT)
     return DamagedError.exit_code if is_damaged else 0
 
 
-def _row(document: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        document["path"].rstrip("/").rpartition("/")[2],
-        f"{document['utterances']:,}",
-        hours(document["audio_seconds"]),
-        megabytes(document["bytes"]),
-        f"{document['failed']:,}",
-        (document["first_run"] or "-")[:10],
-        (document["last_run"] or "-")[:10],
-        ", ".join(tag["name"] for tag in document["tags"]) or "-",
-        ", ".join(document["distinction"]),
-    )
+def _row(document: dict[str, Any]) -> dict[str, str]:
+    return {
+        "version": document["path"].rstrip("/").rpartition("/")[2],
+        "utterances": f"{document['utterances']:,}",
+        "audio": hours(document["audio_seconds"]),
+        "features": megabytes(document["bytes"]),
+        "failed": f"{document['failed']:,}",
+        "first run": (document["first_run"] or "-")[:10],
+        "last run": (document["last_run"] or "-")[:10],
+        "tags": ", ".join(tag["name"] for tag in document["tags"]) or "-",
+        "what sets it apart": ", ".join(document["distinction"]),
+    }

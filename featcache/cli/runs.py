@@ -188,9 +188,10 @@ def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
 def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
     """Print how long a run would take; returns it as one document."""
     seconds = sum(trial.expected_seconds for trial in trials)
-    lowest = [trial.at_least for trial in trials if trial.at_least is not None]
-    highest = [trial.at_most for trial in trials if trial.at_most is not None]
-    span = [sum(ends) if len(ends) == len(trials) else None for ends in (lowest, highest)]
+    span: dict[str, float | None] = {}
+    for name in ("at_least", "at_most"):
+        ends = [getattr(trial, name) for trial in trials]
+        span[name] = None if None in ends else sum(ends)
     for trial in trials:
         on = f"{_devices(trial.processes, trial.device)}, {counted(trial.threads, 'thread')}"
         failed = f"; {counted(trial.failed, 'utterance')} of it failed" if trial.failed else ""
@@ -201,15 +202,10 @@ def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
     if math.isnan(seconds):
         say("nothing of the sample was extracted, so nobody can say how long all of it would take")
     elif trials:
-        ends = [hours(end) for end in span if end is not None]
+        ends = [hours(end) for end in span.values() if end is not None]
         far = f"({' to '.join(ends)})" if len(ends) == 2 else "(too little was measured to say how far off that is)"
         say(f"all of it would take about {hours(seconds)} {far}")
-    return {
-        "tried": [asdict(trial) for trial in trials],
-        "expected_seconds": seconds,
-        "at_least": span[0],
-        "at_most": span[1],
-    }
+    return {"tried": [asdict(trial) for trial in trials], "expected_seconds": seconds, **span}
 
 
 def _devices(processes: int, model: str) -> str:
@@ -290,12 +286,9 @@ def _outcome(version: VersionSummary, interrupted: bool) -> str:
 
 def _print_resampled(summary: Summary) -> None:
     """Print how many files have other sample rates than the configs: that a part of the band is empty must be seen."""
-    for done, count, remark in (
-        ("upsampled", summary.upsampled, ": there is nothing in them above half of their own rate"),
-        ("downsampled", summary.downsampled, ""),
-    ):
-        rates = sorted({version.sample_rate for version in summary.versions if getattr(version, done)})
-        if count:
+    for done, remark in (("upsampled", ": there is nothing in them above half of their own rate"), ("downsampled", "")):
+        if count := getattr(summary, done):
+            rates = sorted({version.sample_rate for version in summary.versions if getattr(version, done)})
             were = counted(count, "utterance was", "utterances were")
             say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
 
