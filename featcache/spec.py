@@ -33,7 +33,6 @@ class SideSpec:
     """A side array: an output of an extractor besides the features, with some entries for each utterance."""
 
     name: Annotated[str, msgspec.Meta(pattern=rf"^{SIDE_NAME}\Z", max_length=70)]
-    """The name of the array."""
 
     item_shape: Shape
     """The shape of one entry; `()` for a number."""

@@ -1,4 +1,4 @@
-"""What several commands share: printing, for people and as JSON, and checks before the work."""
+"""What commands print: for people and as JSON, on the terminal and in a log."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache import __version__
-from featcache.errors import ArgumentError, FeatcacheError, StoreError, counted, listing
+from featcache.errors import ArgumentError, FeatcacheError, StoreError, counted
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from featcache.care.verify import Problem
-    from featcache.manifest import Manifest
     from featcache.version.version import Version
 
 
@@ -85,24 +80,6 @@ def printing_of_a_command() -> Iterator[None]:
         if _printing.log is not None:
             _printing.log.close()
         _printing = Printing()
-
-
-def terminal_columns() -> int:
-    """The width of the terminal that stderr goes to; 0 if it goes elsewhere, the terminal has no size, or with `-q`."""
-    if _printing.quiet or not sys.stderr.isatty():
-        return 0
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns
-    except OSError:
-        return 0
-
-
-def progress_bar(total: int | None, unit: str, **settings: Any) -> tqdm[Never]:
-    """A bar on a terminal, which is gone in the end; elsewhere, it shows nothing."""
-    from tqdm import tqdm
-
-    columns = terminal_columns()
-    return tqdm(total=total, unit=f" {unit}", leave=False, file=sys.stderr, disable=not columns, **settings)
 
 
 def printable(text: str) -> str:
@@ -197,63 +174,6 @@ def note_unfinished(version: Version) -> None:
 
     for finding in find_lacking(version, open_index(version)):
         note(f"{version.path}: {finding}")
-
-
-def read_manifest(source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), **options: Any) -> Manifest:
-    """Read a manifest, and say on stderr what there is to say about it.
-
-    Args:
-        reading: What `options.manifest_format` gives.
-        keys: The keys of configs that `--set` could have meant.
-        options: Other arguments of `featcache.manifest.read_manifest`.
-
-    Raises:
-        ArgumentError: A name that `--set` gives is none of the manifest's placeholders.
-    """
-    from featcache.manifest import read_manifest as read
-
-    manifest = read(source, **reading, **options)
-    for line in manifest.notes:
-        note(line)
-    refuse_unused(reading["values"], keys, manifest)
-    return manifest
-
-
-def refuse_unused(values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None) -> None:
-    """Refuse names that `--set` gives, and that are no placeholders of the manifest; see `read_manifest`. Raises
-    ArgumentError if there is such a name; the message says which key may be meant."""
-    placeholders = manifest.placeholders if manifest else frozenset()
-    for name in sorted({*values} - placeholders):
-        meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
-        if _printing.is_part and not meant:
-            continue  # another part may have it
-        what = [f"a key of the config{f' (did you mean {meant[0]}?)' if meant else ''}"] if keys else []
-        if manifest is not None:
-            there = f", which has {listing(sorted(placeholders))}" if placeholders else ""
-            what.append(f"a placeholder of {manifest.source}{there}")
-        raise ArgumentError(f"--set {name}: it is {'not' if len(what) == 1 else 'neither'} {' nor '.join(what)}")
-
-
-def refuse_output(path: Path, force: bool) -> None:
-    """Refuse a file that cannot be written, before the work and not after it. Raises ArgumentError if the file exists,
-    and `force` is not set, or it is read by this command, or a version's; StoreError if its folder does not exist, or
-    cannot be written to."""
-    from featcache.stats.mean_variance import refuse_to_replace
-
-    if path.exists():
-        context = click.get_current_context()
-        paths = [one.name or "" for one in context.command.params if isinstance(one.type, click.Path)]
-        read = [context.params[name] for name in paths if name != "output"]
-        if any(isinstance(given, str | Path) and os.path.exists(given) and path.samefile(given) for given in read):
-            raise ArgumentError(f"{path}: is what this command reads: give another file")
-        if versions := [folder for folder in path.resolve().parents if (folder / "shards" / "zarr.json").exists()]:
-            raise ArgumentError(f"{path}: is a file of the version {versions[0]}, which only featcache writes")
-    refuse_to_replace(path, force)
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
-    if not os.access(folder, os.W_OK):
-        raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
 
 
 _JSON_NAMES = {"num_bytes": "bytes"}

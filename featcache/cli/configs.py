@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import describe_fastest, note, print_json, read_manifest, say, say_json, say_table
+from featcache.cli.common import describe_fastest, note, print_json, say, say_json, say_table
 from featcache.errors import ArgumentError, ConfigError, counted, percent
 from featcache.storage.location import Location
 
@@ -117,7 +117,7 @@ def probe(
     from featcache.version.version import Version
 
     loaded = load_config(config, keys)
-    wanted = read_manifest(manifest, reading, loaded.keys, carry=False)
+    wanted = options.read_manifest(manifest, reading, loaded.keys, carry=False)
     for said in copying_notes(wanted):
         note(said)
     result = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))

@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import (
-    FAILURES_LEFT,
-    as_document,
-    error_document,
-    keep_log,
-    note,
-    printing,
-    refuse_unused,
-    say,
-    say_json,
-)
+from featcache.cli.common import FAILURES_LEFT, as_document, error_document, keep_log, note, printing, say, say_json
 from featcache.cli.corpora import worst
 from featcache.cli.process import stoppable
 from featcache.cli.runs import Display, say_plan, say_summary, say_trial
@@ -215,7 +205,7 @@ def extract(
 
     def refuse_names(manifest: Manifest, part: str) -> None:
         printing().is_part = bool(part)
-        refuse_unused(reading["values"], known_keys, manifest)
+        options.refuse_unused(reading["values"], known_keys, manifest)
 
     result = extract_features(
         manifests[0] if len(manifests) == 1 else manifests,
@@ -236,14 +226,15 @@ def extract(
 class _Shown:
     """What the command shows of each run, and keeps of it."""
 
+    _cache: Location
+    _display: Display
+
     def __init__(self, trial: bool, progress_kind: str) -> None:
         self.stop = threading.Event()
         self.ends: _Ends = {}
         self._trial = trial
         self._progress_kind = progress_kind
-        self._cache: Location = Path()
         self._around = ExitStack()
-        self._display: Display | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -265,12 +256,9 @@ class _Shown:
         self.ends[plan.cache] = 0, document
 
     def progress(self, progress: Progress) -> None:
-        """Show progress."""
-        if self._display is not None:
-            self._display.update(progress)
+        self._display.update(progress)
 
     def done(self, summary: Summary) -> None:
-        """Show what a run did."""
         self.ends[self._cache] = (
             say_summary(summary, str(self._cache)),
             {**as_document(summary), "failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)},

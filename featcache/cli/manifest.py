@@ -10,16 +10,8 @@ from typing import Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import (
-    FAILURES_LEFT,
-    note,
-    printing,
-    progress_bar,
-    read_manifest,
-    refuse_output,
-    say,
-    say_json,
-)
+from featcache.cli.common import FAILURES_LEFT, note, printing, say, say_json
+from featcache.cli.process import progress_bar
 from featcache.errors import ArgumentError, counted
 
 _SHOWN = 5
@@ -66,9 +58,9 @@ def manifest(
     if is_printed and printing().as_json:
         raise ArgumentError("-o - and --json would both print to standard output")
     if not is_printed:
-        refuse_output(output, force)
+        options.refuse_output(output, force)
     kind = format_to_write(output, to)
-    read = read_manifest(manifest, reading)
+    read = options.read_manifest(manifest, reading)
     if kind not in ("nemo", "lhotse"):
         data, failures = WRITTEN[kind](read), {}
         if output.absolute().parent != read.root and not all(map(os.path.isabs, read.paths)):

@@ -1,21 +1,25 @@
-"""The options and arguments that several commands share, and their paths, which are checked with one-line errors."""
+"""The options and arguments that several commands share, and what is made of their values, with one-line errors."""
 
 from __future__ import annotations
 
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from featcache.cli.common import printing
-from featcache.errors import MOST_THREADS, ArgumentError, refuse_url
+from featcache.cli.common import note, printing
+from featcache.errors import MOST_THREADS, ArgumentError, StoreError, listing, refuse_url
 from featcache.storage.location import ObjectPath, as_location
+
+if TYPE_CHECKING:
+    from featcache.manifest import Manifest
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -279,3 +283,60 @@ trust_remote_code = click.option(
     help="Run Python code that comes with a model's weights, and import extractors that a cache names and no installed "
     "package registers. Without this option, they are refused.",
 )
+
+
+def read_manifest(source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), **options: Any) -> Manifest:
+    """Read a manifest, and say on stderr what there is to say about it.
+
+    Args:
+        reading: What `manifest_format` gives.
+        keys: The keys of configs that `--set` could have meant.
+        options: Other arguments of `featcache.manifest.read_manifest`.
+
+    Raises:
+        ArgumentError: A name that `--set` gives is none of the manifest's placeholders.
+    """
+    from featcache.manifest import read_manifest as read
+
+    manifest = read(source, **reading, **options)
+    for line in manifest.notes:
+        note(line)
+    refuse_unused(reading["values"], keys, manifest)
+    return manifest
+
+
+def refuse_unused(values: Iterable[str], keys: Sequence[str], manifest: Manifest | None = None) -> None:
+    """Refuse names that `--set` gives, and that are no placeholders of the manifest; see `read_manifest`. Raises
+    ArgumentError if there is such a name; the message says which key may be meant."""
+    placeholders = manifest.placeholders if manifest else frozenset()
+    for name in sorted({*values} - placeholders):
+        meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
+        if printing().is_part and not meant:
+            continue  # another part may have it
+        what = [f"a key of the config{f' (did you mean {meant[0]}?)' if meant else ''}"] if keys else []
+        if manifest is not None:
+            there = f", which has {listing(sorted(placeholders))}" if placeholders else ""
+            what.append(f"a placeholder of {manifest.source}{there}")
+        raise ArgumentError(f"--set {name}: it is {'not' if len(what) == 1 else 'neither'} {' nor '.join(what)}")
+
+
+def refuse_output(path: Path, force: bool) -> None:
+    """Refuse a file that cannot be written, before the work and not after it. Raises ArgumentError if the file exists,
+    and `force` is not set, or it is read by this command, or a version's; StoreError if its folder does not exist, or
+    cannot be written to."""
+    from featcache.stats.mean_variance import refuse_to_replace
+
+    if path.exists():
+        context = click.get_current_context()
+        paths = [one.name or "" for one in context.command.params if isinstance(one.type, click.Path)]
+        read = [context.params[name] for name in paths if name != "output"]
+        if any(isinstance(given, str | Path) and os.path.exists(given) and path.samefile(given) for given in read):
+            raise ArgumentError(f"{path}: is what this command reads: give another file")
+        if versions := [folder for folder in path.resolve().parents if (folder / "shards" / "zarr.json").exists()]:
+            raise ArgumentError(f"{path}: is a file of the version {versions[0]}, which only featcache writes")
+    refuse_to_replace(path, force)
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
+    if not os.access(folder, os.W_OK):
+        raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")

@@ -1,4 +1,4 @@
-"""The process of a command: its standard streams, and the signals that end it.
+"""The process of a command: its standard streams, a bar on its terminal, and the signals that end it.
 
 The streams are open, stdout is for results alone, and messages never decide how the work ends. If a stream is closed
 (`2>&-`), the next file that is opened gets its number, and whatever a library prints goes into that file. So
@@ -25,8 +25,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
+from typing import TYPE_CHECKING, Any, Never
 
-from featcache.cli.common import MessageFile, note
+from featcache.cli.common import MessageFile, note, printing
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 INTERRUPTED = 130
 
@@ -88,6 +92,24 @@ def stdout_for_results() -> Iterator[None]:
         ctypes.CDLL(None).fflush(None)  # while descriptor 1 is standard error
         os.dup2(copy, 1)
         os.close(copy)
+
+
+def terminal_columns() -> int:
+    """The width of the terminal that stderr goes to; 0 if it goes elsewhere, the terminal has no size, or with `-q`."""
+    if printing().quiet or not sys.stderr.isatty():
+        return 0
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:
+        return 0
+
+
+def progress_bar(total: int | None, unit: str, **settings: Any) -> tqdm[Never]:
+    """A bar on a terminal, which is gone in the end; elsewhere, it shows nothing."""
+    from tqdm import tqdm
+
+    columns = terminal_columns()
+    return tqdm(total=total, unit=f" {unit}", leave=False, file=sys.stderr, disable=not columns, **settings)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Never
 
 import click
 
-from featcache.cli.common import FAILURES_LEFT, complain, count_are, log, note, printing, say, terminal_columns
-from featcache.cli.process import INTERRUPTED
+from featcache.cli.common import FAILURES_LEFT, complain, count_are, log, note, printing, say
+from featcache.cli.process import INTERRUPTED, terminal_columns
 from featcache.errors import counted, hours, megabytes
 
 if TYPE_CHECKING:
@@ -247,27 +247,22 @@ def _print_summary(summary: Summary) -> None:
         if summary.elapsed_seconds >= _TELLING_SECONDS:
             _print_stages(summary)
     if with_failures := [version.path for version in summary.versions if version.failed and not printing().as_json]:
+        from featcache.storage.location import parse_location
+        from featcache.version.ledger import read_failures
+        from featcache.version.records import run_names
+        from featcache.version.version import Version
+
         where = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
-        _print_first_failure(with_failures[0])
+        opened = Version.open(parse_location("path", with_failures[0]))
+        for latest in run_names(opened.store)[-1:]:
+            for failure in read_failures(opened, run=latest)[:1]:  # most often all have failed for one reason
+                say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
         say(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
     left = max(version.missing for version in summary.versions)
     if summary.interrupted and left > 0:
         kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
         how = "stopped" if summary.too_many_failures else "interrupted"
         say(f"{how}: {kept} kept, {left:,} left: run the same command again")
-
-
-def _print_first_failure(version: str) -> None:
-    """Print what the latest run recorded first, if anything: most often all have failed for one reason."""
-    from featcache.storage.location import parse_location
-    from featcache.version.ledger import read_failures
-    from featcache.version.records import run_names
-    from featcache.version.version import Version
-
-    opened = Version.open(parse_location("path", version))
-    for latest in run_names(opened.store)[-1:]:
-        for failure in read_failures(opened, run=latest)[:1]:
-            say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:

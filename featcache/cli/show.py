@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import advise, count_are, first_few, printing, read_manifest, refuse_unused, say, say_json
+from featcache.cli.common import advise, count_are, first_few, printing, say, say_json
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.runs import not_tried_again
 from featcache.errors import MissingItemError, counted, listing
@@ -186,7 +186,7 @@ def why(
     loaded = load_config(config, keys)
     fingerprint = loaded.fingerprint()
     if manifest is None:
-        refuse_unused(reading["values"], loaded.keys)
+        options.refuse_unused(reading["values"], loaded.keys)
     compared = compare_versions(loaded, fingerprint, select_versions(path))
     versions = [version for version, _ in compared]
     document: dict[str, Any] = {
@@ -204,7 +204,7 @@ def why(
     }
     plan, causes = None, []
     if manifest is not None:
-        read = read_manifest(manifest, reading, loaded.keys, carry=False)
+        read = options.read_manifest(manifest, reading, loaded.keys, carry=False)
         # As `extract` would do it; `--replace` is taken as given.
         chosen = Options(device="cpu", retry_failed=retry_failed, check_sources=check_sources, replace=True)
         plan = plan_extraction(read, [loaded], versions[0].path.parent, chosen).versions[0]

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import (
-    advise,
-    first_few,
-    note,
-    note_unfinished,
-    progress_bar,
-    read_manifest,
-    refuse_output,
-    say,
-    say_json,
-)
+from featcache.cli.common import advise, first_few, note, note_unfinished, say, say_json
+from featcache.cli.process import progress_bar
 from featcache.errors import ArgumentError, counted
 from featcache.storage.location import Location
 
@@ -70,7 +61,7 @@ def stats(
     if by is not None and manifest is None:
         raise ArgumentError("--by names a column of the manifest: give --manifest too")
     if output is not None:
-        refuse_output(output, force)
+        options.refuse_output(output, force)
     corpus: Cache | None = None
     if corpus_of(path) is not None:
         with warnings.catch_warnings(record=True) as caught:
@@ -84,7 +75,9 @@ def stats(
         raise ArgumentError(f"{version.path}: holds codes, which have no mean: --by and -o are for features")
     if manifest is None and corpus is None:
         note_unfinished(version)
-    wanted = read_manifest(manifest, reading, audio=False, carry=by is not None) if manifest is not None else None
+    wanted = None
+    if manifest is not None:
+        wanted = options.read_manifest(manifest, reading, audio=False, carry=by is not None)
 
     def compute() -> Usage | Stats:
         cache = corpus or Cache(version)
@@ -191,7 +184,7 @@ def fit_kmeans(
     from featcache.storage.files import write_file
     from featcache.version.selection import select_version
 
-    refuse_output(output, force)
+    options.refuse_output(output, force)
     version = select_version(path)
     note_unfinished(version)
     used = Device(device, threads)

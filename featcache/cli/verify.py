@@ -11,19 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import (
-    advise,
-    as_document,
-    count_are,
-    printing,
-    progress_bar,
-    read_manifest,
-    say,
-    say_json,
-    say_problems,
-)
+from featcache.cli.common import advise, as_document, count_are, printing, say, say_json, say_problems
 from featcache.cli.corpora import version_or_corpus, worst
-from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
 from featcache.cli.runs import say_summary
 from featcache.errors import DamagedError, MissingDependencyError, counted, listing, megabytes
 from featcache.storage.location import Location, parse_location
@@ -111,7 +101,7 @@ def verify(
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
 
-    wanted = read_manifest(manifest, reading, carry=False) if manifest else None
+    wanted = options.read_manifest(manifest, reading, carry=False) if manifest else None
     root = reading["root"]
     urls = CallersUrls(wanted)
     found: list[tuple[Report, Recomputed | None]] = []
@@ -260,7 +250,7 @@ def repair(path: Location, manifest: str, device: str | None, threads: int | Non
     from featcache.extraction.options import Options
     from featcache.version.selection import version_folders
 
-    read = read_manifest(manifest, reading, carry=False)
+    read = options.read_manifest(manifest, reading, carry=False)
     chosen = Options(device=device, threads=threads)
     with stoppable(kill_commands) as stop:
         repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]

@@ -16,14 +16,12 @@ from featcache.cli.common import (
     note,
     note_unfinished,
     printing,
-    progress_bar,
-    read_manifest,
     say,
     say_json,
     say_problems,
 )
 from featcache.cli.corpora import for_each_part, version_or_corpus
-from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
 from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
 from featcache.storage.location import Location
 
@@ -191,7 +189,7 @@ def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes:
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
 
-    wanted = read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
+    wanted = options.read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
     versions = [Version.open(folder) for folder in version_folders(path)]
     keeping = [None if wanted is None else ids_to_keep(version, wanted, force=force) for version in versions]
     plans = [plan_prune(version, ids) for version, ids in zip(versions, keeping, strict=True)]
