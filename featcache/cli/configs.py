@@ -151,7 +151,7 @@ def _print(result: Probe) -> None:
     else:
         say("compared, bit for bit, with each utterance alone")
     say()
-    say_table([*map(_row, result.measured)], range(2, 8))
+    say_table([*map(_row, result.measured)], to_the_right=range(2, 8))
     say()
     shares = "codes" if result.spec.codebook_sizes else "frames"
     say(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")

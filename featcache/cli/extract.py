@@ -252,32 +252,28 @@ class _Shown:
             return
         document = say_plan(plan)
         if self._trial:
-            document["trial"] = _try(plan)
+            from featcache.engines.main_job import choose_engine
+            from featcache.extraction.plan import existing_folder
+            from featcache.extraction.trial import run_trial
+
+            folder = None
+            if plan.options.is_on_ray:  # a folder that its nodes share: next to the cache, which they share
+                if not isinstance(plan.cache, Path):
+                    what = "a cache in a folder that all nodes share: -o FOLDER"
+                    raise ArgumentError(f"--trial with --engine ray needs {what}")
+                folder = existing_folder(plan.cache.absolute().parent)
+            with redirect_stdout(sys.stderr):
+                trials = run_trial(plan, choose_engine(plan.options), folder)
+            document["trial"] = say_trial(trials)
         self.ends[plan.cache] = 0, document
 
     def progress(self, progress: Progress) -> None:
         self._display.update(progress)
 
     def done(self, summary: Summary) -> None:
-        self.ends[self._cache] = (
-            say_summary(summary, str(self._cache)),
-            {**as_document(summary), "failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)},
-        )
-
-
-def _try(plan: ExtractionPlan) -> dict[str, Any]:
-    from featcache.engines.main_job import choose_engine
-    from featcache.extraction.plan import existing_folder
-    from featcache.extraction.trial import run_trial
-
-    folder = None
-    if plan.options.is_on_ray:  # a folder that its nodes share: next to the cache, which they share
-        if not isinstance(plan.cache, Path):
-            raise ArgumentError("--trial with --engine ray needs a cache in a folder that all nodes share: -o FOLDER")
-        folder = existing_folder(plan.cache.absolute().parent)
-    with redirect_stdout(sys.stderr):
-        trials = run_trial(plan, choose_engine(plan.options), folder)
-    return say_trial(trials)
+        document = as_document(summary)
+        document |= {"failed": summary.failed, "times_real_time": round(summary.times_real_time, 1)}
+        self.ends[self._cache] = say_summary(summary, str(self._cache)), document
 
 
 def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: bool) -> int:

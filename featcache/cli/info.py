@@ -160,10 +160,8 @@ def _print(document: dict[str, Any], failures: bool) -> None:
         older = counted(replaced, "older item")
         say(f"  among these, {older} of utterances that were extracted again: not read, but not removed")
     for tag in document["tags"]:
-        say(
-            f"  tag {tag['name']}: "
-            + (tag["fault"] or f"{counted(tag['utterances'], 'utterance')}, {_date(tag['made'])}")
-        )
+        told = tag["fault"] or f"{counted(tag['utterances'], 'utterance')}, {_date(tag['made'])}"
+        say(f"  tag {tag['name']}: {told}")
     for run in document["unfinished"]:
         say(f"  {run['message']}")
     side_arrays = {side["name"]: side for side in spec["side"]}
@@ -221,7 +219,6 @@ def _date(time: str) -> str:
     return f"{time[:10]} {time[11:16]} UTC"
 
 
-_TO_THE_RIGHT = range(1, 5)
 _FIELDS = (
     *("path", "name", "fingerprint", "distinction"),
     *("utterances", "audio_seconds", "bytes", "failed", "first_run", "last_run", "tags"),
@@ -242,7 +239,7 @@ def ls(path: Location) -> int:
     """
     documents, is_damaged = describe_versions(path, on_disk=False)
     say_json({"versions": [{name: one[name] for name in _FIELDS} for one in documents]})
-    say_table([*map(_row, documents)], _TO_THE_RIGHT)
+    say_table([*map(_row, documents)], to_the_right=range(1, 5))
     return DamagedError.exit_code if is_damaged else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -340,3 +341,16 @@ def refuse_output(path: Path, force: bool) -> None:
         raise StoreError(f"{path}: cannot be written: there is no folder {path.parent}")
     if not os.access(folder, os.W_OK):
         raise StoreError(f"{path}: cannot be written: the folder {path.parent} may not be written")
+
+
+def is_agreed(question: str, yes: bool) -> bool:
+    """Whether what has been said is to be done: by `--yes`, or by who is asked on the terminal. Raises ArgumentError if
+    there is no `--yes`, and nobody can be asked; or nothing has been said, because of `--json`."""
+    if yes:
+        return True
+    if printing().as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ArgumentError("nothing has been removed: nobody can be asked here: add --yes, or --dry-run")
+    is_agreed = click.confirm(question, err=True)
+    if not is_agreed:
+        note("nothing has been removed")
+    return is_agreed

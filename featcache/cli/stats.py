@@ -128,12 +128,8 @@ def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
 
 def _say_codes(usage: Usage) -> dict[str, Any]:
     """Print how codes are used; returns it as JSON."""
-    codebooks = [
-        {"size": len(counts), "used": used, "entropy": entropy, "perplexity": perplexity}
-        for counts, used, entropy, perplexity in zip(
-            usage.counts, usage.used, usage.entropy, usage.perplexity, strict=True
-        )
-    ]
+    books = zip(map(len, usage.counts), usage.used, usage.entropy, usage.perplexity, strict=True)
+    codebooks = [dict(zip(("size", "used", "entropy", "perplexity"), book, strict=True)) for book in books]
     for number, book in enumerate(codebooks):
         say(
             f"  codebook {number}: {book['used']:,} of {book['size']:,} codes are used; entropy {book['entropy']:.2f} "

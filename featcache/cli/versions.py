@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import (
-    advise,
-    as_document,
-    count_are,
-    note,
-    note_unfinished,
-    printing,
-    say,
-    say_json,
-    say_problems,
-)
+from featcache.cli.common import advise, as_document, count_are, note, note_unfinished, say, say_json, say_problems
 from featcache.cli.corpora import for_each_part, version_or_corpus
 from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
 from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
@@ -196,7 +185,7 @@ def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes:
     for plan in plans:
         _say(plan, manifest, dry_run)
     done: list[Pruned] = []
-    if not (dry_run or all(plan.is_empty for plan in plans)) and _is_agreed("Remove all this?", yes):
+    if not (dry_run or all(plan.is_empty for plan in plans)) and options.is_agreed("Remove all this?", yes):
         total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
         with stoppable() as stop, progress_bar(total, "shards") as bar:
             done = [
@@ -232,19 +221,6 @@ def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
     if plan.bound:
         items, are = counted(plan.bound, "more item"), "stays" if plan.bound == 1 else "stay"
         say(f"  {items} {are}: of shards that a tag names, or needs: {listing(plan.tags)}")
-
-
-def _is_agreed(question: str, yes: bool) -> bool:
-    """Whether what has been said is to be done: by `--yes`, or by who is asked on the terminal. Raises ArgumentError if
-    there is no `--yes`, and nobody can be asked; or nothing has been said, because of `--json`."""
-    if yes:
-        return True
-    if printing().as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ArgumentError("nothing has been removed: nobody can be asked here: add --yes, or --dry-run")
-    is_agreed = click.confirm(question, err=True)
-    if not is_agreed:
-        note("nothing has been removed")
-    return is_agreed
 
 
 @click.command(short_help="Remove a version, or a tag.")
@@ -294,7 +270,7 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
         if kept := what_is_kept(version):
             what += f"; with {'; '.join(kept)}"
     say(f"{'would remove' if dry_run else 'removes'} {what}")
-    removed = not dry_run and _is_agreed("Remove it?", yes)
+    removed = not dry_run and options.is_agreed("Remove it?", yes)
     if removed and tag is not None:
         remove_tag(version, tag)
     elif removed:
