@@ -20,7 +20,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from featcache import __version__
-from featcache.cli.common import complain, note, print_json, printing, printing_of_a_command, take_document
+from featcache.cli.common import complain, note, print_json, printing, printing_of_a_command
 from featcache.cli.process import INTERRUPTED, signals_handled, standard_streams, stdout_for_results
 from featcache.errors import FeatcacheError, MissingDependencyError, StoreError, without_secrets
 
@@ -62,8 +62,8 @@ class _Commands(click.Group):
         try:
             with stdout_for_results(), signals_handled():
                 code = super().invoke(ctx)
-                if (document := take_document()) is not None:
-                    print_json(document)
+                if printing().document is not None:
+                    print_json(printing().document)
         except click.ClickException as error:
             message = without_secrets(error.format_message())
             _print_error("UsageError", message, error.exit_code)

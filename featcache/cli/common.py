@@ -112,7 +112,7 @@ def say_table(rows: Sequence[Mapping[str, str]], to_the_right: Container[int]) -
 
 def first_few(values: Sequence[object], at_most: int) -> str:
     """The first values for people, and a mark if there are more."""
-    shown = ", ".join(str(values[number]) for number in range(min(len(values), at_most)))
+    shown = ", ".join(map(str, values[:at_most]))
     return f"{shown} …" if len(values) > at_most else shown
 
 
@@ -193,12 +193,6 @@ def say_json(document: Any) -> None:
     """With `--json`, print a document on stdout when the command has ended."""
     if _printing.as_json:
         _printing.document = document
-
-
-def take_document() -> Any:
-    """What `say_json` was called with since the last call of this; None if it was not called."""
-    document, _printing.document = _printing.document, None
-    return document
 
 
 def print_json(document: Any) -> None:

@@ -164,7 +164,15 @@ def _print(result: Probe) -> None:
     batched = [measured.repeatable for measured in result.measured if measured.repeatable is not None]
     if batched:
         say(f"bit-identical whatever the neighbours: {'yes' if all(batched) else 'no'}")
-    _print_chunks(result)
+    if (chunks := result.chunks) is not None:
+        promise = "exact" if chunks.exact else "not exact"
+        found = "no utterance of the sample is longer than a chunk"
+        if chunks.utterances:
+            found = (
+                f"of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole clip, "
+                f"{_percent(chunks.mismatch)} by more than rounding"
+            )
+        say(f"chunks: {promise} by the model's receptive field; {found}")
     say(describe_fastest(result.document()["fastest"]))
 
 
@@ -194,20 +202,6 @@ def _where(measured: Measured) -> str:
     if measured.last <= _NEAR:
         return f"in the last {measured.last} frames" if measured.last > 1 else "in the last frame"
     return f"in the first {measured.first} frames" if measured.first <= _NEAR else "throughout"
-
-
-def _print_chunks(result: Probe) -> None:
-    chunks = result.chunks
-    if chunks is None:
-        return
-    promise = "exact by the model's receptive field" if chunks.exact else "not exact by the model's receptive field"
-    if not chunks.utterances:
-        say(f"chunks: {promise}; no utterance of the sample is longer than a chunk")
-        return
-    say(
-        f"chunks: {promise}; of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole "
-        f"clip, {_percent(chunks.mismatch)} by more than rounding"
-    )
 
 
 def _percent(share: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from featcache.cli import options
-from featcache.cli.common import complain, error_document, printing, say, say_json, take_document
+from featcache.cli.common import complain, error_document, printing, say, say_json
 from featcache.cli.process import INTERRUPTED
 from featcache.errors import (
     ArgumentError,
@@ -73,28 +73,24 @@ def _call_for_each_part(
 
         copy_parts_list(corpus, to)
 
-    def call(name: str) -> int:
-        cache = corpus / name
-        of_part = {**given, "path": cache / version if version else cache}
-        if to is not None:
-            of_part["to"] = to / name
-        if manifests is not None:
-            if name not in manifests:
-                raise ManifestError(f"part {name}: none of these manifests has its name")
-            of_part["manifest"] = str(manifests[name])
-        if name in gone:
-            raise StoreError(gone[name])
-        return command(**of_part) or 0
-
     codes: dict[str, int] = {}
     documents: list[dict[str, Any]] = []
     missing: MissingItemError | None = None
     for name in [part.name for part in parts]:
         if not is_search:
             say(f"part {name}")
+        of_part = {**given, "path": corpus / name / version if version else corpus / name}
+        if to is not None:
+            of_part["to"] = to / name
         try:
-            codes[name] = call(name)
-            document = take_document() or {}
+            if manifests is not None:
+                if name not in manifests:
+                    raise ManifestError(f"part {name}: none of these manifests has its name")
+                of_part["manifest"] = str(manifests[name])
+            if name in gone:
+                raise StoreError(gone[name])
+            codes[name] = command(**of_part) or 0
+            document, printing().document = printing().document or {}, None
         except FeatcacheError as error:
             if is_search and isinstance(error, MissingItemError):
                 missing = missing or error

@@ -73,17 +73,21 @@ def describe_versions(path: Location, *, on_disk: bool = True) -> tuple[list[dic
             is_damaged = True
     for document in documents:
         namesakes = [other for other in documents if other["name"] == document["name"]]
-        found = _distinctions([other["config"] for other in namesakes])[namesakes.index(document)]
+        found = _distinction(document["config"], [other["config"] for other in namesakes])
         document["distinction"] = found or (["weights or revision"] if len(namesakes) > 1 else [])
     return documents, is_damaged
 
 
-def _distinctions(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """What tells resolved configs of one name from each other: for each of them, the keys in which not all agree, by
+def _distinction(config: dict[str, Any], namesakes: Sequence[dict[str, Any]]) -> list[str]:
+    """What tells a resolved config from others of its name, which it is among: the keys in which not all agree, by
     their dotted paths, with its values: `params.low_freq=20.0`. Keys that it has not are left out."""
-    flat = [dict(_leaves(config)) for config in configs]
-    keys = {key for values in flat for key in values if any(other.get(key) != values[key] for other in flat)}
-    return [[f"{key}={json.dumps(values[key])}" for key in sorted(keys & values.keys())] for values in flat]
+    flat = [dict(_leaves(namesake)) for namesake in namesakes]
+    own = dict(_leaves(config))
+    return [
+        f"{key}={json.dumps(value)}"
+        for key, value in sorted(own.items())
+        if any(other.get(key) != value for other in flat)
+    ]
 
 
 def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

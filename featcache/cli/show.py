@@ -260,7 +260,7 @@ def _print_why(document: dict[str, Any], causes: list[Cause]) -> None:
     if (plan := document.get("plan")) is not None:
         say(f"{counted(plan['utterances'], 'utterance')}: {plan['present']:,} there, {plan['missing']:,} to extract")
         for cause in causes:
-            ids = [cause.ids[number] for number in range(min(len(cause.ids), _SHOWN + 1))]
+            ids = cause.ids[: _SHOWN + 1]
             if cause.example:
                 ids[0] += f" ({cause.example})"
             again = " again" if cause.again else ""
