@@ -103,7 +103,8 @@ def say(*columns: object) -> None:
 def say_table(rows: Sequence[Mapping[str, str]], to_the_right: Container[int]) -> None:
     """Print rows of cells, by the names of their columns, on stdout under these names, each column as wide as it must
     be; the columns of these numbers end in line."""
-    shown = [[printable(cell) for cell in cells] for cells in (*map(list, rows[:1]), *(row.values() for row in rows))]
+    lines = [*map(list, rows[:1]), *(row.values() for row in rows)]
+    shown = [[printable(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         cells = enumerate(zip(row, widths, strict=True))

@@ -161,8 +161,7 @@ def _print(result: Probe) -> None:
             "equal_length batches are only as full as the sample has utterances of equal length; padded batches are "
             "full"
         )
-    batched = [measured.repeatable for measured in result.measured if measured.repeatable is not None]
-    if batched:
+    if batched := [measured.repeatable for measured in result.measured if measured.repeatable is not None]:
         say(f"bit-identical whatever the neighbours: {'yes' if all(batched) else 'no'}")
     if (chunks := result.chunks) is not None:
         promise = "exact" if chunks.exact else "not exact"

@@ -101,7 +101,7 @@ def terminal_columns() -> int:
     return 0
 
 
-def progress_bar(total: int | None, unit: str, **settings: Any) -> tqdm[Never]:
+def progress_bar(total: float | None, unit: str, **settings: Any) -> tqdm[Never]:
     """A bar on a terminal, which is gone in the end; elsewhere, it shows nothing."""
     from tqdm import tqdm
 

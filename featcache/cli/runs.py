@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Never
 import click
 
 from featcache.cli.common import FAILURES_LEFT, complain, count_are, log, note, printing, say
-from featcache.cli.process import INTERRUPTED, terminal_columns
+from featcache.cli.process import INTERRUPTED, progress_bar, terminal_columns
 from featcache.errors import counted, hours, megabytes
 
 if TYPE_CHECKING:
@@ -55,11 +54,9 @@ class Display:
         self._kind = kind
         self._bar: tqdm[Never] | None = None
         if kind == "bar" and self._total and (columns := terminal_columns()):
-            from tqdm import tqdm
-
             # The bar takes the space that the text leaves; on a narrow terminal, the end of the text is cut.
             form = "{percentage:3.0f}%|{bar}| {desc}"
-            self._bar = tqdm(total=self._total, bar_format=form, ncols=min(columns, _MOST_COLUMNS), file=sys.stderr)
+            self._bar = progress_bar(self._total, "s", bar_format=form, ncols=min(columns, _MOST_COLUMNS))
         self._started = monotonic()
         self._next_bar = self._started + _BAR_SECONDS
         self._next_line = self._started + (_JSON_SECONDS if kind == "json" else _FIRST_SECONDS)
@@ -139,7 +136,6 @@ class Display:
     def __exit__(self, kind: object, *_: object) -> None:
         self._ended.set()
         if self._bar is not None:
-            self._bar.leave = False
             self._bar.close()
         if kind is None:
             from featcache.extraction.jobs import Progress
