@@ -299,7 +299,7 @@ def refuse_almost_url(name: str, text: str) -> None:
     """Refuse a URL that lacks a slash or two, which would name a folder called `s3:`, by an ArgumentError that says
     what was probably meant."""
     if match := _ALMOST_URL.match(text):
-        meant = f"{match[1]}://{text[match.end() :]}"
+        meant = f"{match[1].lower()}://{text[match.end() :]}"
         refuse_secrets(name, meant)
         raise ArgumentError(f"{name}: {text} is no URL: did you mean {meant}? A path of that name is ./{text}")
 

@@ -58,6 +58,7 @@ def paths(plain, scratch):
             "CACHE[/VERSION]: s3:///x names no location in a bucket: give s3://BUCKET/FOLDER",
         ),
         ("info file:///x", f"CACHE[/VERSION]: file:///x{OTHER_URL}"),
+        ("ls S3:/b/x", "CACHE[/VERSION]: S3:/b/x is no URL: did you mean s3://b/x? A path of that name is ./S3:/b/x"),
         ("verify {folder} --manifest s3://b/m.csv", f"--manifest: s3://b/m.csv {URL}"),
         ("stats {folder} -o s3://b/x.npz", f"-o: s3://b/x.npz {URL}"),
     ],
