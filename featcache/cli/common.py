@@ -34,7 +34,7 @@ FAILURES_LEFT = 3
 
 
 class MessageFile(io.FileIO):
-    """A file of messages: a full disk below it does not decide how the work ends."""
+    """A file of messages: a full disk below it, or a terminal that was closed, does not decide how the work ends."""
 
     def write(self, data: Any, /) -> int:
         """Write what can be written, and drop the rest."""

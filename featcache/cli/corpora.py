@@ -21,14 +21,13 @@ from featcache.errors import (
 )
 from featcache.storage.location import Location
 
-_BY_SEVERITY = (INTERRUPTED, 1, 2, 3, 0)
 _OUTCOMES = {1: "failed, or damaged", 2: "refused", 3: "with utterances that failed", INTERRUPTED: "interrupted"}
 
 
 def worst(codes: Iterable[int]) -> int:
     """The exit code that says the worst: interrupted, failed or damaged, wrong usage, some utterances failed, fine."""
     found = {0, *codes}
-    return next(code for code in (*_BY_SEVERITY, *found) if code in found)
+    return next(code for code in (INTERRUPTED, 1, 2, 3, 0, *found) if code in found)
 
 
 def for_each_part(command: Callable[..., int | None]) -> Callable[..., int | None]:

@@ -2,8 +2,7 @@
 
 The streams are open, stdout is for results alone, and messages never decide how the work ends. If a stream is closed
 (`2>&-`), the next file that is opened gets its number, and whatever a library prints goes into that file. So
-`/dev/null` is put in its place. And a message that nobody can be given, because the disk below a log is full or the
-terminal has been closed, is dropped.
+`/dev/null` is put in its place.
 
 On damaged files, libsndfile's readers of SDS and of G.72x print to C's stdout, and offer no way to turn that off. That
 would be in the middle of a result which a program reads, or after it: C keeps what is printed to a file or a pipe until

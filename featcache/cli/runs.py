@@ -189,11 +189,10 @@ def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
         ends = [getattr(trial, name) for trial in trials]
         span[name] = None if None in ends else sum(ends)
     for trial in trials:
-        on = f"{_devices(trial.processes, trial.device)}, {counted(trial.threads, 'thread')}"
         failed = f"; {counted(trial.failed, 'utterance')} of it failed" if trial.failed else ""
         say(
-            f"a trial of {', '.join(trial.versions)} on {on}: {hours(trial.audio_seconds)} of audio, drawn at random, "
-            f"in {trial.elapsed_seconds:.1f} s: {trial.times_real_time:,.0f} × real time{failed}"
+            f"a trial of {', '.join(trial.versions)} on {_devices(trial)}: {hours(trial.audio_seconds)} of audio, "
+            f"drawn at random, in {trial.elapsed_seconds:.1f} s: {trial.times_real_time:,.0f} × real time{failed}"
         )
     if math.isnan(seconds):
         say("nothing of the sample was extracted, so nobody can say how long all of it would take")
@@ -204,21 +203,13 @@ def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
     return {"tried": [asdict(trial) for trial in trials], "expected_seconds": seconds, **span}
 
 
-def _devices(processes: int, model: str) -> str:
-    return f"{processes} × {model}" if processes > 1 else model
+def _devices(run: Summary | Trial) -> str:
+    devices = f"{run.processes} × {run.device}" if run.processes > 1 else run.device
+    return f"{devices}, {counted(run.threads, 'thread')}"
 
 
 def say_summary(summary: Summary, where: str) -> int:
     """Print what a run did. Returns its exit code. If it was given up, what there is at `where` says why."""
-    _print_summary(summary)
-    if summary.too_many_failures:
-        why = f"{summary.too_many_failures}; why: featcache info {shlex.quote(where)} --failures"
-        complain("\n  ".join([why, *summary.traceback.splitlines()]))
-        return 1
-    return INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0
-
-
-def _print_summary(summary: Summary) -> None:
     for version in summary.versions:
         say(version.path)
         say(f"  {_outcome(version, summary.interrupted)}")
@@ -227,7 +218,12 @@ def _print_summary(summary: Summary) -> None:
     if not_looked_at := max(version.not_looked_at for version in summary.versions):
         audio = "its audio was" if not_looked_at == 1 else "their audio was"
         say(f"{not_looked_at:,} already there: {audio} not looked at (--check-sources does)")
-    _print_resampled(summary)
+    # That a part of the band is empty must be seen.
+    for done, remark in (("upsampled", ": there is nothing in them above half of their own rate"), ("downsampled", "")):
+        if count := getattr(summary, done):
+            rates = sorted({version.sample_rate for version in summary.versions if getattr(version, done)})
+            were = counted(count, "utterance was", "utterances were")
+            say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
     if summary.silent:
         say(f"{count_are(summary.silent, 'utterance')} silent, for example {summary.first_silent}")
     if summary.failed_by_reason:
@@ -237,8 +233,7 @@ def _print_summary(summary: Summary) -> None:
         say(
             f"{hours(summary.audio_seconds)} of audio{', with its copies,' if with_copies else ''} in "
             f"{summary.elapsed_seconds:.1f} s: {summary.times_real_time:,.0f} × real time on "
-            f"{_devices(summary.processes, summary.device)}, "
-            f"{counted(summary.threads, 'thread')}"
+            f"{_devices(summary)}"
         )
         if summary.elapsed_seconds >= _TELLING_SECONDS:
             _print_stages(summary)
@@ -248,17 +243,22 @@ def _print_summary(summary: Summary) -> None:
         from featcache.version.records import run_names
         from featcache.version.version import Version
 
-        where = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
+        place = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
         opened = Version.open(parse_location("path", with_failures[0]))
         for latest in run_names(opened.store)[-1:]:
             for failure in read_failures(opened, run=latest)[:1]:  # most often all have failed for one reason
                 say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")
-        say(f"why utterances failed: featcache info {shlex.quote(where)} --failures")
+        say(f"why utterances failed: featcache info {shlex.quote(place)} --failures")
     left = max(version.missing for version in summary.versions)
     if summary.interrupted and left > 0:
         kept = counted(sum(version.extracted for version in summary.versions), "extracted utterance")
         how = "stopped" if summary.too_many_failures else "interrupted"
         say(f"{how}: {kept} kept, {left:,} left: run the same command again")
+    if summary.too_many_failures:
+        why = f"{summary.too_many_failures}; why: featcache info {shlex.quote(where)} --failures"
+        complain("\n  ".join([why, *summary.traceback.splitlines()]))
+        return 1
+    return INTERRUPTED if summary.interrupted else FAILURES_LEFT if summary.failed else 0
 
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:
@@ -273,15 +273,6 @@ def _outcome(version: VersionSummary, interrupted: bool) -> str:
         f"{counted(version.utterances, 'utterance')}: {version.extracted:,} extracted{size}, "
         f"{version.present:,} already there, {version.failed:,} failed"
     )
-
-
-def _print_resampled(summary: Summary) -> None:
-    """Print how many files have other sample rates than the configs: that a part of the band is empty must be seen."""
-    for done, remark in (("upsampled", ": there is nothing in them above half of their own rate"), ("downsampled", "")):
-        if count := getattr(summary, done):
-            rates = sorted({version.sample_rate for version in summary.versions if getattr(version, done)})
-            were = counted(count, "utterance was", "utterances were")
-            say(f"{were} {done} to {', '.join(f'{rate:,}' for rate in rates)} Hz{remark}")
 
 
 def not_tried_again(failed: Mapping[str, int]) -> str:

@@ -81,8 +81,7 @@ def tag(path: Location, name: str) -> None:
     made = make_tag(version, name, open_index(version))
     note_unfinished(version)
     say_json({"path": str(version.path), "tag": name, "shards": len(made.shards), "utterances": made.items})
-    shards = counted(len(made.shards), "shard")
-    say(f"{version.path}@{name}: {counted(made.items, 'utterance')} in {shards}")
+    say(f"{version.path}@{name}: {counted(made.items, 'utterance')} in {counted(len(made.shards), 'shard')}")
 
 
 @click.command(short_help="Copy a cache to another folder or object store.")
