@@ -83,11 +83,8 @@ def _distinction(config: dict[str, Any], namesakes: Sequence[dict[str, Any]]) ->
     their dotted paths, with its values: `params.low_freq=20.0`. Keys that it has not are left out."""
     flat = [dict(_leaves(namesake)) for namesake in namesakes]
     own = dict(_leaves(config))
-    return [
-        f"{key}={json.dumps(value)}"
-        for key, value in sorted(own.items())
-        if any(other.get(key) != value for other in flat)
-    ]
+    unlike = [key for key in sorted(own) if any(other.get(key) != own[key] for other in flat)]
+    return [f"{key}={json.dumps(own[key])}" for key in unlike]
 
 
 def _leaves(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -113,8 +110,7 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     if spec.outputs:
         num_bytes = sum(version.shard(name).num_bytes for name in index.shards)
     else:  # as `Shard.num_bytes` counts them
-        sizes = (one.frames * spec.bytes_per_frame + one.items * spec.bytes_per_item for one in index.summaries)
-        num_bytes = sum(sizes)
+        num_bytes = sum(one.frames * spec.bytes_per_frame + one.items * spec.bytes_per_item for one in index.summaries)
     failures = [failure.document() for failure in standing_failures(version, index).values()]
     runs = run_names(version.store)
     times = [time.isoformat(timespec="seconds") for run in runs if (time := began(run)) is not None]

@@ -56,10 +56,8 @@ def show(path: Location, utterance: str) -> None:
     for number, document in enumerate(documents):
         if number:
             say()
-        lines = {
-            **_origin_lines(document),
-            **{name: document[name] for name in ("shape", "dtype", "min", "mean", "max")},
-        }
+        lines = _origin_lines(document)
+        lines |= {name: document[name] for name in ("shape", "dtype", "min", "mean", "max")}
         if quantized := document.get("quantized"):
             lines["stored"] = f"{quantized['dtype']}, off by at most {quantized['largest_error']:.3g}"
         for name, summary in document["side"].items():

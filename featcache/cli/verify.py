@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -105,6 +106,7 @@ def verify(
     root = reading["root"]
     urls = CallersUrls(wanted)
     found: list[tuple[Report, Recomputed | None]] = []
+    look = partial(check, data=data, manifest=wanted, subset=subset, threads=threads)
     path, tag = split_tag(path)
     for folder in version_folders(path):
         try:
@@ -115,16 +117,7 @@ def verify(
         total = sum(subset is None or subset.has(name) for name in version.shard_names())
         with stoppable() as stop, progress_bar(total if sources is None else 2 * total, "shards") as bar:
             files = None if sources is None else SourceCheck(sources == "content", root, urls)
-            result = check(
-                version,
-                data=data,
-                manifest=wanted,
-                sources=files,
-                subset=subset,
-                threads=threads,
-                report=bar.update,
-                stop=stop,
-            )
+            result = look(version, sources=files, report=bar.update, stop=stop)
         is_left = recompute and not result.interrupted
         found.append((result, _recompute(version, root, recompute, device, threads, urls) if is_left else None))
         if result.interrupted:

@@ -187,10 +187,8 @@ def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes:
     if not (dry_run or all(plan.is_empty for plan in plans)) and options.is_agreed("Remove all this?", yes):
         total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
         with stoppable() as stop, progress_bar(total, "shards") as bar:
-            done = [
-                take_away(version, plan, ids, report=bar.update, stop=stop)
-                for version, plan, ids in zip(versions, plans, keeping, strict=True)
-            ]
+            jobs = zip(versions, plans, keeping, strict=True)
+            done = [take_away(*job, report=bar.update, stop=stop) for job in jobs]
     damaged = [pruned for pruned in done if pruned.damaged]
     for pruned in damaged:
         shards = counted(len(pruned.damaged), "shard stays", "shards stay")
