@@ -45,10 +45,8 @@ def to_waveform(
     Raises AudioError (RATE_REFUSED or NO_SUCH_CHANNEL; `max_seconds` is the caller's to hold to), or
     MissingDependencyError if it takes soxr."""
     if source_rate < policy.min_source_rate:
-        raise AudioError(
-            Reason.RATE_REFUSED,
-            f"sampled at {source_rate} Hz, by its header: below {policy.min_source_rate} Hz (audio.min_source_rate)",
-        )
+        limit = f"below {policy.min_source_rate} Hz (audio.min_source_rate)"
+        raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz, by its header: {limit}")
     if source_rate != policy.sample_rate and policy.resample == "forbid":
         wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
         raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")

@@ -121,9 +121,8 @@ def copy_parts_list(corpus: Location, to: Location) -> None:
         StoreError: It cannot be written.
     """
     if versions := version_names(to):
-        raise ArgumentError(
-            f"{to}: is the cache of one manifest, with {listing(versions)}: give the corpus another folder"
-        )
+        what = f"is the cache of one manifest, with {listing(versions)}"
+        raise ArgumentError(f"{to}: {what}: give the corpus another folder")
     for part in read_parts(corpus):
         put_part(to, part)
 

@@ -77,7 +77,6 @@ class Repaired:
 class _Plan:
     """What is to be done with a damaged shard."""
 
-    name: str
     kept: Sequence[int]
     """The numbers of its sound items, rising."""
     again: Strings | None
@@ -106,24 +105,24 @@ def repair(path: Location, manifest: Manifest, options: Options, stop: threading
     with version.at_work("repair"):
         version.store.sweep()
         verified = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
-        plans = [] if stop.is_set() else _plan_shards(version, verified)
-        parts = [plan.again for plan in plans if plan.again is not None]
+        plans = {} if stop.is_set() else _plan_shards(version, verified)
+        parts = [plan.again for plan in plans.values() if plan.again is not None]
         again = Strings.concatenate(parts) if len(parts) == len(plans) else None
         config = None if again is not None and not len(again) else _config_for(version, options)
         if config is not None and again is not None:
             _refuse_loss(again, expand(manifest, config.copies), verified.damaged_shards)
         copies: dict[str, str] = {}
-        for plan in plans:
+        for name, plan in plans.items():
             if plan.kept and not stop.is_set():
-                copies[plan.name] = rewrite(version, version.shard(plan.name), plan.kept)
+                copies[name] = rewrite(version, version.shard(name), plan.kept)
         if stop.is_set():
             repaired.interrupted = True
             return repaired
-        for plan in plans:
-            if copies.get(plan.name) != plan.name:
-                repaired.aside |= _take_away(version, plan.name)
+        for name in plans:
+            if copies.get(name) != name:
+                repaired.aside |= _take_away(version, name)
         repaired.removed = verified.damaged_shards
-        repaired.kept = sum(len(plan.kept) for plan in plans)
+        repaired.kept = sum(len(plan.kept) for plan in plans.values())
         repaired.missing = 0 if again is None else _count_missing(version, verified, again, copies.values())
         if config is None:
             open_index(version)  # builds it if it is damaged
@@ -138,15 +137,15 @@ def repair(path: Location, manifest: Manifest, options: Options, stop: threading
         return repaired
 
 
-def _plan_shards(version: Version, verified: Report) -> list[_Plan]:
-    """What is to be done with each damaged shard."""
+def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
+    """What is to be done with each damaged shard, by its name."""
     damaged = verified.damaged_shards
     faulty = {problem.id for problem in verified.problems if problem.shard}
     index = load_index(version, version.shard_names()) if damaged else None
-    plans = []
+    plans = {}
     for name in damaged:
         counting = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
-        plans.append(_plan(version, name, faulty, counting))
+        plans[name] = _plan(version, name, faulty, counting)
     return plans
 
 
@@ -163,14 +162,14 @@ def _plan(version: Version, name: str, faulty: set[str | None], counting: String
         shard = version.shard(name)
         shard.check_table()
     except DamagedError:
-        return _Plan(name, [], counting)
+        return _Plan([], counting)
     ids, kept = shard.table.ids, list[int]()
     if not any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
         kept = [number for number, _ in shard.sound_items([at for at, id_ in enumerate(ids) if id_ not in faulty])]
     others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
     if counting is not None:  # what others have replaced need not be extracted
         others = others.take(np.flatnonzero(np.isin(others.hashes(), counting.hashes())))
-    return _Plan(name, kept, others)
+    return _Plan(kept, others)
 
 
 def _take_away(version: Version, name: str) -> dict[str, str]:

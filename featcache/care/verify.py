@@ -401,8 +401,7 @@ def _item_problems(shard: Shard) -> Iterator[Problem]:
     if spec.is_quantized:
         parameters = shard.quantization.reshape(len(ids), -1)
         for item in np.flatnonzero(~np.isfinite(parameters).all(axis=1)).tolist():
-            message = f"{ids[item]}: its scale or offset is NaN or infinite"
-            yield Problem("non_finite", message, shard.name, ids[item])
+            yield Problem("non_finite", f"{ids[item]}: its scale or offset is NaN or infinite", shard.name, ids[item])
     # An extractor may have a frame more or less at either end. Beyond that, the frames are not of this audio.
     num_frames, num_samples = np.diff(table.offsets("frame")), table["num_samples"]
     per_sample = spec.frame_rate / spec.sample_rate
