@@ -163,8 +163,6 @@ class LocalCopies:
 
     def __init__(self, version: Version, shards: Sequence[str], places: Sequence[Place]) -> None:
         self.places = places
-        self.has_news = False
-        """Whether `collect` is to be called before the next read."""
         self._version, self._shards = version, shards
         self._names = [shard.rpartition("/")[2] for shard in shards]  # without the part of a corpus
         self._used_up: set[Place] = set()  # where a copy has failed, and no more are made
@@ -179,6 +177,7 @@ class LocalCopies:
 
     def _begin_anew(self) -> None:
         self.has_news = True  # to go on, in a child, with what the parent was asked for
+        """Whether `collect` is to be called before the next read."""
         self._copies: dict[int, LocalCopy] = {}  # those that are read before the store is, by the shard's number
         self._one_at_a_time: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._fetching = threading.Semaphore(_COPIES_AT_ONCE)

@@ -84,7 +84,7 @@ def positions_in(name: str, values: Any, count: int, where: str, wanted: str) ->
     outside = positions[(positions < -count) | (positions >= count)]
     if len(outside):
         raise IndexError(f"no utterance at {outside[0]}: {where} has {count:,}")
-    return positions.astype(np.int64) % count if len(positions) else positions.astype(np.int64)
+    return positions.astype(np.int64) % max(1, count)
 
 
 def check_codebooks(spec: FeatureSpec, codebooks: int | None) -> int | None:

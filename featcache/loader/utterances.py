@@ -171,21 +171,15 @@ def versions_of(
     codebooks: int | Mapping[str, int] | None,
     padding_value: float | Mapping[str, float],
 ) -> list[DatasetVersion]:
-    """The versions of a dataset, with all their utterances; an ArgumentError if the arguments do not fit them."""
-    caches = _caches_by_name(cache)
+    """The versions of a dataset, with all their utterances, by name, `features` for a single one. Raises ArgumentError
+    if there is none, one is no opened cache, or the other arguments do not fit them."""
+    caches = {"features": cache} if isinstance(cache, Cache) else cache
+    if not isinstance(caches, Mapping) or not all(isinstance(each, Cache) for each in caches.values()):
+        raise ArgumentError("cache is not an opened cache: give the result of featcache.open, or several by name")
+    if not caches:
+        raise ArgumentError("cache is empty: give an opened cache, or several by name")
     codes, padding = by_version(cache, "codebooks", codebooks), by_version(cache, "padding_value", padding_value)
     return [DatasetVersion(name, each, codes.get(name), padding.get(name, 0)) for name, each in caches.items()]
-
-
-def _caches_by_name(cache: Cache | Mapping[str, Cache]) -> dict[str, Cache]:
-    """The opened caches by name, `features` for a single one; an ArgumentError if there is none, or one is no cache."""
-    if isinstance(cache, Cache):
-        return {"features": cache}
-    if not isinstance(cache, Mapping) or not all(isinstance(each, Cache) for each in cache.values()):
-        raise ArgumentError("cache is not an opened cache: give the result of featcache.open, or several by name")
-    if not cache:
-        raise ArgumentError("cache is empty: give an opened cache, or several by name")
-    return dict(cache)
 
 
 def by_version(
@@ -193,7 +187,7 @@ def by_version(
 ) -> dict[str, _Value]:
     """An argument that may differ between the versions of a dataset, by their names; empty if it is not given. Raises
     ArgumentError if it names something that is not a version of the dataset."""
-    names = [*_caches_by_name(cache)]
+    names = ["features"] if isinstance(cache, Cache) else [*cache]
     if value is None:
         return {}
     if not isinstance(value, Mapping):
