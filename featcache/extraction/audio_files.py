@@ -315,7 +315,7 @@ def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[Aud
 
 
 def is_unchanged(path: AudioSource, failure: Failure, known: Mapping[AudioSource, Stamp]) -> bool:
-    """Whether the file at `path` is still the one that failed, and would be on any machine; `known` is what
+    """Whether a failure is of a kind that stays, and the file at `path` is still the one that failed; `known` is what
     `stats_of_failed` gave."""
     if failure.reason in _MAY_PASS or (url_of(path) and path not in known):
         return False

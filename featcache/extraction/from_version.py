@@ -67,13 +67,11 @@ class SourceVersion:
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
         status = join(RowKeys.of_utterances(utterances), self._index, failures)
         stored = self._stored(status.positions[status.present])
-        results: list[StoredUtterance | AudioError] = []
-        for row, (utterance, position) in enumerate(zip(utterances, status.positions.tolist(), strict=True)):
-            if status.present[row]:
-                results.append(stored[position])
-            else:
-                results.append(self._missing(utterance, position, bool(status.failed[row])))
-        return results
+        rows = zip(utterances, status.positions.tolist(), status.present.tolist(), status.failed.tolist(), strict=True)
+        return [
+            stored[position] if is_present else self._missing(utterance, position, has_failed)
+            for utterance, position, is_present, has_failed in rows
+        ]
 
     def seconds(self, manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of audio of each row, float64 `[rows]`: those known, else the version's, else NaN."""
