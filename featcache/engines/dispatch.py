@@ -329,12 +329,9 @@ class _Dispatch:
         error, failed = AudioError(Reason.CRASHED, message), []
         for job in self._group.jobs:
             status = join(RowKeys.of_utterances(task.utterances), open_index(job.version, keep=False), {})
-            failed.append(
-                [
-                    replace(failure_of(task.utterances[row], self._group.root, error), generation=task.generations[row])
-                    for row in status.missing.nonzero()[0]  # it may have got its shard before a worker died
-                ]
-            )
+            rows = status.missing.nonzero()[0]  # it may have got its shard before a worker died
+            failures = ((row, failure_of(task.utterances[row], self._group.root, error)) for row in rows)
+            failed.append([replace(failure, generation=task.generations[row]) for row, failure in failures])
         self._fail(failed)
 
     def _fail(self, failed: Sequence[Sequence[Failure]]) -> None:

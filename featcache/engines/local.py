@@ -125,10 +125,8 @@ class _Workers:
 
     def run(self) -> None:
         """Do the tasks; returns when all are committed, or when what had been taken at the stop is."""
-        workers = [
-            threading.Thread(target=self._work, args=[number], name=f"featcache-{number}")
-            for number in range(self._device.workers)
-        ]
+        numbers = range(self._device.workers)
+        workers = [threading.Thread(target=self._work, args=[number], name=f"featcache-{number}") for number in numbers]
         try:
             for worker in workers:
                 worker.start()

@@ -244,10 +244,8 @@ class _Worker:
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
         configs, self._source = setup.setup.build(self.device)
-        self.jobs = [
-            _begin(setup.options, self.device, built, *version)
-            for built, version in zip(configs, setup.versions, strict=True)
-        ]
+        pairs = zip(configs, setup.versions, strict=True)
+        self.jobs = [_begin(setup.options, self.device, built, *version) for built, version in pairs]
         self._totals = [VersionCounts() for _ in self.jobs]
         self._next_report = 0.0
 

@@ -272,16 +272,10 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
     with _loading, _quiet_transformers():
         config, found_class = _resolve(model_class, located)
         tensors = state_dict(located)
+        options |= {"dtype": torch.float32, "output_loading_info": True}
+        options["ignore_mismatched_sizes"] = True  # _require_complete names them
         try:
-            model, info = found_class.from_pretrained(
-                None,
-                config=config,
-                state_dict=tensors,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # _require_complete names them
-                **options,
-            )
+            model, info = found_class.from_pretrained(None, config=config, state_dict=tensors, **options)
         except Exception as error:  # a model's own code may raise anything on weights that are not its own
             raise weights_error(located.path, f"not a {found_class.__name__}: {first_line(error)}") from error
         _require_complete(info, located, found_class)
