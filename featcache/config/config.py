@@ -410,15 +410,11 @@ def find_differences(
     if recorded.get("extractor") != config["extractor"]:
         return Differences(keys, [])
     locations = extractors.find(config["extractor"]).Params.locations
-    others = {"name", "augment.noise.manifest", *(f"audio.{key}" for key in SELECTING_KEYS)}
-    others |= {f"params.{name}" for name in locations}
-    beginnings = tuple(f"{key}{end}" for key in others for end in (":", "."))
-    deciding = [line for line in keys if not line.startswith(beginnings)]
-    deciding += _hidden(recorded, recorded_fingerprint, config)
-    return Differences(
-        deciding or ["the extractor's revision, or the content of its weights"],
-        [line for line in keys if line.startswith(beginnings)],
-    )
+    names = {"name", "augment.noise.manifest", *(f"audio.{key}" for key in SELECTING_KEYS)}
+    names |= {f"params.{name}" for name in locations}
+    others = [line for line in keys if line.startswith(tuple(f"{name}{end}" for name in names for end in (":", ".")))]
+    deciding = [line for line in keys if line not in others] + _hidden(recorded, recorded_fingerprint, config)
+    return Differences(deciding or ["the extractor's revision, or the content of its weights"], others)
 
 
 def _hidden(recorded: Mapping[str, Any], fingerprint: str, config: Mapping[str, Any]) -> list[str]:

@@ -167,7 +167,7 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
             if name not in columns:
                 columns[name] = GrowingStrings([""] * len(row_places))
         for name, column in columns.items():
-            column.extend(values.get(name, [""] * len(places)))
+            column.extend(values[name] if name in values else [""] * len(places))
         row_places.extend(places)
     whole = {
         name: values.strings() if isinstance(values, GrowingStrings) else np.frombuffer(values, values.typecode)

@@ -17,19 +17,17 @@ from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest.audio_locations import Command, Member, Url
 from featcache.manifest.formats.lhotse import SAID
 from featcache.manifest.formats.source import suffix_of
-from featcache.manifest.formats.tables import pyarrow
+from featcache.manifest.formats.tables import PLAIN, pyarrow
 from featcache.manifest.utterances import Manifest, meaning_of, nearest_sample
 
 AudioFile = tuple[int, int, int]
 """A file's sample rate in Hz, its samples per channel, and its channels."""
 
-_BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
-
 
 def format_to_write(target: Path, name: str | None) -> str:
     """The format to write: the one named, or the one that a file's suffix means; an ArgumentError if there is none
     such."""
-    chosen = name or _BY_SUFFIX.get(suffix_of(target))
+    chosen = name or PLAIN.get(suffix_of(target))
     if chosen not in WRITTEN:
         what = f"--to: there is no {name!r}: choose" if name else f"-o: {target} does not say the format: give --to"
         raise ArgumentError(f"{what} {listing(WRITTEN)}")
