@@ -23,7 +23,7 @@ from featcache.errors import DamagedError, ExtractorError, StoreError, listing
 from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
 from featcache.format.group import read_attributes
 from featcache.format.shard import Shard
-from featcache.spec import QUANTIZATION, FeatureSpec
+from featcache.spec import DTYPES, QUANTIZATION, SIDE_NAME, FeatureSpec
 from featcache.storage.base import MARK, Store, open_store
 from featcache.storage.location import Location
 
@@ -85,10 +85,17 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
         """Raise ValueError if the spec contradicts itself, no memory is enough for one frame, or the config is odd."""
         spec = self.spec
         msgspec.convert(self.config, _Config)
-        shapes = {"frame": spec.item_shape} | {f"entry of {one.name}": one.item_shape for one in spec.side}
-        if len(shapes) < 1 + len(spec.side):
+        for one in spec.side:
+            if not re.fullmatch(SIDE_NAME, one.name):
+                raise ValueError(f"side array {one.name!r}: a name is lower-case letters, digits and _")
+            if one.dtype not in DTYPES:
+                raise ValueError(f"side array {one.name}: {one.dtype!r} is none of {', '.join(DTYPES)}")
+            if min(one.item_shape, default=1) < 1:
+                raise ValueError(f"side array {one.name}: entries of shape {list(one.item_shape)} hold no value")
+        shapes = {f"entry of {one.name}": one.item_shape for one in spec.side}
+        if len(shapes) < len(spec.side):
             raise ValueError(f"side arrays {listing(one.name for one in spec.side)}: two of them have the same name")
-        for name, shape in shapes.items():
+        for name, shape in {"frame": spec.item_shape, **shapes}.items():
             if math.prod(shape) > _FRAME_VALUES:
                 raise ValueError(f"one {name} has {math.prod(shape):,} values, and may have {_FRAME_VALUES:,}")
         if spec.is_quantized and spec.dtype != "float32":
@@ -153,7 +160,7 @@ class ShardGoneError(StoreError):
     """A shard that is not there any more: what counts of it is in another one."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Version:
     """An opened version: the store of its files, and what it says of itself. It is as it is now; or of these `shards`,
     as it was when a `tag` was made."""
@@ -191,9 +198,7 @@ class Version:
             data = seal_group(msgspec.to_builtins(info), path)
             read_info(data, path)
         except (ValueError, DamagedError) as error:
-            side = listing(f"{one.name!r} of {one.dtype} {[*one.item_shape]}" for one in info.spec.side)
-            what = f"{error} (side arrays: {side})" if side else error
-            raise ExtractorError(f"config {info.name}: features that cannot be stored: {what}") from error
+            raise ExtractorError(f"config {info.name}: features that cannot be stored: {error}") from error
         store = open_store(path)
         for key, content in ((MARK, data), (f"shards/{MARK}", PLAIN_GROUP)):
             if not store.exists(key):
