@@ -190,15 +190,18 @@ def find_missing(wanted: Iterable[Wanted], index: Index, failures: Sequence[Fail
     }
     missing, failed, hashes = {}, {}, [np.empty(0, np.uint64)]
     for one in wanted:
-        lacking = one.lacks(index)
-        numbers = np.flatnonzero(lacking)
-        for number in numbers[np.isin(one.rows[0, numbers], ids)].tolist():
-            failure = by_key.get(tuple(one.rows[:, number].tolist()))
-            if failure is not None:
-                lacking[number], failed[failure.id] = False, failure
-        if lacking.any():
-            missing[one.manifest] = np.flatnonzero(lacking)
-            hashes.append(one.rows[0, lacking])
+        numbers = np.flatnonzero(one.lacks(index))
+        if failures:  # else 10^7 rows would be looked up for nothing
+            is_missing = ~np.isin(one.rows[0, numbers], ids)
+            for place in np.flatnonzero(~is_missing).tolist():
+                failure = by_key.get(tuple(one.rows[:, numbers[place]].tolist()))
+                is_missing[place] = failure is None
+                if failure is not None:
+                    failed[failure.id] = failure
+            numbers = numbers[is_missing]
+        if len(numbers):
+            missing[one.manifest] = numbers
+            hashes.append(one.rows[0, numbers])
     return Missing(missing, failed, np.concatenate(hashes))
 
 
