@@ -35,9 +35,9 @@ class Draws:
         self.device = device
         self.generator = torch.Generator(device).manual_seed(hash_of(f"{kind} {seed} {step}"))
 
-    def uniform(self, count: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Numbers in [low, high), float32 `[count]`."""
-        drawn = torch.rand(count, generator=self.generator, device=self.device, dtype=torch.float32)
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Numbers in [low, high), float32."""
+        drawn = torch.rand(shape, generator=self.generator, device=self.device, dtype=torch.float32)
         return drawn * (high - low) + low
 
     def normal(self, like: Tensor) -> Tensor:
@@ -64,11 +64,11 @@ class Draws:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Augmentation(nn.Module):
-    """The base of augmentations. Raises ArgumentError if an argument is out of range.
+    """The base of augmentations.
 
     They are called with features, floats `[batch, frames, ...]`; with `lengths` in frames, integers `[batch]` on the
     features' device, or without if no row has padding; and with the `step` of the training. Raises ArgumentError if
-    shapes, dtypes or devices do not fit."""
+    shapes, dtypes or devices do not fit, or if an argument of the class is out of range."""
 
     seed: int = 0
     """The seed, a whole number, which together with the step and the shapes determines all random numbers."""
@@ -161,7 +161,7 @@ class GaussianNoise(Augmentation):
         draws = self.draws(step, features.device)
         limits = self.std or self.snr_db
         assert isinstance(limits, tuple)
-        size = draws.uniform(len(features), *limits)
+        size = draws.uniform(len(features), low=limits[0], high=limits[1])
         noise = draws.normal(features)
         if self.std is None:
             signal_power, noise_power = (_power(values, is_frame) for values in (features.detach(), noise))
@@ -254,7 +254,7 @@ class MixEnergies(Augmentation):
         draws = self.draws(step, features.device)
         partner = draws.partners(len(features))
         assert isinstance(self.snr_db, tuple)
-        snr = draws.uniform(len(features), *self.snr_db) * _NEPERS["db"]
+        snr = draws.uniform(len(features), low=self.snr_db[0], high=self.snr_db[1]) * _NEPERS["db"]
         chosen = self.chosen(draws, len(features))
         both = is_frame & is_frame[partner] & chosen[:, None]
         powers = features.float() * _NEPERS[self.log]

@@ -106,10 +106,8 @@ class Cmvn(nn.Module):
         order = np.argsort(numbers, kind="stable")
         means, stds = _stacked(mean, group_mean, order), _stacked(std, group_std, order)
         if means.shape != stds.shape or not (means.isfinite().all() and stds.isfinite().all() and (stds >= 0).all()):
-            raise ArgumentError(
-                f"mean is {list(means.shape[1:])} and std {list(stds.shape[1:])}: they must be finite and of the same "
-                "shape, and std must not be negative"
-            )
+            both = f"mean is {list(means.shape[1:])} and std {list(stds.shape[1:])}"
+            raise ArgumentError(f"{both}: they must be finite and of the same shape, and std must not be negative")
         names = "".join(f"{groups[at]}\0" for at in order).encode()
         self.register_buffer("mean", means.float())
         self.register_buffer("std", torch.where(stds <= _CONSTANT * means.abs(), 1.0, stds).float())
@@ -131,10 +129,9 @@ class Cmvn(nn.Module):
         """
         stats = Stats.load(path)
         if cache is not None and cache.version.info.fingerprint != stats.fingerprint:
-            raise StoreError(
-                f"{path}: statistics of {stats.version}, but the cache is {cache.version.path.name}: "
-                f"`featcache stats {quote(str(cache.version.path))} -o FILE` computes its own"
-            )
+            what = f"statistics of {stats.version}, but the cache is {cache.version.path.name}"
+            remedy = f"`featcache stats {quote(str(cache.version.path))} -o FILE` computes its own"
+            raise StoreError(f"{path}: {what}: {remedy}")
         groups: GroupStatistics = {}
         if stats.by is not None:
             group_std = np.sqrt(stats.group_variance)
@@ -212,10 +209,8 @@ class Cmvn(nn.Module):
                 numbers = numbers.pin_memory()
             numbers = numbers.to(features.device, non_blocking=True)
         if numbers.shape != features.shape[:1] or numbers.dtype.is_floating_point or numbers.dtype == torch.bool:
-            raise ArgumentError(
-                f"groups is {numbers.dtype} {list(numbers.shape)}: give a name or an integer for each of "
-                f"{len(features)} rows"
-            )
+            what = f"groups is {numbers.dtype} {list(numbers.shape)}"
+            raise ArgumentError(f"{what}: give a name or an integer for each of {len(features)} rows")
         known = self.group_numbers
         if not len(known):
             rows = torch.zeros_like(numbers)
@@ -226,9 +221,8 @@ class Cmvn(nn.Module):
         if self.unknown == "error":
             strange = rows == 0
             if strange.device.type == "cpu" and strange.any():
-                raise ArgumentError(
-                    f"no statistics for groups {listing(map(str, sorted(set(numbers[strange].tolist()))))}"
-                )
+                names = map(str, sorted(set(numbers[strange].tolist())))
+                raise ArgumentError(f"no statistics for groups {listing(names)}")
             strange = strange.view(-1, *[1] * (mean.ndim - 1))
             mean, std = mean.masked_fill(strange, torch.nan), std.masked_fill(strange, torch.nan)
         return mean, std
@@ -301,9 +295,8 @@ def _stacked(of_all: Any, of_groups: Any, order: Any) -> Tensor:
         return table
     groups = torch.as_tensor(of_groups, dtype=torch.float64, device="cpu").detach()
     if groups.shape != (len(order), *table.shape[1:]):
-        raise ArgumentError(
-            f"statistics of {len(order)} groups are {list(groups.shape)}: there must be {list(table.shape[1:])} of each"
-        )
+        what = f"statistics of {len(order)} groups are {list(groups.shape)}"
+        raise ArgumentError(f"{what}: there must be {list(table.shape[1:])} of each")
     return torch.cat([table, groups[torch.from_numpy(order)]])
 
 

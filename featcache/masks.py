@@ -155,10 +155,8 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
         _check_mask("mask", mask)
         return ~mask
     if mask.ndim != 4 or mask.dtype != torch.bool or num_heads is None:
-        raise ArgumentError(
-            f"mask is {mask.dtype} {list(mask.shape)}, num_heads {num_heads}: give a bool mask of two dimensions, "
-            "or one from attention_mask, and num_heads"
-        )
+        what = f"mask is {mask.dtype} {list(mask.shape)}, num_heads {num_heads}"
+        raise ArgumentError(f"{what}: give a bool mask of two dimensions, or one from attention_mask, and num_heads")
     batch, _, _, num_frames = mask.shape
     return (~mask).expand(batch, num_heads, num_frames, num_frames).flatten(0, 1)
 
@@ -170,10 +168,9 @@ def frame_mask(features: Tensor, lengths: Tensor | None) -> Tensor:
         return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
     is_frame = padding_mask(lengths, features.shape[1])
     if lengths.shape != features.shape[:1] or lengths.device != features.device:
-        raise ArgumentError(
-            f"lengths is {list(lengths.shape)} on {lengths.device}, and features {list(features.shape)} on "
-            f"{features.device}: give one length for each row, on the features' device"
-        )
+        shape, device = list(features.shape), features.device
+        what = f"lengths is {list(lengths.shape)} on {lengths.device}, and features {shape} on {device}"
+        raise ArgumentError(f"{what}: give one length for each row, on the features' device")
     return is_frame
 
 

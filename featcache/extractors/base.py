@@ -211,9 +211,8 @@ def find(name: str) -> type[Extractor[Params]]:
         there = registered()
         if name not in there:
             known = ", ".join(sorted(there))
-            raise ConfigError(
-                f"extractor: there is no {name!r}; choose from {known}, or package.module:Class for your own"
-            )
+            choice = f"choose from {known}, or package.module:Class for your own"
+            raise ConfigError(f"extractor: there is no {name!r}; {choice}")
         path = there[name]
     module_name, _, class_name = path.partition(":")
     try:
@@ -234,10 +233,8 @@ def require_registered(name: str) -> None:
     featcache's own extractors and the entry points of installed packages are registered. `--trust-remote-code` accepts
     others."""
     if ":" in name and not remote_code_is_allowed() and name not in registered().values():
-        raise ConfigError(
-            f"extractor: it comes from a cache and names {name}, which is not a registered extractor; "
-            "--trust-remote-code imports it"
-        )
+        what = f"it comes from a cache and names {name}, which is not a registered extractor"
+        raise ConfigError(f"extractor: {what}; --trust-remote-code imports it")
 
 
 def registered() -> dict[str, str]:

@@ -4,8 +4,10 @@ The features are one layer, several stacked layers, or a weighted sum of layers.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from itertools import islice
 from typing import TypeVar
 
 import torch
@@ -13,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import nn
 
 from featcache.errors import ConfigError
-from featcache.extractors.model import ModelExtractor, ModelParams
+from featcache.extractors.model import Chunk, ModelExtractor, ModelParams
 from featcache.extractors.ragged import Length, normalized
 from featcache.extractors.rows import Piece, Rows
 from featcache.spec import FeatureSpec
@@ -109,22 +111,20 @@ class HiddenStates(ModelExtractor[H]):
             sample_rate=self.sample_rate,
             units=f"{name}, {_title(params)}{'' if epsilon is None else ', of the normalised waveform'}",
         )
-        most_seconds = None if encoder.most_samples is None else encoder.most_samples / self.sample_rate
-        if self.params.chunk is not None:
-            self._require_fitting_chunks(self.params.chunk.seconds, self.params.chunk.overlap, most_seconds)
-        elif most_seconds is not None:
-            self.max_seconds = most_seconds
+        if params.chunk is not None:
+            self._require_fitting(params.chunk)
+        elif encoder.most_samples is not None:
+            self.max_seconds = encoder.most_samples / self.sample_rate
 
-    def _require_fitting_chunks(self, seconds: float, overlap: float, most_seconds: float | None) -> None:
-        if most_seconds is not None and seconds > most_seconds:
-            raise ConfigError(f"params.chunk.seconds: {seconds:g}; the model takes {most_seconds:g} s at a time")
-        size = self._samples(seconds)
+    def _require_fitting(self, chunk: Chunk) -> None:
+        most_seconds = (self._encoder.most_samples or math.inf) / self.sample_rate
+        if chunk.seconds > most_seconds:
+            raise ConfigError(f"params.chunk.seconds: {chunk.seconds:g}; the model takes {most_seconds:g} s at a time")
+        size = self._samples(chunk.seconds)
         lost = size - self._encoder.num_frames(size) * self.granularity
-        if self._samples(overlap) < lost:
-            shared = lost / self.spec.sample_rate
-            raise ConfigError(
-                f"params.chunk.overlap: {overlap:g} s; chunks of this model must share {shared:g} s, or frames are lost"
-            )
+        if self._samples(chunk.overlap) < lost:
+            remedy = f"chunks of this model must share {lost / self.sample_rate:g} s, or frames are lost"
+            raise ConfigError(f"params.chunk.overlap: {chunk.overlap:g} s; {remedy}")
         self.pieces(size + 1)  # raises if the overlap is too long
 
     def num_frames(self, num_samples: int) -> int:
@@ -142,12 +142,8 @@ class HiddenStates(ModelExtractor[H]):
         """The chosen hidden states, float32 `[R, F, *item_shape]`; the model runs only as far as they need."""
         if self._epsilon is not None:
             waveforms = normalized(waveforms, num_samples, self._epsilon)
-        chosen: dict[int, torch.Tensor] = {}
-        for number, hidden_RFD in enumerate(self._encoder.hidden_states(waveforms, num_samples)):
-            if number in self._numbers:
-                chosen[number] = hidden_RFD.float()
-            if len(chosen) == len(self._numbers):
-                break
+        hidden_states = islice(self._encoder.hidden_states(waveforms, num_samples), max(self._numbers) + 1)
+        chosen = {number: state.float() for number, state in enumerate(hidden_states) if number in self._numbers}
         first_RFD, *others = (chosen[number] for number in self._numbers)
         if self._stacked:
             return Rows(torch.stack([first_RFD, *others], dim=2))

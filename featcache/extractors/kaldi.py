@@ -104,16 +104,10 @@ class _Kaldi(FrameExtractor[K]):
 
     def __init__(self, params: K, sample_rate: int, device: torch.device) -> None:
         self._params = params
-        self._length = _whole_samples("frame_length", params.frame_length, sample_rate, at_least=2)
+        as_it_is = not params.round_to_power_of_two
+        self._length = _whole_samples("frame_length", params.frame_length, sample_rate, at_least=2, even=as_it_is)
         self._shift = _whole_samples("frame_shift", params.frame_shift, sample_rate, at_least=1)
-        self._fft_length = self._length
-        if params.round_to_power_of_two:
-            self._fft_length = 1 << (self._length - 1).bit_length()
-        if self._fft_length % 2:
-            raise ConfigError(
-                f"params.frame_length: {params.frame_length:g} ms are {self._length} samples at "
-                f"audio.sample_rate {sample_rate}; with round_to_power_of_two: false they must be even"
-            )
+        self._fft_length = self._length if as_it_is else 1 << (self._length - 1).bit_length()
         band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
         filters = mel.kaldi_filters(params.num_mel_bins, band, self._fft_length, sample_rate)
         self._mel_bank = mel.MelBank(filters, device)
@@ -218,19 +212,17 @@ class Mfcc(_Kaldi[MfccParams]):
 
     def __init__(self, params: MfccParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
-        if params.num_ceps > params.num_mel_bins:
-            raise ConfigError(
-                f"params.num_ceps: {params.num_ceps} cepstra need as many filters; num_mel_bins is "
-                f"{params.num_mel_bins}"
-            )
-        self.spec = self._spec(params.num_ceps, "mel-frequency cepstrum")
+        num_ceps, num_bins = params.num_ceps, params.num_mel_bins
+        if num_ceps > num_bins:
+            raise ConfigError(f"params.num_ceps: {num_ceps} cepstra need as many filters; num_mel_bins is {num_bins}")
+        self.spec = self._spec(num_ceps, "mel-frequency cepstrum")
         # The cosine transform, the lifter and HTK's order are one matrix.
-        transform = _cosine_transform(params.num_ceps, params.num_mel_bins) * _lifter(params)
+        transform = _cosine_transform(num_ceps, num_bins) * _lifter(params)
         self._energy_at = 0
         if params.htk_compat:
             transform[:, 0] *= math.sqrt(2)  # HTK's transform is not orthonormal
             transform = transform.roll(-1, dims=1)
-            self._energy_at = params.num_ceps - 1
+            self._energy_at = num_ceps - 1
         self._transform = with_whole_columns(transform).to(device, torch.float32)
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:
@@ -242,13 +234,13 @@ class Mfcc(_Kaldi[MfccParams]):
         return cepstra
 
 
-def _whole_samples(name: str, milliseconds: float, sample_rate: int, at_least: int) -> int:
+def _whole_samples(name: str, milliseconds: float, sample_rate: int, at_least: int, even: bool = False) -> int:
     num_samples = int(sample_rate * 0.001 * milliseconds)
+    what = f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate {sample_rate}"
     if num_samples < at_least:
-        raise ConfigError(
-            f"params.{name}: {milliseconds:g} ms are {num_samples} samples at audio.sample_rate "
-            f"{sample_rate}; there must be at least {at_least}"
-        )
+        raise ConfigError(f"{what}; there must be at least {at_least}")
+    if even and num_samples % 2:
+        raise ConfigError(f"{what}; with round_to_power_of_two: false they must be even")
     return num_samples
 
 

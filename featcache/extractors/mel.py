@@ -73,15 +73,11 @@ def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:
     nyquist = sample_rate / 2
     high = high_freq if high_freq > 0 else nyquist + high_freq
     if high > nyquist:
-        raise ConfigError(
-            f"params.high_freq: {high_freq:g} Hz is above {nyquist:g} Hz, the Nyquist frequency at "
-            f"audio.sample_rate {sample_rate}; 0 stands for it, and -400 for 400 Hz below it"
-        )
+        what = f"{high_freq:g} Hz is above {nyquist:g} Hz, the Nyquist frequency at audio.sample_rate {sample_rate}"
+        raise ConfigError(f"params.high_freq: {what}; 0 stands for it, and -400 for 400 Hz below it")
     if not 0 <= low_freq < high:
-        raise ConfigError(
-            f"params.low_freq: {low_freq:g} Hz is not between 0 and {high:g} Hz, where the filters end "
-            f"(high_freq {high_freq:g}, audio.sample_rate {sample_rate})"
-        )
+        end = f"{high:g} Hz, where the filters end (high_freq {high_freq:g}, audio.sample_rate {sample_rate})"
+        raise ConfigError(f"params.low_freq: {low_freq:g} Hz is not between 0 and {end}")
     return low_freq, high
 
 

@@ -112,10 +112,8 @@ class ModelExtractor(RowExtractor[M]):
         overlap = self._samples(chunk.overlap)
         if overlap >= size:
             hop = self.granularity / self.spec.sample_rate
-            raise ConfigError(
-                f"params.chunk: {chunk.overlap:g} s of overlap leave nothing of {chunk.seconds:g} s, "
-                f"in whole hops of {hop:g} s"
-            )
+            what = f"{chunk.overlap:g} s of overlap leave nothing of {chunk.seconds:g} s"
+            raise ConfigError(f"params.chunk: {what}, in whole hops of {hop:g} s")
         left_out = overlap if self.causal else overlap // 2 // self.granularity * self.granularity
         starts = range(0, num_samples - overlap, size - overlap)
         kept_from = [0, *((start + left_out) // self.granularity for start in starts[1:]), self.num_frames(num_samples)]

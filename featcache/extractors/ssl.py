@@ -63,12 +63,11 @@ class SSL(HiddenStates[SSLParams]):
         super().__init__(params, sample_rate, device)
         located = weights.locate(params.weights, params.revision)
         settings = weights.read_json(located, "config.json")
-        family = _FAMILIES.get(settings.get("model_type") or "")
+        model_type = settings.get("model_type")
+        family = _FAMILIES.get(model_type or "")
         if family is None:
-            raise ConfigError(
-                f"params.weights: {located.folder}: config.json has model_type {settings.get('model_type')!r}; "
-                f"ssl knows {listing(_FAMILIES)}"
-            )
+            known = f"config.json has model_type {model_type!r}; ssl knows {listing(_FAMILIES)}"
+            raise ConfigError(f"params.weights: {located.folder}: {known}")
         name, class_name, encoder = family
         preprocessing = weights.read_preprocessing(located)
         self.require_sample_rate(preprocessing.get("sampling_rate", 16000))

@@ -105,10 +105,8 @@ class Units(RowExtractor[UnitsParams]):
     def check_audio(self, audio: Mapping[str, Any]) -> None:
         for key, value in audio.items():
             if key not in SELECTING_KEYS and value != self._source_audio[key]:
-                raise ConfigError(
-                    f"audio.{key}: {value}; these units are of {self._source_name}, whose audio.{key} is "
-                    f"{self._source_audio[key]}"
-                )
+                theirs = f"these units are of {self._source_name}, whose audio.{key} is {self._source_audio[key]}"
+                raise ConfigError(f"audio.{key}: {value}; {theirs}")
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
         codes, _ = self._nearest(features)
@@ -130,11 +128,9 @@ class Units(RowExtractor[UnitsParams]):
         """How a clip is cut into rows. TOO_LONG: it would be cut, but the features are quantised over a whole clip."""
         pieces = self._source.pieces(num_samples)
         if self._is_quantized and len(pieces) > 1:
-            raise AudioError(
-                Reason.TOO_LONG,
-                f"{self._source_name} is quantised over a whole clip, but this clip is computed in "
-                f"{len(pieces)} chunks: extract {self._source_name} first, and make the units with --from",
-            )
+            name, chunks = self._source_name, f"this clip is computed in {len(pieces)} chunks"
+            remedy = f"extract {name} first, and make the units with --from"
+            raise AudioError(Reason.TOO_LONG, f"{name} is quantised over a whole clip, but {chunks}: {remedy}")
         return pieces
 
     def padded_length(self, num_samples: int) -> int:
@@ -217,17 +213,13 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
         raise ConfigError(f"{error} (params.features can say where the features' weights are now)") from error
     except ValidationError as error:
         fault = error.errors()[0]
-        raise ConfigError(
-            f"{what}: {extractor} does not accept the config of its features: "
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-        ) from error
+        refused = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise ConfigError(f"{what}: {extractor} does not accept the config of its features: {refused}") from error
     if found != codebook.fingerprint:
         name = config["name"]
-        raise ConfigError(
-            f"{what}: its features are {name}-{codebook.fingerprint[:12]}, but here they would be {name}-{found[:12]}: "
-            f"the extractor {extractor}, or its weights, have changed; "
-            "params.features can say where the right weights are"
-        )
+        both = f"its features are {name}-{codebook.fingerprint[:12]}, but here they would be {name}-{found[:12]}"
+        why = f"the extractor {extractor}, or its weights, have changed"
+        raise ConfigError(f"{what}: {both}: {why}; params.features can say where the right weights are")
     return config
 
 
