@@ -129,12 +129,7 @@ class Extractor(ABC, Generic[P]):
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:
-        """Build the extractor.
-
-        Args:
-            params: The parameters, with defaults filled in.
-            sample_rate: The rate of the waveforms, in Hz.
-            device: The device to compute on.
+        """Build the extractor, for waveforms of this rate in Hz. The parameters have their defaults filled in.
 
         Raises:
             ConfigError: The parameters do not fit each other, the sample rate (for example `high_freq` above Nyquist)
@@ -165,10 +160,8 @@ class Extractor(ABC, Generic[P]):
         """
 
     def chunk_warning(self, name: str) -> str | None:
-        """A warning for the user if long clips are cut into chunks, and their values differ from the whole clip's.
-
-        Args:
-            name: The extractor's name in the config.
+        """A warning for the user if long clips are cut into chunks, and their values differ from the whole clip's. It
+        names the extractor as the config does.
 
         Raises:
             ConfigError: Clips cannot be cut like this.

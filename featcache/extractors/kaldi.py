@@ -18,7 +18,7 @@ from featcache.extractors import mel
 from featcache.extractors.base import Clip, Params
 from featcache.extractors.frames import FrameExtractor, aligned_rows, with_whole_columns
 from featcache.spec import FeatureSpec
-from featcache.strings import Strings
+from featcache.strings import hash_of
 
 _SIXTEEN_BITS = 32768.0
 """Kaldi's own `waveform_scale`."""
@@ -133,7 +133,7 @@ class _Kaldi(FrameExtractor[K]):
 
     def _noise(self, clip_id: str, frames: torch.Tensor) -> torch.Tensor:
         """The dither of frames `[T, L]`, seeded by the id's FNV-1a hash, and drawn on the CPU whatever the device."""
-        generator = torch.Generator().manual_seed(int(Strings.of([clip_id]).hashes()[0]))
+        generator = torch.Generator().manual_seed(hash_of(clip_id))
         noise = torch.randn(frames.shape, generator=generator, dtype=torch.float32)
         return noise.mul_(self._params.dither / self._params.waveform_scale).to(frames.device)
 

@@ -5,7 +5,7 @@ r is `x_RCT[r, :, : lengths[r]]`; what follows it is meaningless, and may be any
 
 Why a row's result is the same as alone: take one layer, and suppose that its input is right up to each row's end. A
 convolution's output at step t is a function of `span` columns of its padded input. For steps before the row's new end,
-these columns are the row's own, or among the few that its padding rule adds at its two ends; `pad` writes these few
+these columns are the row's own, or among the few that its padding rule adds at its two ends; these few are written
 where the row ends, not where the tensor ends. So the output is right up to each row's new end, and so on through any
 number of layers: nothing from after a row's end ever gets before it. Norms take their statistics from the row's own
 steps, and an LSTM that runs backwards starts at the row's own last step.
@@ -126,8 +126,7 @@ class Convolution:
 
     def _padded(self, x_RCT: torch.Tensor, lengths: torch.Tensor, after: int) -> torch.Tensor:
         """A copy of the rows, `[R, C, left + T + after]`, in which each row is padded at its own ends. With
-        `whole_strides` there are `stride - 1` columns after a row beyond those at its right, of which it needs some,
-        all or none."""
+        `whole_strides`, `after` is `stride - 1` more than `right`: columns of which a row needs some, all or none."""
         num_rows, channels, steps = x_RCT.shape
         left = self.padding.left
         padded_RCT = x_RCT.new_empty(num_rows, channels, left + steps + after)
@@ -154,7 +153,7 @@ class Convolution:
             if self.padding.whole_strides:
                 missing = (span(self.conv) - ends - left - right) % self.conv.stride[0]
                 mirror = torch.maximum(mirror, right + missing)
-            # Below 0 are columns that the row does not need; from its end on, the zeros that make it long enough.
+            # Below 0 are columns that the row does not need; from its end on, zeros that made it long enough.
             source_RN = torch.where(at_RN < 0, -at_RN, 2 * mirror - at_RN).clamp(min=0)
             is_zero = ((at_RN >= 0) & (at_RN <= mirror)) | (source_RN >= ends)
             source_RN = source_RN.clamp(max=x_RCT.shape[-1] - 1)
@@ -165,8 +164,8 @@ class Convolution:
 def zero_padded_conv1d(
     conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A convolution of each row that pads with zeros by itself: `conv1d` without a copy. In `x_RCT`, the columns after
-    each row's end that the convolution looks at are overwritten."""
+    """A convolution of each row that pads with zeros by itself: a `Convolution` without a copy. In `x_RCT`, the columns
+    after each row's end that the convolution looks at are overwritten."""
     padding = own_padding(conv)
     zero_after_(x_RCT, lengths, padding.right)
     y_RCT = F.conv1d(x_RCT, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
@@ -266,14 +265,9 @@ def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
     ExtractorError if one is of another kind. Each codec has its own classes for them, which compute the same."""
     layers: list[Layer] = []
     activation: Activation | None = None
-    for module in [*modules, None]:
-        convolution = _convolution(module, activation)
-        if activation is not None and convolution is None:
-            raise ExtractorError(
-                "featcache does not support a SEANet encoder with an activation that no convolution follows"
-            )
-        activation = None
-        if convolution is not None:
+    for module in [*modules, None]:  # None is their end
+        before, activation = activation, None
+        if (convolution := _convolution(module, before)) is not None:
             layers.append(convolution)
         elif isinstance(block := getattr(module, "block", None), Iterable):
             layers.append(partial(_residual, seanet_layers(block), _convolution(getattr(module, "shortcut", None))))
@@ -285,6 +279,9 @@ def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
             activation = partial(_snake, alpha.detach(), (alpha.detach() + 1e-9).reciprocal())
         elif module is not None:
             raise ExtractorError(f"{type(module).__name__} is not a layer that featcache supports in a SEANet encoder")
+        if before is not None and convolution is None:
+            what = "an activation that no convolution follows"
+            raise ExtractorError(f"featcache does not support a SEANet encoder with {what}")
     return layers
 
 

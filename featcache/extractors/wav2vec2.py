@@ -18,7 +18,6 @@ without a mask round differently, and a row's bits must not depend on whether it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from featcache.extractors.hidden_states import Encoder
-from featcache.extractors.ragged import Length, is_inside, own_padding, steps_after
+from featcache.extractors.ragged import Length, is_inside, own_padding, receptive_field, steps_after
 
 _VECTOR = 32
 """The most numbers that a CPU's vectorised functions take at a time. In all published models, the number of channels is
@@ -49,8 +48,9 @@ class Wav2Vec2(Encoder):
         self._set_modules(model.feature_extractor, model.feature_projection, model.encoder, norm_is_last)
 
     def _set_modules(self, feature_extractor: Any, projection: Any, transformer: Any, norm_is_last: bool) -> None:
+        """Take a model's modules, in which those of torchaudio have the same names."""
         self._convolutions = list(feature_extractor.conv_layers)
-        self.hop = math.prod(layer.conv.stride[0] for layer in self._convolutions)
+        _, self.hop = receptive_field(layer.conv for layer in self._convolutions)
         self._projection = projection
         self._positions = transformer.pos_conv_embed
         if self._positions.conv.weight.is_cuda:
