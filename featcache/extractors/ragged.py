@@ -227,10 +227,10 @@ class RaggedLSTM:
     depend on the others."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
-        self._layers = [[lstm]]
+        self._layers: list[Sequence[nn.LSTM]] = [[lstm]]
         if lstm.bidirectional:
-            numbers = range(lstm.num_layers)
-            self._layers = [[_one_direction(lstm, f"_l{n}"), _one_direction(lstm, f"_l{n}_reverse")] for n in numbers]
+            every = [_one_direction(lstm, weights) for weights in lstm.all_weights]  # forward, backward, forward …
+            self._layers = list(zip(every[::2], every[1::2], strict=True))
 
     def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """The output of the last layer, `[R, C', T]`: of both directions, one after the other along `C'`."""
@@ -246,13 +246,11 @@ class RaggedLSTM:
         return hidden_TRC.permute(1, 2, 0)
 
 
-def _one_direction(lstm: nn.LSTM, suffix: str) -> nn.LSTM:
-    """One layer in one direction of an LSTM, as a separate module."""
-    names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"] if lstm.bias else ["weight_ih", "weight_hh"]
-    weights = {f"{name}_l0": getattr(lstm, name + suffix) for name in names}
-    first = weights["weight_ih_l0"]
+def _one_direction(lstm: nn.LSTM, weights: Sequence[nn.Parameter]) -> nn.LSTM:
+    """One layer in one direction of an LSTM, which has these weights, as a separate module."""
+    first = weights[0]
     alone = nn.LSTM(first.shape[1], lstm.hidden_size, bias=lstm.bias, device=first.device, dtype=first.dtype)
-    alone.load_state_dict(weights)
+    alone.load_state_dict(dict(zip(alone.state_dict(), weights, strict=True)))
     return alone.eval().requires_grad_(False)
 
 
