@@ -110,9 +110,12 @@ def progress_bar(total: float | None, unit: str, **settings: Any) -> tqdm[Never]
 
 @contextmanager
 def stoppable(
-    at_once: Callable[[], object] = lambda: None, stop: threading.Event | None = None
+    at_once: Callable[[], object] = lambda: None,
+    stop: threading.Event | None = None,
+    ending: str = "finishing and committing what is under way (once more to stop at once, and lose it)",
 ) -> Iterator[threading.Event]:
-    """Yield an event that the first of the signals sets; a second one calls `at_once`, and ends the process."""
+    """Yield an event that the first of the signals sets, which says how the command is `ending`; a second one calls
+    `at_once`, and ends the process."""
     stop = stop or threading.Event()
     signals = count()  # instead of `stop.is_set()`: a second signal may come in the middle of `stop.set()`
 
@@ -121,7 +124,7 @@ def stoppable(
             at_once()
             os._exit(INTERRUPTED)  # half-written shards are in work/, and the next run removes them
         stop.set()
-        note("interrupted: finishing and committing what is under way (once more to stop at once, and lose it)")
+        note(f"interrupted: {ending}")
 
     with signals_handled(on_signal):
         yield stop

@@ -107,6 +107,7 @@ def verify(
     urls = CallersUrls(wanted)
     found: list[tuple[Report, Recomputed | None]] = []
     look = partial(check, data=data, manifest=wanted, subset=subset, threads=threads)
+    ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
     for folder in version_folders(path):
         try:
@@ -114,14 +115,15 @@ def verify(
         except DamagedError as error:
             found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]), None))
             continue
-        total = sum(subset is None or subset.has(name) for name in version.shard_names())
-        with stoppable() as stop, progress_bar(total if sources is None else 2 * total, "shards") as bar:
+        looks = 1 if sources is None else 2
+        total = looks * sum(subset is None or subset.has(name) for name in version.shard_names())
+        with stoppable(ending=ending) as stop, progress_bar(total, "shards") as bar:
             files = None if sources is None else SourceCheck(sources == "content", root, urls)
             result = look(version, sources=files, report=bar.update, stop=stop)
-        is_left = recompute and not result.interrupted
-        found.append((result, _recompute(version, root, recompute, device, threads, urls) if is_left else None))
         if result.interrupted:
+            found.append((result, None))
             break
+        found.append((result, _recompute(version, root, recompute, device, threads, urls) if recompute else None))
     interrupted = any(result.interrupted for result, _ in found)
     damaged = any(result.problems or (again and again.problems) for result, again in found)
     if printing().as_json:
@@ -154,7 +156,8 @@ def _recompute(
 
 def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: str) -> None:
     _print_counts(result, f"{result.path}{tag}")
-    problems = [*result.problems, *(again.problems if again else [])]
+    unlike = again.problems if again else []
+    problems = [*result.problems, *unlike]
     say_problems(problems[:_SHOWN])
     if len(problems) > _SHOWN:
         say(f"  … and {len(problems) - _SHOWN:,} more: --json has them all")
@@ -165,6 +168,8 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: 
         say(f"  extracted {again.utterances:,} again: {again.identical:,} bit-identical, {found}")
     for line in result.notes:
         say(f"  {line}")
+    if result.interrupted:
+        say("  interrupted: the rest was not looked at")
     if result.surplus:
         say(f"  {count_are(result.surplus, 'utterance')} not in the manifest")
     if result.repeated:
@@ -177,9 +182,7 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: 
         advise(f"{count_are(damaged, 'shard')} damaged: {repair}")
     elif any(problem.kind == "metadata" for problem in problems):
         advise(f"the metadata of the version is damaged: {repair}")
-    elif result.interrupted:
-        say("  interrupted: the rest was not looked at")
-    elif all(problem.kind == "source" for problem in problems) and not (again and again.problems):
+    elif not (result.interrupted or unlike) and all(problem.kind == "source" for problem in problems):
         say("  no damage found")
     if other_files := sum(problem.kind == "source" for problem in result.problems):
         extract = "`featcache extract … --check-sources` extracts those again that have changed in size or mtime"

@@ -14,6 +14,7 @@ from damage import CHUNKS, SPOIL, assert_repaired, flip, victim
 
 import featcache.care.verify
 from featcache.care.verify import verify
+from featcache.cli.verify import _print as print_report
 from featcache.version.version import Version
 
 
@@ -51,7 +52,8 @@ def test_the_quick_check_reads_no_features(cli, cache):
     assert (quick.code, "features not read" in quick.out) == (0, True)
 
 
-def test_a_verification_that_is_stopped_says_so(cache):
+def test_a_verification_that_is_stopped_says_so(cache, capsys):
+    """Also beside damage that it has found."""
     version, stop, looked_at = only_version(cache), threading.Event(), []
 
     def stop_after_one():
@@ -64,6 +66,8 @@ def test_a_verification_that_is_stopped_says_so(cache):
     assert found.interrupted
     assert (found.shards, found.shards_left_out, found.damaged_shards, len(looked_at)) == (1, 2, [name], 1)
     assert not verify(version).interrupted
+    print_report(found, None, None, "")
+    assert "interrupted: the rest was not looked at" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["index-kept", "no-index"])
