@@ -27,8 +27,12 @@ from featcache.manifest.utterances import refused_command
 from featcache.strings import GrowingStrings
 
 _COLUMNS = {
-    **{"text": "text", "utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"},
-    **{"utt2category": "category", "instruct": "instruct"},
+    "text": "text",
+    "utt2spk": "speaker",
+    "utt2lang": "language",
+    "utt2gender": "gender",
+    "utt2category": "category",
+    "instruct": "instruct",
 }
 """The files with a value for each utterance, and the columns that they become."""
 
