@@ -284,8 +284,9 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
 
 def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
     """What an index says of a shard, but for the number of its maker; and its maker."""
-    info = shard.info
-    maker = decoder_of(Maker).decode(msgspec.json.encode(info.made_by))
+    info, maker = shard.info, Maker()
+    with suppress(msgspec.ValidationError):  # a faulty writer's, or a stranger's: nothing follows from what it says
+        maker = decoder_of(Maker).decode(msgspec.json.encode(info.made_by))
     return ShardSummary(shard.name, info.row, info.items, info.frames, info.seconds, info.manifest, 0), maker
 
 

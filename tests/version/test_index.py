@@ -17,7 +17,7 @@ from small_shards import INFO, create, item, write
 from featcache.care.verify import verify
 from featcache.errors import DamagedError, MissingDependencyError, StoreError
 from featcache.strings import Strings
-from featcache.version.index import Index, build_index, keep_index, load_index, open_index
+from featcache.version.index import Index, Maker, build_index, keep_index, load_index, open_index
 from featcache.version.version import ShardGoneError, Version
 
 
@@ -222,6 +222,13 @@ def test_an_index_that_leads_out_of_its_lists_is_not_believed(small, column, val
     seal_files(index_folder(small))
     assert load_index(small, names) is None
     assert [*open_index(small).ids] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("made_by", [{"run": 5}, {"run": None}, {"mismatch": "x"}])
+def test_what_a_shard_says_of_its_maker_may_be_anything(version, made_by):
+    shard = write(version, [item("a")])
+    reseal(shard.folder, lambda it: it.update(made_by=made_by))
+    assert open_index(version).makers == [Maker()]
 
 
 def test_an_index_of_other_shards_or_of_another_version_is_not_believed(small):
