@@ -1,20 +1,18 @@
-"""`featcache configs`: the packaged configs, those of versions, and their JSON Schema; `featcache probe`: what do
-batching and precision change, and how fast are they?"""
+"""`featcache configs`: the packaged configs, those of versions, and their JSON Schema."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import describe_fastest, note, print_json, say, say_json, say_table
-from featcache.errors import ArgumentError, ConfigError, counted, percent
+from featcache.cli.common import print_json, say
+from featcache.errors import ArgumentError, ConfigError
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from featcache.care.probe import Measured, Probe
+    pass
 
 
 @click.command(short_help="List the packaged configs; print one, or a version's.")
@@ -60,148 +58,3 @@ def configs(name: str | None, path: Location | None, schema: bool) -> None:
         click.echo(packaged[name], nl=False)
     else:
         raise ConfigError(f"there is no packaged config {name!r}; {packaged_hint(name)}")
-
-
-_NEAR = 16
-"""Differences within so many frames of a clip's end or beginning are reported as being there."""
-
-
-@click.command(short_help="Measure how batching and precision change a config's values.")
-@click.argument("config", type=options.CONFIG)
-@options.manifest_argument
-@options.cache(
-    "Save the result with the config's version in this cache, created if missing; `featcache extract` then uses it."
-    "  [default: ./features, if it has the version]"
-)
-@options.root()
-@options.manifest_and_config_keys
-@options.device()
-@options.threads("[default: every core; on the CPU at most 8]")
-@options.number(
-    "--utterances",
-    "Number of utterances to measure with, from the shortest to the longest; the first 30 s of each.",
-    default=32,
-    show_default=True,
-)
-@options.trust_remote_code
-@options.as_json()
-def probe(
-    config: str,
-    manifest: str,
-    cache: Location | None,
-    device: str | None,
-    threads: int | None,
-    utterances: int,
-    reading: dict[str, Any],
-    keys: dict[str, Any],
-) -> None:
-    """Measure, on this device, how batching and precision change the values of CONFIG, with some of the
-    MANIFEST's utterances.
-
-    Each utterance is extracted alone, in batches of equal length, and in padded batches, at every precision
-    that the device has, and compared with the same utterance alone in fp32. Codes that differ are either
-    ties, where the distances of two codewords differ by less than rounding, or mismatches. The fastest
-    combination without mismatches is named.
-
-    \b
-    Examples:
-      featcache probe encodec.yaml train.csv
-      featcache probe encodec.yaml train.csv -o /data/features --device cuda --json
-    """
-    from featcache.care.probe import probe as measure
-    from featcache.config import load_config
-    from featcache.device import Device
-    from featcache.extraction.audio_files import copying_notes
-    from featcache.extraction.version_plan import version_info
-    from featcache.version.records import write_probe
-    from featcache.version.version import Version
-
-    loaded = load_config(config, keys)
-    wanted = options.read_manifest(manifest, reading, loaded.keys, carry=False)
-    for said in copying_notes(wanted):
-        note(said)
-    result = measure(loaded, wanted, Device(device, threads), utterances, lambda what: note(f"measuring {what}"))
-    info = version_info(loaded, result.spec)
-    version, default = None, Path("features") / info.folder_name
-    if cache is not None:
-        version = Version.create(cache / info.folder_name, info)
-    elif (default / "zarr.json").exists():
-        version = Version.open(default)
-    if version:
-        write_probe(version, result.document())
-    say_json({**result.document(), "path": str(version.path) if version else None})
-    _print(result)
-    say(f"saved in {version.path}" if version else "not saved: with -o CACHE, extract will use it")
-
-
-def _print(result: Probe) -> None:
-    values = counted(result.frames, "frame")
-    if result.spec.codebook_sizes:
-        values += f" of {len(result.spec.codebook_sizes)} codes"
-    say(
-        f"{result.config}: {counted(result.utterances, 'utterance')} of {result.shortest:.2f} to "
-        f"{result.longest:.2f} s, {result.seconds:.1f} s in all, {values}; on {result.device}, "
-        f"{counted(result.threads, 'thread')}"
-    )
-    for fault in result.skipped:
-        say(f"skipped: {fault}")
-    if result.rounding:
-        rounding = ", ".join(f"{size:.1g} in {precision}" for precision, size in result.rounding.items())
-        say(f"compared with each utterance alone in fp32; rounding, relative to a frame: {rounding}")
-    else:
-        say("compared, bit for bit, with each utterance alone")
-    say()
-    say_table([*map(_row, result.measured)], to_the_right=range(2, 8))
-    say()
-    shares = "codes" if result.spec.codebook_sizes else "frames"
-    say(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")
-    say("disturbed: frames that batching changes by more than rounding, whether or not a code changes")
-    if any(measured.policy == "equal_length" for measured in result.measured):
-        say(
-            "equal_length batches are only as full as the sample has utterances of equal length; padded batches are "
-            "full"
-        )
-    if batched := [measured.repeatable for measured in result.measured if measured.repeatable is not None]:
-        say(f"bit-identical whatever the neighbours: {'yes' if all(batched) else 'no'}")
-    if (chunks := result.chunks) is not None:
-        promise = "exact" if chunks.exact else "not exact"
-        found = "no utterance of the sample is longer than a chunk"
-        if chunks.utterances:
-            found = (
-                f"of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole clip, "
-                f"{_percent(chunks.mismatch)} by more than rounding"
-            )
-        say(f"chunks: {promise} by the model's receptive field; {found}")
-    say(describe_fastest(result.document()["fastest"]))
-
-
-def _row(measured: Measured) -> dict[str, str]:
-    policy = measured.policy if measured.is_declared else f"{measured.policy} (not declared)"
-    row = {
-        "precision": measured.precision,
-        "batching": policy,
-        "differ": _percent(measured.differing),
-        "ties": _percent(measured.tied),
-        "mismatches": _percent(measured.mismatch),
-        "largest": f"{measured.relative:.1e}" if measured.relative else "0",
-        "disturbed": _percent(measured.disturbed),
-        "× real time": f"{measured.times_real_time:,.0f}",
-        "": _where(measured),
-    }
-    if measured.error is not None:
-        nothing = {"precision": measured.precision, "batching": policy, "": f"not possible here: {measured.error}"}
-        return dict.fromkeys(row, "") | nothing
-    return row
-
-
-def _where(measured: Measured) -> str:
-    """Where the disturbed frames are, in words."""
-    if not measured.disturbed:
-        return ""
-    if measured.last <= _NEAR:
-        return f"in the last {measured.last} frames" if measured.last > 1 else "in the last frame"
-    return f"in the first {measured.first} frames" if measured.first <= _NEAR else "throughout"
-
-
-def _percent(share: float) -> str:
-    return percent(share) if share else "0"

@@ -1,0 +1,155 @@
+"""`featcache prune`: take away what no reader needs; `featcache rm`: a version, or a tag."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import as_document, count_are, note, say, say_json
+from featcache.cli.corpora import version_or_corpus
+from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
+from featcache.errors import ArgumentError, DamagedError, counted, listing, megabytes
+from featcache.storage.location import Location
+
+if TYPE_CHECKING:
+    from featcache.care.prune import Pruned, PrunePlan
+
+
+@click.command(short_help="Remove what no reader needs: replaced utterances, leftovers.")
+@version_or_corpus
+@options.manifest("Also remove the utterances that are not in it.")
+@options.manifest_format
+@options.flag(
+    "--force",
+    "Remove utterances even if they are more than 5% of the version, or the MANIFEST names other files for those "
+    "that stay.",
+)
+@options.dry_run
+@options.yes
+@options.as_json()
+def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, reading: dict[str, Any]) -> int:
+    """Remove what no reader needs from all versions of a cache, or from one: items of utterances that were extracted
+    again; with --manifest, utterances that it does not have; and what killed processes have left.
+
+    Says first what will be gone, and asks. Utterances that stay keep their bytes: a shard of which some stay is written
+    again with these alone, and then removed. A kill at any moment loses none of them; the same command does the rest.
+    Shards that a tag names stay, and so do damaged shards, which `featcache repair` repairs, and whole versions, which
+    `featcache ls` lists and `featcache rm` removes. A run that is filling the version is not disturbed: then nothing is
+    removed. Do not prune beside jobs of an array, or a store that others write to. Who has opened a version before may
+    have to open it again.
+
+    Refuses a manifest with other files for the same ids, which looks like another corpus, and one that lacks more than
+    5% of the utterances, and removes nothing then, unless --force is given.
+
+    Exits with 1 if a damaged shard was left as it is.
+
+    \b
+    Examples:
+      featcache prune features --dry-run
+      featcache prune features/fbank80 --manifest train.csv
+      featcache prune features --manifest half.csv --force
+    """
+    from featcache.care.prune import ids_to_keep, plan_prune
+    from featcache.care.prune import prune as take_away
+    from featcache.version.selection import version_folders
+    from featcache.version.version import Version
+
+    wanted = options.read_manifest(manifest, reading, audio=False, carry=False) if manifest else None
+    versions = [Version.open(folder) for folder in version_folders(path)]
+    keeping = [None if wanted is None else ids_to_keep(version, wanted, force=force) for version in versions]
+    plans = [plan_prune(version, ids) for version, ids in zip(versions, keeping, strict=True)]
+    for plan in plans:
+        _say(plan, manifest, dry_run)
+    done: list[Pruned] = []
+    if not (dry_run or all(plan.is_empty for plan in plans)) and options.is_agreed("Remove all this?", yes):
+        total = sum(len(plan.removed) + len(plan.rewritten) for plan in plans)
+        with stoppable() as stop, progress_bar(total, "shards") as bar:
+            jobs = zip(versions, plans, keeping, strict=True)
+            done = [take_away(*job, report=bar.update, stop=stop) for job in jobs]
+    damaged = [pruned for pruned in done if pruned.damaged]
+    for pruned in damaged:
+        shards = counted(len(pruned.damaged), "shard stays", "shards stay")
+        repair = f"featcache repair {shlex.quote(pruned.path)} --manifest MANIFEST, then prune again"
+        note(f"{pruned.path}: {shards} as they are, for damage: {listing(pruned.damaged)}: {repair}")
+    results = {pruned.path: as_document(pruned) for pruned in done}
+    say_json({"versions": [{**as_document(plan), "pruned": results.get(plan.path)} for plan in plans]})
+    if any(pruned.interrupted for pruned in done):
+        note("interrupted: the same command does the rest")
+        return INTERRUPTED
+    return DamagedError.exit_code if damaged else 0
+
+
+def _say(plan: PrunePlan, manifest: str | None, dry_run: bool) -> None:
+    parts = []
+    if plan.older:
+        parts.append(f"{counted(plan.older, 'item')} of utterances that were extracted again")
+    if plan.unwanted:
+        parts.append(f"{counted(plan.unwanted, 'utterance')} not in {manifest}")
+    if plan.leftovers:
+        parts.append(counted(len(plan.leftovers), "leftover") + " of processes that are dead")
+    removes = f"{'would remove' if dry_run else 'removes'} {', '.join(parts)}; {megabytes(plan.num_bytes)}"
+    say(f"{plan.path}: {'nothing to remove' if plan.is_empty else removes}")
+    if plan.rewritten:
+        size = megabytes(plan.copied_bytes)
+        say(f"  {count_are(len(plan.rewritten), 'shard')} written again with what stays in them, {size}")
+    if plan.bound:
+        items, are = counted(plan.bound, "more item"), "stays" if plan.bound == 1 else "stay"
+        say(f"  {items} {are}: of shards that a tag names, or needs: {listing(plan.tags)}")
+
+
+@click.command(short_help="Remove a version, or a tag.")
+@click.argument("path", metavar="CACHE/VERSION[@TAG]", type=options.LOCATION)
+@options.flag("--force", "Remove a version even if it has tags, or files in it are not featcache's.")
+@options.dry_run
+@options.yes
+@options.as_json()
+def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
+    """Remove one version of a cache, with its records and its tags; or one of its tags, which removes no features.
+
+    Says first what will be gone, and asks. What is removed is gone for good. A version that a run is filling stays, as
+    far as its lock is seen: in an object store there is none. So does, without --force, one that has tags, or with
+    files in its folder that are not featcache's.
+
+    \b
+    Examples:
+      featcache rm features/fbank80-6f0612afda6c
+      featcache rm features/fbank80@paper --yes
+    """
+    from featcache.care.prune import refuse_with_what_is_kept, remove_version, what_is_kept
+    from featcache.version.index import open_index
+    from featcache.version.selection import split_tag, version_folders, version_of_tag
+    from featcache.version.tags import read_tag, remove_tag, tag_names
+    from featcache.version.version import Version
+
+    place, tag = split_tag(path)
+    if tag is not None:
+        version = version_of_tag(place, tag)
+        if tag not in tag_names(version):
+            read_tag(version, tag)  # which says that there is none
+        what, size = f"{version.path}@{tag}: the tag; no features", 0
+    else:
+        folders = version_folders(place)
+        if folders != [place] and folders[0].parent == place:
+            there = listing(folder.name for folder in folders)
+            raise ArgumentError(f"{place}: is a cache: name the version to remove: {there}")
+        version = Version.open(folders[0])
+        if not force:
+            refuse_with_what_is_kept(version)
+        try:
+            held = counted(len(open_index(version)), "utterance")
+        except DamagedError:
+            held = "damaged"
+        size = version.bytes_on_disk()
+        what = f"{version.path}: {held}, {megabytes(size)} on disk"
+        if kept := what_is_kept(version):
+            what += f"; with {'; '.join(kept)}"
+    say(f"{'would remove' if dry_run else 'removes'} {what}")
+    removed = not dry_run and options.is_agreed("Remove it?", yes)
+    if removed and tag is not None:
+        remove_tag(version, tag)
+    elif removed:
+        remove_version(version, force=force)
+    say_json({"path": str(version.path), "tag": tag, "bytes_on_disk": size, "removed": removed})
