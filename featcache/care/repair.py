@@ -41,7 +41,7 @@ from featcache.version.index import load_index, open_index
 from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import new_name, read_run, run_names
 from featcache.version.selection import select_versions
-from featcache.version.tags import check_tags
+from featcache.version.tags import tags_to_show
 from featcache.version.version import PLAIN_GROUP, Version
 from featcache.version.wanted import damaged_wanted
 
@@ -132,7 +132,7 @@ def repair(path: Location, manifest: Manifest, options: Options, stop: threading
             repaired.summary = run_extraction(planned, run_locally, stop=stop)
             repaired.extracted = sum(filled.extracted for filled in repaired.summary.versions)
         if not stop.is_set():
-            repaired.broken_tags = [name for name, _ in check_tags(version, version.shard_names())]
+            repaired.broken_tags = [tag["name"] for tag in tags_to_show(version) if tag["fault"]]
             repaired.records = _mend_records(version)
         return repaired
 

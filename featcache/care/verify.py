@@ -28,7 +28,7 @@ from featcache.version.index import Index, build_index, index_name, index_of, lo
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names
-from featcache.version.tags import check_tags
+from featcache.version.tags import tags_to_show
 from featcache.version.version import ShardGoneError, Version
 from featcache.version.wanted import DamagedRecord, find_lacking
 
@@ -212,7 +212,7 @@ def _report(
                 kind = "record" if is_record else "unfinished"
                 result.problems.append(Problem(kind, f"{version.path}: {finding}"))
         undamaged = [name for name in version.store.names("shards") if name not in damaged]
-        result.problems += [Problem("tag", what) for _, what in check_tags(version, undamaged)]
+        result.problems += [Problem("tag", tag["fault"]) for tag in tags_to_show(version, undamaged) if tag["fault"]]
         failures = standing_failures(version, index)
         result.failed = len(failures)
         if manifest is not None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError
 from featcache.format.documents import AT_MOST_BYTES, Count, Hex, parse
-from featcache.storage.base import MARK, Store, as_bytes
+from featcache.storage.base import MARK, Store, as_bytes, open_store
 from featcache.storage.location import Location
 from featcache.strings import Strings
 
@@ -220,13 +221,14 @@ class Group(Generic[_I]):
     def _damaged(self, path: str, what: str) -> DamagedError:
         return DamagedError(f"{self}/{path}: damaged: {what}", self.store.location)
 
-    def checked_blocks(self, path: str, store: Store | None = None, key: str = "") -> Iterator[memoryview]:
-        """All bytes of one of its files, or of a copy at another key, in blocks that are valid until the next one.
-        Raises DamagedError if they are not what was written, which may be known only after the last one."""
+    def checked_blocks(self, path: str, copy: Path | None = None) -> Iterator[memoryview]:
+        """All bytes of one of its files, or of a copy of it, in blocks that are valid until the next one. Raises
+        DamagedError if they are not what was written, which may be known only after the last one."""
         num_bytes, checksum = self.info.files[path]
+        store, key = (self.store, f"{self.key}/{path}") if copy is None else (open_store(copy.parent), copy.name)
         crc, end = 0, b""
         with self._missing_is_damage(path):
-            for block in (store or self.store).blocks(key or f"{self.key}/{path}", num_bytes):
+            for block in store.blocks(key, num_bytes):
                 crc, end = crc32c(block, crc), (end + block[-CHECKSUM_BYTES:])[-CHECKSUM_BYTES:]
                 yield block
         is_right = crc == checksum

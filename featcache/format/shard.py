@@ -19,7 +19,7 @@ from featcache.format.documents import Count, Hash, Positive
 from featcache.format.group import CHECKSUM_BYTES, NAME_DIGITS, Group, GroupInfo, checksum_of, digest_of, rise
 from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
-from featcache.storage.base import MARK, Opened, Store, open_store
+from featcache.storage.base import MARK, Opened, Store
 from featcache.strings import are_distinct
 
 COLUMNS = {
@@ -196,11 +196,8 @@ class Shard(Group[ShardInfo]):
         return Frames(file, shape, dtype, f"{self}/{self._features_path}", self.store.location)
 
     def feature_blocks(self, copy: Path | None = None) -> Iterator[memoryview]:
-        """The file of the same, or a copy of it, in blocks that are valid until the next one. After the last one,
-        DamagedError is raised if they are not what was written."""
-        if copy is None:
-            return self.checked_blocks(self._features_path)
-        return self.checked_blocks(self._features_path, open_store(copy.parent), copy.name)
+        """The file of the same, or a copy of it; see `checked_blocks`."""
+        return self.checked_blocks(self._features_path, copy)
 
     @property
     def run(self) -> str:

@@ -115,12 +115,12 @@ class ShardBuilder:
         Raises:
             ExtractorError: It is not what the version holds. Nothing has been added.
         """
-        _refuse_other_arrays("features are", features, self._spec.stored_dtype, self._spec.item_shape)
+        _refuse_other_arrays("features", "are", features, self._spec.stored_dtype, self._spec.item_shape)
         if side.keys() != self._side.keys():
             given, own = (listing(sorted(names)) or "none" for names in (side, self._side))
             raise ExtractorError(f"side arrays are {given}; this version's are {own}")
         for spec in self._spec.side:
-            _refuse_other_arrays(f"side array {spec.name} is", side[spec.name], spec.dtype, spec.item_shape)
+            _refuse_other_arrays(f"side array {spec.name}", "is", side[spec.name], spec.dtype, spec.item_shape)
         self._items.append(item)
         self._checksums.append(crc32c(features))
         self._features.append(features)
@@ -178,11 +178,11 @@ class ShardBuilder:
         return Table.of(columns, columns_of(self._spec), np.concatenate([ids.blob, rows.paths.blob]))
 
 
-def _refuse_other_arrays(what_is: str, array: NDArray[Any], dtype: str, item_shape: Sequence[int]) -> None:
-    """Refuse an array that the version does not hold; `what_is` begins the message."""
-    if (array.dtype, array.shape[1:]) != (np.dtype(dtype), tuple(item_shape)):
-        verb, expected = what_is.rpartition(" ")[2], [len(array), *item_shape]
-        raise ExtractorError(f"{what_is} {array.dtype} {list(array.shape)}; this version's {verb} {dtype} {expected}")
+def _refuse_other_arrays(what: str, is_: str, array: NDArray[Any], dtype: str, item_shape: Sequence[int]) -> None:
+    """Refuse an array that the version does not hold; messages begin with `what` it `is_`."""
+    given, own = [*array.shape], [*array.shape[:1], *item_shape]
+    if (array.dtype, given) != (np.dtype(dtype), own):
+        raise ExtractorError(f"{what} {is_} {array.dtype} {given}; this version's {is_} {dtype} {own}")
 
 
 def _no_code(spec: FeatureSpec) -> int:

@@ -85,7 +85,7 @@ def at_tag(version: Version, name: str | None) -> Version:
 
 def tags_to_show(version: Version, shards: Iterable[str] | None = None) -> list[dict[str, Any]]:
     """What there is to say of each tag of a version, which has these shards, by default those that are there: `name`,
-    `made`, `utterances`, and what is wrong, `fault`."""
+    `made`, `utterances`, and `fault`: why the version cannot be read by it any more, or None."""
     there, shown = {*(version.shard_names() if shards is None else shards)}, []
     for name in tag_names(version):
         known: dict[str, Any] = {"name": name, "made": None, "utterances": None}
@@ -96,11 +96,6 @@ def tags_to_show(version: Version, shards: Iterable[str] | None = None) -> list[
             known["fault"] = str(error)
         shown.append(known)
     return shown
-
-
-def check_tags(version: Version, shards: Iterable[str]) -> list[tuple[str, str]]:
-    """The tags by which a version that has these shards cannot be read any more, and what is wrong with each."""
-    return [(tag["name"], tag["fault"]) for tag in tags_to_show(version, shards) if tag["fault"] is not None]
 
 
 def _fault(tag: Tag, shards: set[str]) -> str | None:
