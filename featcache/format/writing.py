@@ -180,7 +180,7 @@ class ShardBuilder:
 
 def _refuse_other_arrays(what: str, is_: str, array: NDArray[Any], dtype: str, item_shape: Sequence[int]) -> None:
     """Refuse an array that the version does not hold; messages begin with `what` it `is_`."""
-    given, own = [*array.shape], [*array.shape[:1], *item_shape]
+    given, own = [*array.shape], [len(array) if array.ndim else 1, *item_shape]
     if (array.dtype, given) != (np.dtype(dtype), own):
         raise ExtractorError(f"{what} {is_} {array.dtype} {given}; this version's {is_} {dtype} {own}")
 

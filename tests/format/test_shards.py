@@ -185,6 +185,7 @@ RIGHT = np.zeros((3, 2), np.float32)
         (RIGHT, {}, "side arrays are none; this version's are marks, scales"),
         (RIGHT, {"scales": ONE_ENTRY["scales"]}, "side arrays are scales; this version's are marks, scales"),
         (RIGHT, ONE_ENTRY | {"scales": np.zeros(1)}, r"scales is float64 \[1\]; .*'s is float32 \[1\]"),
+        (RIGHT, ONE_ENTRY | {"scales": np.float32(1)}, r"scales is float32 \[\]; .*'s is float32 \[1\]"),
         (RIGHT, ONE_ENTRY | {"marks": np.zeros((1, 3), np.uint16)}, r"is uint16 \[1, 3\].*\[1, 2\]"),
     ],
 )
