@@ -98,13 +98,12 @@ class FFmpegDecoder:
         except (av.FFmpegError, ValueError) as error:
             hint = "; its index is missing or damaged: was it cut short?" if format_name == "mov" else ""
             raise AudioError(Reason.NOT_AUDIO, f"cannot be read as audio: {_words(error)}{hint}") from error
-        self._fault: AudioError | None = None
         self._blocks = self._decoded()
-        self._block = np.empty((0, 1), np.float32)
         try:
-            self._next_block()
-            if self._fault or not self.samplerate:
-                raise self._fault or AudioError(Reason.EMPTY, "its sound track holds no samples")
+            first = next(self._blocks, None)
+            if first is None:
+                raise AudioError(Reason.EMPTY, "its sound track holds no samples")
+            self._block = first
         except BaseException:
             self.close()
             raise
@@ -114,30 +113,16 @@ class FFmpegDecoder:
         self._container.close()
 
     def read(self, *, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Decode the next samples into `out`, `[num_samples, channels]`. Returns what was filled of it, from its start.
-        Raises AudioError if what follows is damaged or missing."""
-        filled = 0
-        while filled < len(out) and (len(self._block) or self._next_block()):
-            count = min(len(out) - filled, len(self._block))
-            out[filled : filled + count] = self._block[:count]
-            self._block = self._block[count:]
-            filled += count
-        if self._fault and not filled:
-            raise self._fault
-        return out[:filled]
-
-    def _next_block(self) -> bool:
-        try:
-            self._block = next(self._blocks)
-        except StopIteration:
-            return False
-        except AudioError as fault:
-            self._fault = fault
-            return False
-        return True
+        """Decode the next samples into `out`, `[num_samples, channels]`. Returns what was filled of it, from its start:
+        nothing at the end of the file. Raises AudioError if what follows is damaged or missing."""
+        if not len(self._block):
+            self._block = next(self._blocks, self._block)
+        count = min(len(out), len(self._block))
+        out[:count], self._block = self._block[:count], self._block[count:]
+        return out[:count]
 
     def _decoded(self) -> Iterator[NDArray[np.float32]]:
-        """The samples, a frame of the codec at a time, `[num_samples, channels]`."""
+        """The samples, a frame of the codec at a time, `[num_samples, channels]`, of which none is empty."""
         if not self._container.streams.audio:
             raise AudioError(Reason.NOT_AUDIO, "there is no sound track in it")
         stream = self._container.streams.audio[0]
@@ -150,8 +135,10 @@ class FFmpegDecoder:
                 if frame.is_corrupt or form != (self.samplerate, self.channels):
                     what = "decoding fails" if frame.is_corrupt else "its sample rate or its channels change"
                     raise AudioError(Reason.TRUNCATED, f"{what} after {position / self.samplerate:.3f} s")
-                yield (samples := _as_float(frame))
+                samples = _as_float(frame)
                 position += len(samples)
+                if len(samples):
+                    yield samples
         except (self._error, ValueError) as error:
             where = f" after {position / self.samplerate:.3f} s" if position else ""
             raise AudioError(Reason.TRUNCATED, f"decoding fails{where}: {_words(error)}") from error

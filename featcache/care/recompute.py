@@ -7,7 +7,7 @@ Of quantised features the values are compared, and one level counts as rounding.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,8 @@ from featcache.errors import AudioError, Reason
 from featcache.extraction.features import (
     ClipFeatures,
     DoesNotFitError,
-    cast,
     compute_clips,
+    download,
     error_if_not_finite,
     errors_of,
     until_it_fits,
@@ -36,7 +36,6 @@ from featcache.extractors import Extractor, Params
 from featcache.format.shard import Shard, dequantize_array
 from featcache.manifest import CallersUrls
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
-from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
 from featcache.version.index import Index
 from featcache.version.version import Version
@@ -90,21 +89,21 @@ def recompute(
         (item,) = shard.items([number])
         first, num_frames = int(index.first_frame[position]), int(index.num_frames[position])
         (features,) = shard.open_features().read_ranges([first], [num_frames])
-        stored = _Features(features, {side.name: shard.side(side.name).item(number) for side in shard.spec.side})
+        stored = ClipFeatures(features, {side.name: shard.side(side.name).item(number) for side in shard.spec.side})
         kind, faults = "recompute", []
         try:
             folder = root or root_of(shard, version)
             if (url := url_of(locate(folder, item.path))) and (urls is None or url not in urls):
                 raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
             clip = SampledClip(item.id, decode_waveform(item, folder, waveform_maker))
-            again = _extract_again(clip, extractor, shard, device)
+            again, latents = _extract_again(clip, extractor, shard, device)
         except DoesNotFitError:
             faults = [f"{item.path}: cannot be extracted again: it does not fit on {device.label}"]
         except AudioError as error:
             kind = "recompute" if error.reason == Reason.EXTRACTOR_ERROR else "source"
             faults = [f"{item.path}: {error.reason}: {error}"]
         else:
-            unlike = _count(again, stored, result, extractor, device) + _unlike_side_arrays(again, stored)
+            unlike = _count(again, latents, stored, result, extractor, device) + _unlike_side_arrays(again, stored)
             wrote = shard.info.made_by.get("device", device.label)
             end = "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
             faults = [f"extracted again from {item.path}, {fault}{end}" for fault in unlike]
@@ -113,36 +112,48 @@ def recompute(
 
 
 def _count(
-    again: _Features, stored: _Features, result: Recomputed, extractor: Extractor[Params], device: Device
+    again: ClipFeatures,
+    latents: torch.Tensor | None,
+    stored: ClipFeatures,
+    result: Recomputed,
+    extractor: Extractor[Params],
+    device: Device,
 ) -> list[str]:
     """Add to the result how an utterance compares; returns how it differs by more than rounding, if it does."""
-    result.codes += 0 if stored.is_float else stored.array.size
-    if again.to_bytes() == stored.to_bytes():
+    is_quantized = QUANTIZATION in stored.side
+    is_float = is_quantized or stored.features.dtype.kind == "f"
+    result.codes += 0 if is_float else stored.features.size
+    if _to_bytes(again) == _to_bytes(stored):
         result.identical += 1
         return []
-    if again.array.shape != stored.array.shape:
-        return [f"it has shape {list(again.array.shape)} and not {list(stored.array.shape)}"]
-    if stored.is_float:
-        difference = largest_difference(again.values, stored.values)
+    if again.features.shape != stored.features.shape:
+        return [f"it has shape {list(again.features.shape)} and not {list(stored.features.shape)}"]
+    if is_float:
+        values, expected = _values(again), _values(stored)
+        difference = largest_difference(values, expected)
         result.largest_difference = max(result.largest_difference, difference)
-        step = (again.step + stored.step) / 2
-        is_rounded = largest_difference(again.values, stored.values, step) <= _tolerance(stored.values)
+        step: NDArray[np.float64] | float = 0.0
+        if is_quantized:  # a level that differs by rounding alone may be half a scale off in each of them
+            scales = [clip.side[QUANTIZATION][0, 0].astype(np.float64) for clip in (again, stored)]
+            step = (scales[0] + scales[1]) / 2
+        is_rounded = largest_difference(values, expected, step) <= _tolerance(expected)
         return [] if is_rounded else [f"it differs by {difference:.3g}"]  # also if it is NaN
-    unequal = again.array != stored.array
-    differing, ties, codec = int(unequal.sum()), 0, extractor.as_codec_extractor()
-    if codec is not None and again.latents is not None:
+    unequal = again.features != stored.features
+    differing, ties = int(unequal.sum()), 0
+    codec = extractor.as_codec_extractor()
+    if codec is not None and latents is not None:
         frames = unequal.any(axis=1)
-        codes, others = (torch.from_numpy(found.array[frames].astype(np.int64)) for found in (again, stored))
+        codes, others = (torch.from_numpy(clip.features[frames].astype(np.int64)) for clip in (again, stored))
         with device.slot():
-            latents = again.latents[torch.from_numpy(frames).to(again.latents.device)].float()
-            ties = int(unequal[frames][tied_frames(codec.quantize, latents, codes, others).cpu().numpy()].sum())
+            of_frames = latents[torch.from_numpy(frames).to(latents.device)].float()
+            ties = int(unequal[frames][tied_frames(codec.quantize, of_frames, codes, others).cpu().numpy()].sum())
     result.differing += differing
     result.tied += ties
     wrong = differing - ties
-    return [f"{wrong} of {stored.array.size} codes differ by more than rounding"] if wrong else []
+    return [f"{wrong} of {unequal.size} codes differ by more than rounding"] if wrong else []
 
 
-def _unlike_side_arrays(again: _Features, stored: _Features) -> list[str]:
+def _unlike_side_arrays(again: ClipFeatures, stored: ClipFeatures) -> list[str]:
     """Which side arrays of the extractor differ by more than rounding."""
     pairs = [(name, array, stored.side[name]) for name, array in again.side.items() if name != QUANTIZATION]
     return [
@@ -152,38 +163,21 @@ def _unlike_side_arrays(again: _Features, stored: _Features) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class _Features:
-    """The features of an utterance, as they are stored or would be."""
-
-    array: NDArray[Any]
-    """`[frames, *item_shape]` of the stored dtype."""
-    side: Mapping[str, NDArray[Any]]
-    """The entries of side arrays, by name; of quantised features, the scale and the offset `[1, 2, *item_shape]`."""
-    latents: torch.Tensor | None = None
-    """The latents of codes, `[frames, D]`; None if the extractor does not tell."""
-
-    @property
-    def is_float(self) -> bool:
-        return self.array.dtype.kind == "f" or QUANTIZATION in self.side
-
-    @property
-    def values(self) -> NDArray[Any]:
-        """The features as they are read."""
-        return dequantize_array(self.array, *self.side[QUANTIZATION][0]) if QUANTIZATION in self.side else self.array
-
-    @property
-    def step(self) -> NDArray[np.float64]:
-        """The scale of quantised features: one that differs by rounding alone may be half of it off; 0 of others."""
-        scale = self.side[QUANTIZATION][0, 0] if QUANTIZATION in self.side else 0.0
-        return np.asarray(scale, np.float64)
-
-    def to_bytes(self) -> bytes:
-        return self.array.tobytes() + (self.side[QUANTIZATION].tobytes() if QUANTIZATION in self.side else b"")
+def _to_bytes(clip: ClipFeatures) -> bytes:
+    return clip.features.tobytes() + (clip.side[QUANTIZATION].tobytes() if QUANTIZATION in clip.side else b"")
 
 
-def _extract_again(clip: SampledClip, extractor: Extractor[Params], shard: Shard, device: Device) -> _Features:
-    """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits."""
+def _values(clip: ClipFeatures) -> NDArray[Any]:
+    """The features as they are read."""
+    quantization = clip.side.get(QUANTIZATION)
+    return clip.features if quantization is None else dequantize_array(clip.features, *quantization[0])
+
+
+def _extract_again(
+    clip: SampledClip, extractor: Extractor[Params], shard: Shard, device: Device
+) -> tuple[ClipFeatures, torch.Tensor | None]:
+    """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits. Beside
+    the features, the latents of codes, `[frames, D]`; None if the extractor does not tell."""
     row_extractor, spec = extractor.as_row_extractor(), shard.spec
     if row_extractor is None:
 
@@ -195,18 +189,16 @@ def _extract_again(clip: SampledClip, extractor: Extractor[Params], shard: Shard
             raise computed
         if error := error_if_not_finite(computed, spec):
             raise error
-        return _Features(computed.features, computed.side)
+        return computed, None
     batching = shard.info.made_by.get("batching")
     row_extractor.chosen_batching = batching if batching in BATCHINGS else None
 
-    def extract(_: int, alone: bool) -> _Features:
+    def extract(_: int, alone: bool) -> tuple[ClipFeatures, torch.Tensor | None]:
         with errors_of(extractor, [clip.id], device, alone), device.slot(alone):
             (found,) = extract_results(extractor, [clip], device)
             side = {name: array.cpu().numpy() for name, array in found.side.items()}
-            if spec.is_quantized:
-                levels, parameters = quantize(found.features, [len(found.features)])
-                return _Features(levels.cpu().numpy(), {**side, QUANTIZATION: parameters.cpu().numpy()})
-            return _Features(cast(found.features, spec.dtype).cpu().numpy(), side, found.latents)
+            (stored,) = download([found.features], spec, device, spec.is_quantized)
+            return ClipFeatures(stored.features, {**side, **stored.side}), found.latents
 
     pieces = row_extractor.pieces(len(clip.waveform))
     lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]
