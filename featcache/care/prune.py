@@ -267,21 +267,18 @@ _OWN_FILE = re.compile(
 """What the files of a version are called."""
 
 
-def what_is_kept(version: Version) -> list[str]:
-    """What of a version is not removed without a word from the user: its tags, and files of others in its folder."""
+def what_is_kept(version: Version, *, force: bool) -> list[str]:
+    """What of a version is not removed without a word from the user: its tags, and files of others in its folder.
+    Raises ArgumentError if there is something, and the user has not said it, by `force`."""
     kept, tags = [], tag_names(version)
     if tags:
         kept.append(f"the tags {listing(tags)}")
     files = sorted(key for key, _ in version.store.walk() if not _OWN_FILE.fullmatch(key))
     if files:
         kept.append(f"files that are not featcache's: {listing(files)}")
-    return kept
-
-
-def refuse_with_what_is_kept(version: Version) -> None:
-    """Refuse to remove a version with `what_is_kept`. An ArgumentError says what it is."""
-    if kept := what_is_kept(version):
+    if kept and not force:
         raise ArgumentError(f"{version.path}: holds {'; '.join(kept)}: move it away, or give --force to remove it too")
+    return kept
 
 
 def remove_version(version: Version, *, force: bool = False) -> None:
@@ -293,6 +290,6 @@ def remove_version(version: Version, *, force: bool = False) -> None:
         StoreError: Its folder is a link, or cannot be removed.
     """
     if not force:
-        refuse_with_what_is_kept(version)
+        what_is_kept(version, force=False)
     with version.at_work("rm"):
         version.store.destroy()

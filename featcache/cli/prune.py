@@ -118,7 +118,7 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
       featcache rm features/fbank80-6f0612afda6c
       featcache rm features/fbank80@paper --yes
     """
-    from featcache.care.prune import refuse_with_what_is_kept, remove_version, what_is_kept
+    from featcache.care.prune import remove_version, what_is_kept
     from featcache.version.index import open_index
     from featcache.version.selection import split_tag, version_folders, version_of_tag
     from featcache.version.tags import read_tag, remove_tag, tag_names
@@ -136,15 +136,14 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
             there = listing(folder.name for folder in folders)
             raise ArgumentError(f"{place}: is a cache: name the version to remove: {there}")
         version = Version.open(folders[0])
-        if not force:
-            refuse_with_what_is_kept(version)
+        kept = what_is_kept(version, force=force)
         try:
             held = counted(len(open_index(version)), "utterance")
         except DamagedError:
             held = "damaged"
         size = version.bytes_on_disk()
         what = f"{version.path}: {held}, {megabytes(size)} on disk"
-        if kept := what_is_kept(version):
+        if kept:
             what += f"; with {'; '.join(kept)}"
     say(f"{'would remove' if dry_run else 'removes'} {what}")
     removed = not dry_run and options.is_agreed("Remove it?", yes)
