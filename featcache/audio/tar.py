@@ -54,7 +54,7 @@ class TarIndex:
                 if header.kind == _LINK:
                     links.append((len(hashes), header.link))
                 hashes.append(_hash(header.name))
-                offsets.append(header.data if header.kind in _FILES else -ord(header.kind))
+                offsets.append(header.data if header.kind in _FILES else -ord(header.kind))  # why it is refused
                 sizes.append(header.size)
         except _DamagedError as fault:
             if not hashes and not isinstance(fault, _CutError):

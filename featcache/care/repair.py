@@ -163,7 +163,8 @@ def _plan(version: Version, name: str, faulty: set[str | None], counting: String
         shard.check_table()
     except DamagedError:
         return _Plan([], counting)
-    ids, kept = shard.table.ids, list[int]()
+    ids = shard.table.ids
+    kept: list[int] = []
     if not any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
         kept = [number for number, _ in shard.sound_items([at for at, id_ in enumerate(ids) if id_ not in faulty])]
     others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
@@ -182,12 +183,10 @@ def _take_away(version: Version, name: str) -> dict[str, str]:
         return {}
     files = {path.removeprefix(f"{key}/"): store.read(path, size) for path, size in [*store.walk(key)]}
     owner = _sound_owner(version, stated, name)
-    if owner is not None:
-        owner.store.publish(files, key)
-    else:
-        store.publish(files, f"aside/{name}")
+    to, place = (store, f"aside/{name}") if owner is None else (owner.store, key)
+    to.publish(files, place)
     store.remove(key)
-    return {} if owner is not None else {f"{version.path}/aside/{name}": stated}
+    return {f"{version.path}/{place}": stated} if owner is None else {}
 
 
 def _stated_version(version: Version, name: str) -> str | None:

@@ -415,21 +415,20 @@ def _item_problems(shard: Shard) -> Iterator[Problem]:
 def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Problem]:
     """Whether the features are what was written, and finite; read once if so."""
     path = next(path for path in shard.info.files if path.startswith("features/c/"))
-    dtype, rest, is_finite = np.dtype(shard.spec.stored_dtype).newbyteorder("<"), b"", True
+    dtype, rest, is_finite, fault = np.dtype(shard.spec.stored_dtype).newbyteorder("<"), b"", True, ""
     left = shard.info.files[path][0] - CHECKSUM_BYTES
-
-    def seen(block: memoryview) -> None:
-        nonlocal rest, is_finite, left
-        if stopped():
-            raise StoppedError
-        whole, left = block[:left], max(0, left - len(block))
-        if rest or len(whole) % dtype.itemsize:  # of a stream, blocks have any size
-            joined = rest + whole
-            end = len(joined) // dtype.itemsize * dtype.itemsize
-            whole, rest = memoryview(joined)[:end], joined[end:]
-        is_finite = is_finite and all_finite(np.frombuffer(whole, dtype))
-
-    fault = shard.file_fault(path, seen)
+    try:
+        for block in shard.checked_blocks(path):
+            if stopped():
+                raise StoppedError
+            whole, left = block[:left], max(0, left - len(block))
+            if rest or len(whole) % dtype.itemsize:  # of a stream, blocks have any size
+                joined = rest + whole
+                end = len(joined) // dtype.itemsize * dtype.itemsize
+                whole, rest = memoryview(joined)[:end], joined[end:]
+            is_finite = is_finite and all_finite(np.frombuffer(whole, dtype))
+    except DamagedError as error:
+        fault = error.what
     if not fault and is_finite:
         return
     ids, num_items = shard.table.ids, len(shard.table)

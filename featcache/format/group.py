@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -222,8 +222,9 @@ class Group(Generic[_I]):
         return DamagedError(f"{self}/{path}: damaged: {what}", self.store.location)
 
     def checked_blocks(self, path: str, copy: Path | None = None) -> Iterator[memoryview]:
-        """All bytes of one of its files, or of a copy of it, in blocks that are valid until the next one. Raises
-        DamagedError if they are not what was written, which may be known only after the last one."""
+        """All bytes of one of its files, or of a copy of it, in blocks that are valid until the next one; the last of
+        them may end in a chunk's own checksum. Raises DamagedError if they are not what was written, which may be known
+        only after the last one."""
         num_bytes, checksum = self.info.files[path]
         store, key = (self.store, f"{self.key}/{path}") if copy is None else (open_store(copy.parent), copy.name)
         crc, end = 0, b""
@@ -237,12 +238,11 @@ class Group(Generic[_I]):
         if not is_right:
             raise self._damaged(path, "its checksum does not match")
 
-    def file_fault(self, path: str, seen: Callable[[memoryview], object] = lambda block: None) -> str:
-        """Reads every byte of one of its files: what is wrong with it; empty if it is what was written. `seen` is
-        called with each block of it, the last of which may end in a chunk's own checksum."""
+    def file_fault(self, path: str) -> str:
+        """Reads every byte of one of its files: what is wrong with it; empty if it is what was written."""
         try:
-            for block in self.checked_blocks(path):
-                seen(block)
+            for _ in self.checked_blocks(path):
+                pass
         except DamagedError as error:
             return error.what
         return ""
