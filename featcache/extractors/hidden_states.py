@@ -30,7 +30,7 @@ class Encoder(ABC):
     """The transformer's layers. They may be cut short if the hidden states of later layers are not wanted."""
 
     most_samples: int | None = None
-    """The length to which the model pads every row, and the most that it takes; None if it takes any length."""
+    """The length that every row must be padded to, and the most that the model takes; None if it takes any length."""
 
     @abstractmethod
     def num_frames(self, num_samples: Length) -> Length:

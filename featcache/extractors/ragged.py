@@ -108,8 +108,6 @@ class Convolution:
     conv: nn.Conv1d
     """The module, whose own padding is not used."""
     padding: Padding
-    norm: nn.GroupNorm | None = None
-    """A norm over time that follows, if there is one."""
     activation: Activation | None = None
     """What is applied to the rows first, without an extra pass over memory, since rows are copied anyway to be
     padded."""
@@ -121,8 +119,7 @@ class Convolution:
         if padding.left or after or self.activation:
             x_RCT = self._padded(x_RCT, lengths, after)
         y_RCT = F.conv1d(x_RCT, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
-        lengths = output_lengths(lengths, conv, padding)
-        return group_norm(self.norm, y_RCT, lengths) if self.norm else y_RCT, lengths
+        return y_RCT, output_lengths(lengths, conv, padding)
 
     def _padded(self, x_RCT: torch.Tensor, lengths: torch.Tensor, after: int) -> torch.Tensor:
         """A copy of the rows, `[R, C, left + T + after]`, in which each row is padded at its own ends. With
@@ -136,6 +133,10 @@ class Convolution:
         else:
             inside_RCT.copy_(x_RCT)
         padded_RCT[..., left + steps :] = 0  # nothing uninitialised may get into sums, even into those left out
+        if self.padding.mode == "constant":
+            padded_RCT[..., :left] = 0
+            zero_after_(padded_RCT, left + lengths, after)
+            return padded_RCT
         before_RN = torch.arange(-left, 0, device=x_RCT.device).expand(num_rows, -1)
         at_RN = torch.cat([before_RN, lengths[:, None] + torch.arange(after, device=x_RCT.device)], 1)
         columns_RCN = self._columns(inside_RCT, lengths, at_RN)
@@ -144,8 +145,6 @@ class Convolution:
     def _columns(self, x_RCT: torch.Tensor, lengths: torch.Tensor, at_RN: torch.Tensor) -> torch.Tensor:
         """The columns that belong at the steps `at_RN`, before the rows (below 0) or after them: `[R, C, N]`."""
         ends, left, right = lengths[:, None], self.padding.left, self.padding.right
-        if self.padding.mode == "constant":
-            return x_RCT.new_zeros(()).expand(len(x_RCT), x_RCT.shape[1], at_RN.shape[1])
         if self.padding.mode == "replicate":
             source_RN, is_zero = at_RN.clamp(min=0).minimum(ends - 1), None
         else:
@@ -265,8 +264,8 @@ def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
     activation: Activation | None = None
     for module in [*modules, None]:  # None is their end
         before, activation = activation, None
-        if (convolution := _convolution(module, before)) is not None:
-            layers.append(convolution)
+        if convolution := _convolution(module, before):
+            layers += convolution
         elif isinstance(block := getattr(module, "block", None), Iterable):
             layers.append(partial(_residual, seanet_layers(block), _convolution(getattr(module, "shortcut", None))))
         elif isinstance(lstm := getattr(module, "lstm", None), nn.LSTM):
@@ -277,22 +276,24 @@ def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
             activation = partial(_snake, alpha.detach(), (alpha.detach() + 1e-9).reciprocal())
         elif module is not None:
             raise ExtractorError(f"{type(module).__name__} is not a layer that featcache supports in a SEANet encoder")
-        if before is not None and convolution is None:
+        if before is not None and not convolution:
             what = "an activation that no convolution follows"
             raise ExtractorError(f"featcache does not support a SEANet encoder with {what}")
     return layers
 
 
-def _convolution(module: Any, activation: Activation | None = None) -> Convolution | None:
-    """The convolution that a module is, as `EncodecConv1d`, `MimiConv1d` or SpeechTokenizer's `SConv1d` pads it."""
+def _convolution(module: Any, activation: Activation | None = None) -> list[Layer]:
+    """The convolution that a module is, as `EncodecConv1d`, `MimiConv1d` or SpeechTokenizer's `SConv1d` pads it, and
+    its norm if it has one; nothing if it is something else."""
     conv, norm = getattr(module, "conv", None), getattr(module, "norm", None)
     conv = getattr(conv, "conv", conv)  # SpeechTokenizer has one more module around it
     if not isinstance(conv, nn.Conv1d):
-        return None
+        return []
     columns = span(conv) - conv.stride[0]
     right = 0 if module.causal else columns // 2
     padding = Padding(columns - right, right, module.pad_mode, whole_strides=True)
-    return Convolution(conv, padding, norm if isinstance(norm, nn.GroupNorm) else None, activation)
+    convolution = Convolution(conv, padding, activation)
+    return [convolution, partial(_normed, norm)] if isinstance(norm, nn.GroupNorm) else [convolution]
 
 
 def run(layers: Iterable[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -303,12 +304,16 @@ def run(layers: Iterable[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> 
     return x_RCT, lengths
 
 
+def _normed(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return group_norm(norm, x_RCT, lengths), lengths
+
+
 def _residual(
-    block: Sequence[Layer], shortcut: Convolution | None, x_RCT: torch.Tensor, lengths: torch.Tensor
+    block: Sequence[Layer], shortcut: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of a block's output and its input, which goes through a convolution if there is a shortcut."""
+    """The sum of a block's output and its input, which may go through layers too, the block's shortcut."""
     through, _ = run(block, x_RCT, lengths)
-    return through.add_(shortcut(x_RCT, lengths)[0] if shortcut else x_RCT), lengths
+    return through.add_(run(shortcut, x_RCT, lengths)[0]), lengths
 
 
 def _beside_its_input(

@@ -1,5 +1,8 @@
 """Each row of a batch has the same result as alone, whatever follows its end."""
 
+import weakref
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,13 +83,26 @@ def test_encodecs_own_convolution(lengths, shape, causal, group_norm, seed):
     kernel_size = max(kernel_size, stride)
     config = EncodecConfig(use_causal_conv=causal, norm_type="time_group_norm" if group_norm else "weight_norm")
     layer = EncodecConv1d(config, 2, 4, kernel_size, stride, dilation).eval().requires_grad_(False)
-    total = int(layer.padding_total)
-    right = 0 if causal else total // 2
-    padding = Padding(total - right, right, "reflect", whole_strides=True)
-    ours = Convolution(layer.conv, padding, layer.norm if group_norm else None)
+    ours = partial(ragged.run, ragged.seanet_layers([layer]))
     x, ends, alone = batch(lengths, 2, seed, slack=3)
     # One step of four equal channels has no variance, and rounding is all that a norm then magnifies.
     assert_rows(ours, x, ends, [layer(samples) for samples in alone], 7.0)
+
+
+def test_a_norm_does_not_keep_what_its_convolution_has_read(monkeypatch):
+    """On a GPU, the longest rows that fit would be shorter."""
+    config = EncodecConfig(norm_type="time_group_norm")
+    modules = [EncodecConv1d(config, 4, 4, 3).eval().requires_grad_(False) for _ in range(3)]
+    seen, norm = [], ragged.group_norm
+
+    def watched(module, x, lengths):
+        assert all(earlier() is None for earlier in seen)
+        seen.append(weakref.ref(x))
+        return norm(module, x, lengths)
+
+    monkeypatch.setattr(ragged, "group_norm", watched)
+    ragged.run(ragged.seanet_layers(modules), torch.ones(2, 4, 9), torch.tensor([9, 5]))
+    assert len(seen) == 3
 
 
 @settings(deadline=None, max_examples=50)
