@@ -132,7 +132,8 @@ class GaussianNoise(Augmentation):
     Takes any float tensor with a batch dimension: features, or hidden activations, such as those before the pooling of
     an x-vector network. Gradients pass through.
 
-    Either `std` or `snr_db` must be given; both or neither is an ArgumentError."""
+    Either `std` or `snr_db` must be given, as a number, or as a range `(low, high)` from which each row draws; both or
+    neither is an ArgumentError."""
 
     std: float | tuple[float, float] | None = None
     """The standard deviation of the noise; with `(low, high)`, drawn from that range for each row."""
@@ -230,7 +231,7 @@ class MixEnergies(Augmentation):
     """Mixes another row of the batch into each as background: adds the powers of features that are logarithms.
 
     For log mel energies: the result is that of the sum of both waveforms, apart from phase. Every row is a partner
-    once."""
+    once. `log` says of what the features are logarithms, and `snr_db` how much louder a row is than its partner."""
 
     snr_db: float | tuple[float, float] = (10.0, 20.0)
     """The ratio in dB of a row's mean power to its partner's, each over its own frames and dimensions; with `(low,
@@ -284,7 +285,7 @@ class SpecAugment(Augmentation):
     Source: Park et al. 2019, "SpecAugment: A Simple Data Augmentation Method for Automatic Speech Recognition",
     arXiv:1904.08779. The defaults are the paper's policy LD, except for time warping (80 frames in the paper) and
     `max_time_fraction` (1.0 in the paper). As in the paper, the width and then the position of a mask are drawn
-    uniformly; masks may overlap."""
+    uniformly; masks may overlap. Widths and shifts are in frames and dimensions, and masked values become `value`."""
 
     time_masks: int = 2
     """The number of time masks in each row."""
