@@ -1,4 +1,4 @@
-"""All errors that featcache raises deliberately, and the checks of arguments that raise one of them.
+"""All errors that featcache raises deliberately; checks of arguments that raise one of them, and what names arguments.
 
     FeatcacheError                 exit code 1
     ├── ConfigError                2   a config that cannot be read or is invalid
@@ -21,18 +21,21 @@ by its form, whatever a parameter is called: presigned URLs have their signature
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import os
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from numbers import Real
 from shlex import quote
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class FeatcacheError(Exception):
@@ -319,3 +322,16 @@ def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
     if is_url(path):
         what = "it" if secret_in(os.fspath(path)) else path
         raise ArgumentError(f"{name}: {what} is a URL: mount or copy what is there, and give a path on this machine")
+
+
+def naming(passed_on: Mapping[str, object]) -> Callable[[_Function], _Function]:
+    """Have a function's signature name the arguments that it passes on by `**`, with their defaults."""
+
+    def name(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        *own, _ = signature.parameters.values()
+        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=passed_on[name]) for name in passed_on]
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return function
+
+    return name

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,13 +39,6 @@ _Default = TypeVar("_Default")
 
 Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"
 """Utterances: all by id, or all by position."""
-
-
-class Stored(TypedDict, total=False):
-    """How stored features are taken: arguments of `Cache.batch`, which says what they do."""
-
-    raw: bool
-    check: bool | None
 
 
 class Cache:
@@ -205,7 +198,8 @@ class Cache:
         codebooks: int | None = None,
         padding_value: float = 0,
         out: torch.Tensor | None = None,
-        **stored: Unpack[Stored],
+        raw: bool = False,
+        check: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The features of several utterances, or of a part of each, padded at their ends to the longest.
 
@@ -216,8 +210,6 @@ class Cache:
             codebooks: Read only this many codebooks, from the first on.
             padding_value: The value of frames beyond an utterance's end.
             out: A contiguous CPU tensor of the batch's dtype and any shape that is large enough, to be overwritten.
-
-        Keyword Args:
             raw: Return quantised features as stored: levels, uint8, padded with 0, for `featcache.dequantize`.
             check: Whether to compare each utterance with its checksum; by default as the cache was opened.
 
@@ -234,7 +226,7 @@ class Cache:
         """
         codebooks = check_codebooks(self.spec, codebooks)
         check_padding(self.spec, padding_value)
-        if stored.get("raw") and self.spec.is_quantized and padding_value != 0:
+        if raw and self.spec.is_quantized and padding_value != 0:
             hint = "levels are padded with 0; give padding_value to dequantize"
             raise ArgumentError(f"padding_value is {padding_value}: {hint}")
         positions = self._positions(keys)
@@ -242,7 +234,7 @@ class Cache:
         if start is not None or duration is not None:
             firsts, counts = frames_between(counts, self.spec.frame_rate, 0 if start is None else start, duration)
         spans = Spans(positions, firsts, counts)
-        features = self.gather(spans, codebooks=codebooks, padding_value=padding_value, out=out, **stored)
+        features = self.gather(spans, codebooks=codebooks, padding_value=padding_value, out=out, raw=raw, check=check)
         return features, tensor_of(counts)
 
     def gather(
@@ -431,5 +423,9 @@ def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dty
 def pad_into(out: NDArray[Any], arrays: list[NDArray[Any]], value: float) -> None:
     """Copy arrays `[frames, *item_shape]` into `out` `[batch, frames, *item_shape]`, with a value beyond their ends."""
     padding = np.broadcast_to(np.array(value, out.dtype), out.shape[1:])
-    pieces = [piece for array in arrays for piece in (array, padding[len(array) :])]
+    pieces = []
+    for array in arrays:
+        pieces.append(array)
+        if len(array) < len(padding):  # of windows and of alike utterances, none: empty pieces would take longer
+            pieces.append(padding[len(array) :])
     np.concatenate(pieces, out=out.reshape(-1, *out.shape[2:]))  # one call: a loop over rows takes longer

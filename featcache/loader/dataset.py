@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, require_int
+from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, naming, require_int
 from featcache.loader.cache import Buffers, Cache
 from featcache.loader.display import Batch, card, first_of
 from featcache.loader.spans import Crop, Spans, Windows, positions_in
@@ -105,6 +105,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         ArgumentError: Other arguments do not fit; or utterances are shorter than a crop with `short="error"`.
     """
 
+    @naming(find_utterances.__kwdefaults__ or {})
     def __init__(
         self,
         cache: Cache | Mapping[str, Cache],

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, Unpack
 
-from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
+from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError, naming
 from featcache.loader.cache import Cache
 from featcache.storage.location import parse_location
 from featcache.version.selection import corpus_of, select_configured, select_version
@@ -31,6 +31,7 @@ class Nearer(TypedDict, total=False):
     copy_limit: str | float | None
 
 
+@naming(Nearer(ram=None, copy_to=None, copy_limit=None))
 def open(  # noqa: A001
     path: str | Path,
     name: str | None = None,

@@ -283,8 +283,9 @@ class ShardsAhead:
         upcoming = next((fetch for fetch in self._fetches.values() if fetch.future is None), None)
         if upcoming is None or (room := upcoming.shards.copies.room) is None:
             return upcoming
+        where = upcoming.shards.copies.where
         begun = [fetch for fetch in self._fetches.values() if fetch.future is not None]
-        taken = sum(fetch.num_bytes for fetch in begun if fetch.shards.copies.where == upcoming.shards.copies.where)
+        taken = sum(fetch.num_bytes for fetch in begun if fetch.shards.copies.where == where)
         return upcoming if taken + upcoming.num_bytes <= room else None
 
     def _begin(self) -> None:

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from featcache.errors import MOST_COUNTED, ArgumentError, require_int
+from featcache.errors import MOST_COUNTED, ArgumentError, naming, require_int
 
 SPREAD = 1 / 32
 """How much longer than it is an utterance may count as when the utterances are sorted."""
@@ -90,6 +90,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             ValueError.
     """
 
+    @naming(_DEFAULTS)
     def __init__(
         self,
         lengths: Sequence[int] | NDArray[Any] | torch.Tensor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -217,6 +218,7 @@ def find_utterances(
     The copies of an utterance are next to each other, each with the columns of its row. The arguments are those of
     `FeatureDataset`, which lists the errors."""
     _check(where, columns, classes, on_changed)
+    manifest = Path(manifest) if isinstance(manifest, os.PathLike) else manifest
     names = [classes] if isinstance(classes, str) else classes
     labels: Mapping[str, Sequence[str] | None] = classes if isinstance(classes, Mapping) else dict.fromkeys(names)
     types: Types = {**(columns if isinstance(columns, Mapping) else {}), **dict.fromkeys(labels, str)}

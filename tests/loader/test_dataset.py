@@ -1,6 +1,7 @@
 """A dataset: features joined with the columns of a manifest, alone, in torch's DataLoader, in subsets."""
 
 import copy
+import os
 
 import hypothesis.strategies as st
 import numpy as np
@@ -59,6 +60,10 @@ class TestFeatureDataset:
         for row in (6, -7):
             with pytest.raises(IndexError):
                 dataset[row]
+
+    def test_a_path_may_be_of_another_type(self, cache, manifest):
+        (entry,) = (each for each in os.scandir(manifest.parent) if each.name == manifest.name)
+        assert featcache.FeatureDataset(cache, entry).ids == featcache.FeatureDataset(cache, manifest).ids
 
     def test_carries_the_columns_that_are_asked_for(self, cache, manifest):
         assert dataset_keys(cache, manifest, columns=["text"]) == {"id", "features", "text"}

@@ -1,7 +1,9 @@
 """What notebooks show: never an error, never anything but text of what a stranger's cache says."""
 
+import inspect
 import io
 import re
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -99,3 +101,31 @@ def test_what_is_damaged_is_shown_as_such(cache, tmp_path):
     again = featcache.open(tmp_path / "features")
     assert "DamagedError" in again._repr_html_()
     assert "DamagedError" in FeatureDataset(again)._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (featcache.open, "path name config tag check strict ram copy_to copy_limit"),
+        (featcache.Cache.batch, "self keys start duration codebooks padding_value out raw check"),
+        (
+            FeatureDataset,
+            "cache manifest padding_value crop codebooks where skip_missing on_changed copies columns classes",
+        ),
+        (
+            featcache.BucketBatchSampler,
+            "lengths shards max_frames batch_size shuffle seed rank world_size drop_last shards_in_memory",
+        ),
+    ],
+)
+def test_help_and_completion_name_every_argument(function, named):
+    signature = inspect.signature(function)
+    assert list(signature.parameters) == named.split()
+    assert not [each for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
+
+
+def test_an_unknown_argument_is_named(cache):
+    calls = (partial(featcache.open, "x"), partial(cache.batch, [0]), partial(FeatureDataset, cache))
+    for call in (*calls, partial(featcache.BucketBatchSampler, [1], batch_size=1)):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'typo'"):
+            call(typo=1)
