@@ -319,7 +319,8 @@ class TestDamage:
         values = dict(list(features.items())[:3])
         levels, parameters = quantized(*values.values())
         items = [small_shards.item(id_, len(value)) for id_, value in values.items()]
-        small_shards.write(version, items, levels, side={QUANTIZATION: (parameters, [1, 2, 0])})
+        side = [{QUANTIZATION: entries} for entries in np.split(parameters, [1, 3])]
+        small_shards.write(version, items, levels, side=side)
         assert self.problems(version) == [("structure", None)]
         with pytest.raises(DamagedError, match="offsets of side_quantization do not rise to their ends"):
             featcache.open(tmp_path)
