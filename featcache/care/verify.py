@@ -160,16 +160,15 @@ def verify(
         if now == there or (not lacking and {*there} <= {*now}):
             break
         is_second_look = lacking
-    if sources is None or index is None:
-        return result
-    sound = {name for name in names if not checked[name].problems}
-    faulty, source_notes = check_sources(version, index, sound, sources, threads, report, stop.is_set)
-    for (file, fault), ids in faulty.items():  # which is in no shard, so none is damaged
-        more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
-        problem = Problem("source", f"{ids[0]}{more}: {file}: {fault}", id=ids[0] if len(ids) == 1 else None)
-        result.problems.append(problem)
-    result.notes += source_notes
-    result.interrupted = stop.is_set()
+    if sources is not None and index is not None:
+        sound = {name for name in names if not checked[name].problems}
+        faulty, source_notes = check_sources(version, index, sound, sources, threads, report, stop.is_set)
+        for (file, fault), ids in faulty.items():  # which is in no shard, so none is damaged
+            more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
+            problem = Problem("source", f"{ids[0]}{more}: {file}: {fault}", id=ids[0] if len(ids) == 1 else None)
+            result.problems.append(problem)
+        result.notes += source_notes
+    result.interrupted = stop.is_set()  # also if it came late: whoever asked is to go no further
     return result
 
 

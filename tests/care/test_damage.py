@@ -52,8 +52,8 @@ def test_the_quick_check_reads_no_features(cli, cache):
     assert (quick.code, "features not read" in quick.out) == (0, True)
 
 
-def test_a_verification_that_is_stopped_says_so(cache, capsys):
-    """Also beside damage that it has found."""
+def test_a_verification_that_is_stopped_says_so(cache, capsys, monkeypatch):
+    """Also beside damage that it has found; and if all shards have been looked at by then."""
     version, stop, looked_at = only_version(cache), threading.Event(), []
 
     def stop_after_one():
@@ -68,6 +68,10 @@ def test_a_verification_that_is_stopped_says_so(cache, capsys):
     assert not verify(version).interrupted
     print_report(found, None, None, "")
     assert "interrupted: the rest was not looked at" in capsys.readouterr().out
+    stop.clear()
+    monkeypatch.setattr(featcache.care.verify, "_notes", lambda _: stop.set() or [])
+    found = verify(version, stop=stop)
+    assert (found.interrupted, found.shards) == (True, 3)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["index-kept", "no-index"])
