@@ -314,7 +314,7 @@ def choose_batching(
     disturbed = {batching: float(trial["disturbed"]) for batching, trial in measured.items()}
     declared = declared_batchings(extractor)
     clean = [batching for batching in declared if not disturbed.get(batching)] or ["single"]
-    loosest, chosen = declared[-1], requested or clean[-1]
+    loosest, chosen = declared[-1], clean[-1] if requested is None else requested
     if chosen not in BATCHINGS:
         raise ConfigError(f"--batching {requested}: there is no such policy; choose from {listing(BATCHINGS)}")
     why = None

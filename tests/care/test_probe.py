@@ -242,6 +242,7 @@ def test_a_run_takes_the_loosest_clean_policy(probes, requested, policy, mismatc
         (EqualLengths, [CLEAN], "padded", "a probe found no difference in its sample"),
         (Slow, [], "padded", "Slow has only one batching policy, single: leave --batching out"),
         (NothingSeen, [], "sideways", "choose from single, equal_length, padded"),
+        (NothingSeen, [], "", "choose from single, equal_length, padded"),
     ],
 )
 def test_a_looser_policy_than_was_found_clean_is_refused(kind, probes, requested, words):
