@@ -137,10 +137,12 @@ class _Workers:
             self._fail(error)
             raise
         finally:
-            for worker in workers:
-                if worker.ident is not None:  # it has been started
-                    worker.join()
-            self._delivery.wait()
+            try:
+                for worker in workers:
+                    if worker.ident is not None:  # it has been started
+                        worker.join()
+            finally:  # even if a second interrupt comes meanwhile: then, nothing is committed when this has ended
+                self._delivery.wait()
         self._progress.waiting_seconds = 0.0  # what waits for what cannot be fetched any more is not kept
         if self._error is not None:
             raise self._error

@@ -94,6 +94,32 @@ def test_a_thread_that_does_not_start_ends_the_run(plan, scratch, monkeypatch):
     assert_all_is_done(plan())
 
 
+def test_when_a_second_interrupt_has_ended_a_run_it_commits_nothing_more(plan, scratch, monkeypatch):
+    join, publish, is_published = threading.Thread.join, Directory.publish, threading.Event()
+
+    def interrupted(thread, timeout=None):
+        if re.fullmatch(r"featcache-\d+", thread.name):
+            is_published.wait(60)
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    def published(*args):
+        is_published.set()
+        publish(*args)
+
+    monkeypatch.setattr(Directory, "publish", published)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_extraction(plan(), run_locally)
+        ours = [thread for thread in threading.enumerate() if OURS.fullmatch(thread.name)]
+        assert [thread.name for thread in ours if "commit" in thread.name] == []
+    for worker in ours:
+        worker.join()
+    assert_nothing_is_held(scratch)
+    assert_all_is_done(plan())
+
+
 # As users see it
 
 
