@@ -100,8 +100,11 @@ class AudioExtractor:
             del waveforms
             yield results
             return
-        for decoded in part:
-            yield [self.extract_alone(config, decoded, times) for config in self._configs]
+        if len(part) > 1:  # the rows of each can still be computed with those of others
+            for decoded in part:
+                yield from self._extract_part([decoded], times)
+        else:
+            yield [self.extract_alone(config, part[0], times) for config in self._configs]
 
     def extract_alone(self, config: BuiltConfig, decoded: Decoded, times: WorkerTimes) -> Extracted:
         """Extract one clip, as a run does whose batch holds nothing else; it fails if there is not enough memory."""

@@ -240,6 +240,22 @@ def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
     assert items(scratch) == items(tmp_path / "plain")
 
 
+def test_if_another_version_runs_out_of_memory_rows_are_still_computed_together(corpus, scratch, tmp_path, monkeypatch):
+    def one_by_one(extractor, ids, *others):
+        if len(ids) > 1:
+            raise MemoryError
+        return compute(extractor, ids, *others)
+
+    configs = [load_config(write_config(tmp_path, "Moments", module="row_extractors")), load_config("fbank80")]
+    compute, calls = from_audio.compute_clips, []
+    for cache in (scratch / "enough", scratch / "little"):
+        job = plan_extraction(read_manifest(corpus.manifest()), configs, cache, Options(threads=1))
+        assert not run_to_its_end(job).failed
+        calls.append(job.versions[0].built.extractor.calls)
+        monkeypatch.setattr(from_audio, "compute_clips", one_by_one)
+    assert calls[0] == calls[1]
+
+
 def test_each_library_has_its_own_words_for_memory_that_runs_out():
     for words in (
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
