@@ -12,12 +12,11 @@ import resource
 import shlex
 import signal
 import subprocess
-import tempfile
 import time
 from contextlib import suppress
 from typing import IO
 
-from featcache.audio.remote import Fetched, FileStamp, Wait
+from featcache.audio.remote import Fetched, FileStamp, Wait, kept_on_disk
 from featcache.errors import AudioError, Reason, ending
 from featcache.manifest.audio_locations import Command
 from featcache.trust import allowed_commands
@@ -34,13 +33,13 @@ _running: set[int] = set()  # the process groups of the commands that run
 
 def run_command(command: Command, wait: Wait = time.sleep) -> Fetched:
     """Run a command, and keep what it prints. Raises AudioError if it is not allowed, does not run, fails, prints
-    nothing, or does not end within an hour."""
+    nothing, or does not end within an hour; or there is no disk to keep it on."""
     if command not in allowed_commands():
         message = "is a command, which runs only with --allow-commands, and if the manifest that is given names it"
         raise AudioError(Reason.FILE_UNREADABLE, message)
-    printed = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (Fetched closes it)
+    printed = kept_on_disk(())
     try:
-        with tempfile.TemporaryFile() as errors:
+        with kept_on_disk(()) as errors:
             _run(command, printed, errors, wait)
         size = os.fstat(printed.fileno()).st_size
         if size == 0:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -144,6 +145,14 @@ def test_a_second_interrupt_kills_a_command_that_hangs_too(cli, scratch):
     running.send(signal.SIGINT)
     assert running.wait().code == 130
     wait_until(hanging.has_ended)
+
+
+def test_a_disk_without_a_place_for_what_is_printed_is_named(scratch, monkeypatch):
+    command = Command("echo a |")
+    allow_commands([command])
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch / "gone"))
+    with pytest.raises(AudioError, match=r"a copy cannot be kept in .*/gone: No such file or directory"):
+        run_command(command)
 
 
 def test_a_command_that_was_not_allowed_does_not_run(scratch):
