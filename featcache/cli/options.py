@@ -312,8 +312,8 @@ def refuse_unused(values: Iterable[str], keys: Sequence[str], manifest: Manifest
     placeholders = manifest.placeholders if manifest else frozenset()
     for name in sorted({*values} - placeholders):
         meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
-        if printing().is_part and not meant:
-            continue  # another part may have it
+        if manifest is not None and printing().is_part and not meant:
+            continue  # another part's may have it
         what = [f"a key of the config{f' (did you mean {meant[0]}?)' if meant else ''}"] if keys else []
         if manifest is not None:
             there = f", which has {listing(sorted(placeholders))}" if placeholders else ""

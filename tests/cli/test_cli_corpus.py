@@ -183,6 +183,8 @@ def test_commands_do_each_part(cli, audio, corpus, extract, scratch):
     assert "4 utterances: 4 there, 0 to extract\n" in why
     assert "p1/fbank80" in why
     assert "p0/fbank80" not in why
+    why = cli("why", corpus, "-c", "fbank80", "--set", "mistyped=1")
+    assert (why.code, why.err.count("featcache: --set mistyped: it is not a key of the config\n")) == (2, 3)
     missing = cli("show", corpus, "utt-99")
     assert (missing.code, "'utt-99': no such utterance" in missing.err) == (1, True)
     assert f"nor is it in the other parts of {corpus}" in missing.err
