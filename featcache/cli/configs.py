@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from featcache.cli import options
 from featcache.cli.common import print_json, say
 from featcache.errors import ArgumentError, ConfigError
 from featcache.storage.location import Location
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(short_help="List the packaged configs; print one, or a version's.")
