@@ -236,7 +236,8 @@ class _Workers:
             self._taken_seconds += batch.seconds
             self._decoding += 1
         extract: BatchExtractor = self._isolated.extract if batch.is_suspect else self._extract_batch
-        ids, parts = (utterance.id for utterance in batch.utterances), None
+        ids = (utterance.id for utterance in batch.utterances)
+        parts = None
         with self._in_flight.working_on(worker, ids, batch.is_suspect), suppress(StoppedError):
             parts = list(extract(batch.utterances, times))
         with self._state:
@@ -281,6 +282,7 @@ class _Workers:
             shard = OpenShard(task, self._group.jobs, self._control.leaves_unread)
             lengths, left = iter(task.seconds), len(task.utterances)
             for cut in batches(task.utterances, task.seconds, self._device.batch_seconds):
+                # The key of a suspect is its own, and all others have the same.
                 for suspect, group in groupby(cut, key=lambda utterance: suspects & {utterance.id}):
                     utterances = list(group)
                     left -= len(utterances)
