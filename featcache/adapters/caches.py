@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
 from featcache.loader.cache import Cache
 from featcache.loader.opening import open  # noqa: A004
-from featcache.strings import Strings
 
 try:
     from featcache.loader.dataset import FeatureDataset
@@ -38,13 +33,6 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
     if any(version.codebooks is not None for version in dataset.versions):
         raise ArgumentError(f"the dataset has codebooks=: pass a dataset without it, and {instead}")
     return dataset
-
-
-def records_of(columns: Mapping[str, Strings | NDArray[Any]], count: int) -> Iterator[dict[str, Any]]:
-    """The rows of some columns, with Python objects as values, which are made one after the other."""
-    values = [each if isinstance(each, Strings) else np.ascontiguousarray(each).data for each in columns.values()]
-    rows = zip(*values, strict=True) if columns else repeat((), count)
-    return (dict(zip(columns, row, strict=True)) for row in rows)
 
 
 def remember(cache: Cache) -> str:

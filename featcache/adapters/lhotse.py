@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import cache_of, missing_toolkit, records_of, remember, whole_dataset
+from featcache.adapters.caches import cache_of, missing_toolkit, remember, whole_dataset
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
 from featcache.loader.spans import Spans
-from featcache.loader.utterances import flat
+from featcache.loader.utterances import flat, records_of
 from featcache.manifest.copies import copies_of
 
 try:
@@ -53,7 +53,8 @@ class Reader(FeaturesReader):  # type: ignore[misc]
         Raises MissingItemError if there is no such utterance, DamagedError if its shard is damaged."""
         position = self._cache.position(key)
         first, end, _ = slice(left_offset_frames, right_offset_frames).indices(int(self._cache.lengths[position]))
-        frames = self._cache.gather(Spans(*np.array([[position], [first], [max(0, end - first)]])))[0]
+        spans = Spans(np.array([position]), np.array([first]), np.array([max(0, end - first)]))
+        frames = self._cache.gather(spans)[0]
         return np.asarray(frames.float() if frames.is_floating_point() else frames)
 
 

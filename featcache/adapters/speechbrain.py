@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import dataset_of, missing_toolkit, records_of
+from featcache.adapters.caches import dataset_of, missing_toolkit
 from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset, FrameRanges
+from featcache.loader.utterances import records_of
 
 try:
     from speechbrain.dataio.batch import PaddedBatch

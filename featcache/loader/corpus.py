@@ -64,20 +64,19 @@ class Corpus(Cache):
     def __init__(
         self, path: Location, parts: Sequence[_Part], *, check: bool = False, tiers: Tiers | None = None
     ) -> None:
-        self._path, self._parts = path, {part.name: part for part in parts}
+        self._path, self._joined = path, _JoinedIndex(parts)
         first = parts[0].version
-        self._joined = _JoinedIndex(parts)
         version = _VersionOfParts(open_store(path / first.path.name), first.info)
         super().__init__(version, check=check, index=cast(Index, self._joined), tiers=tiers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = [(part.name, part.version, part.index.shards) for part in self._parts.values()]
+        parts = [(part.name, part.version, part.index.shards) for part in self._joined.parts]
         return _reopen, (self._path, parts, self.check, self._tiers)
 
     @property
     def parts(self) -> list[str]:
         """The names of the parts, in their order."""
-        return [*self._parts]
+        return [part.name for part in self._joined.parts]
 
     def part(self, name: str) -> Cache:
         """The version of one part, by the part's name.
@@ -85,30 +84,31 @@ class Corpus(Cache):
         Raises:
             StoreError: There is no such part.
         """
-        part = self._part(name)
+        part, _ = self._part(name)
         return Cache(part.version, check=self.check, index=part.index, tiers=self._tiers)
 
     def start_of(self, name: str) -> int:
         """The position of a part's first utterance, by the part's name."""
-        self._part(name)
-        return int(self._joined.starts[self.parts.index(name)])
+        _, start = self._part(name)
+        return start
 
     def locate(self, position: int) -> tuple[str, int]:
         """The name of the part that has a position, and the position in it."""
         ((number, inside),) = self._joined.places(np.array([self.position(position)]))
-        return self.parts[number], inside
+        return self._joined.parts[number].name, inside
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:
         failures: dict[str, Failure] = {}
-        for part in self._parts.values():
+        for part in self._joined.parts:
             failures |= standing_failures(part.version, part.index)
         return failures
 
-    def _part(self, name: str) -> _Part:
-        if name not in self._parts:
-            raise StoreError(f"{self._path}: there is no part {name!r}; there are {listing(self._parts)}")
-        return self._parts[name]
+    def _part(self, name: str) -> tuple[_Part, int]:
+        """The part of a name, and the position of its first utterance."""
+        if name not in self._joined.by_name:
+            raise StoreError(f"{self._path}: there is no part {name!r}; there are {listing(self.parts)}")
+        return self._joined.by_name[name]
 
     def position(self, key: Any) -> int:
         """As in a cache; or by the name of a part, and an id or a position in it."""
@@ -141,12 +141,13 @@ class _JoinedIndex:
     """The indexes of all parts as one: where utterances are; see `featcache.version.index.Index`."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
-        indexes = [part.index for part in parts]
+        self.parts, indexes = parts, [part.index for part in parts]
         self.starts = np.cumsum([0, *map(len, indexes)])
         """The position of each part's first utterance, and the end of the last, int64 `[parts + 1]`."""
-        self._parts = {part.name: (part.index, start) for part, start in zip(parts, self.starts.tolist(), strict=False)}
+        self.by_name = {part.name: (part, start) for part, start in zip(parts, self.starts.tolist(), strict=False)}
+        """The parts, each with the position of its first utterance."""
         self.shards = [f"{part.name}/{shard}" for part in parts for shard in part.index.shards]
-        self.ids = _JoinedIds(self, parts)
+        self.ids = _JoinedIds(self)
         first_shards = [0, *accumulate(len(index.shards) for index in indexes[:-1])]
         self.shard = _JoinedColumn(self, [index.shard for index in indexes], first_shards)
         self.item = _JoinedColumn(self, [index.item for index in indexes])
@@ -166,9 +167,9 @@ class _JoinedIndex:
 
         The ids of another corpus are looked for in the parts of the same names."""
         if isinstance(ids, _JoinedIds):
-            return np.concatenate([self._find_in(part.name, part.index.ids) for part in ids.parts])
+            return np.concatenate([self._find_in(part.name, part.index.ids) for part in ids.joined.parts])
         positions = np.full(len(ids), -1, np.int64)
-        for name in self._parts:
+        for name in self.by_name:
             missing = np.flatnonzero(positions < 0)
             if not len(missing):
                 break
@@ -177,17 +178,17 @@ class _JoinedIndex:
 
     def find_one(self, id_: str) -> int:
         """The position of an id in the first part that has it, -1 if none has."""
-        for index, start in self._parts.values():
-            if (position := index.find_one(id_)) >= 0:
+        for part, start in self.by_name.values():
+            if (position := part.index.find_one(id_)) >= 0:
                 return int(start + position)
         return -1
 
     def _find_in(self, name: str, ids: Strings) -> NDArray[np.int64]:
         """The position of each id in a part; -1 if that lacks it, or there is no such part."""
-        if name not in self._parts:
+        if name not in self.by_name:
             return np.full(len(ids), -1, np.int64)
-        index, start = self._parts[name]
-        inside = index.find(ids)
+        part, start = self.by_name[name]
+        inside = part.index.find(ids)
         return np.where(inside < 0, -1, inside + start)
 
 
@@ -219,11 +220,11 @@ class _JoinedColumn:
 class _JoinedIds(Sequence[str]):
     """The ids of all utterances, used as `Strings` are."""
 
-    def __init__(self, index: _JoinedIndex, parts: Sequence[_Part]) -> None:
-        self._index, self.parts = index, parts
+    def __init__(self, joined: _JoinedIndex) -> None:
+        self.joined = joined
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.joined)
 
     def __getitem__(self, at: Any) -> Any:
         positions = np.arange(len(self))[at] if isinstance(at, slice) else np.array([range(len(self))[at]])
@@ -231,15 +232,15 @@ class _JoinedIds(Sequence[str]):
         return texts if isinstance(at, slice) else texts[0]
 
     def __iter__(self) -> Iterator[str]:
-        for part in self.parts:
+        for part in self.joined.parts:
             yield from part.index.ids
 
     def __contains__(self, id_: object) -> bool:
-        return isinstance(id_, str) and self._index.find_one(id_) >= 0
+        return isinstance(id_, str) and self.joined.find_one(id_) >= 0
 
     def texts(self, positions: NDArray[Any]) -> list[str]:
         """The ids at some positions."""
-        return [self.parts[number].index.ids[inside] for number, inside in self._index.places(positions)]
+        return [self.joined.parts[number].index.ids[inside] for number, inside in self.joined.places(positions)]
 
     def take(self, positions: NDArray[Any]) -> Strings:
         """The ids at some positions, in flat arrays."""

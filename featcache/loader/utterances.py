@@ -6,9 +6,10 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypedDict, TypeVar, get_args
@@ -444,12 +445,9 @@ def _texts_of(value: object) -> set[str]:
 
 
 def _rows_that_fit(manifest: Manifest, where: Callable[[dict[str, Any]], object], types: Types) -> NDArray[np.int64]:
-    columns: dict[str, Iterable[Any]] = {"id": manifest.ids}
-    for name, given in _available(manifest).items():
-        column = _typed(manifest, name, given, types)
-        columns[name] = column if isinstance(column, Strings) else column.tolist()
-    values = zip(*columns.values(), strict=True)
-    kept = [row for row, cells in enumerate(values) if where(dict(zip(columns, cells, strict=True)))]
+    typed = {name: _typed(manifest, name, column, types) for name, column in _available(manifest).items()}
+    records = records_of({"id": manifest.ids, **typed}, len(manifest))
+    kept = [row for row, record in enumerate(records) if where(record)]
     if not kept:
         raise ManifestError(f"{manifest.source}: where= is true for none of {len(manifest):,} rows")
     return np.array(kept, np.int64)
@@ -484,6 +482,13 @@ def flat(ids: Sequence[str]) -> Strings:
 def take(column: Column, rows: NDArray[np.int64]) -> Column:
     """The values of some rows."""
     return column.take(rows) if isinstance(column, Strings) else column[rows]
+
+
+def records_of(columns: Mapping[str, Column], count: int) -> Iterator[dict[str, Any]]:
+    """The rows of some columns, with Python objects as values, which are made one after the other."""
+    values = [each if isinstance(each, Strings) else np.ascontiguousarray(each).data for each in columns.values()]
+    rows = zip(*values, strict=True) if columns else repeat((), count)
+    return (dict(zip(columns, row, strict=True)) for row in rows)
 
 
 def _available(manifest: Manifest) -> dict[str, Column]:
