@@ -253,3 +253,17 @@ def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch):
         1,
         "antiphase: its channels have sound, and what is taken of them (audio.channel)",
     )
+
+
+def test_an_utterance_is_silent_though_its_copies_are_noisy(cli, plain, tmp_path, scratch):
+    """It is resampled, too, as all of its copies are."""
+    made, voice = Corpus(tmp_path), speech(1.0, 8000, seed=1)[:, 0]
+    soundfile.write(tmp_path / "antiphase.wav", np.stack([voice, -voice * 0.999], 1), 8000, "FLOAT")
+    made.add("antiphase", "antiphase.wav")
+    noises, config = tmp_path / "noises.jsonl", tmp_path / "noisy.yaml"
+    noises.write_text(json.dumps({"id": "n", "path": str(plain.folder / "00.wav")}) + "\n")
+    config.write_text(
+        f"name: noisy\nextractor: fbank\naugment: {{noise: {{manifest: {noises}, snr: [-40], seed: 1}}}}\n"
+    )
+    done = cli("extract", made.manifest(), "-c", config, "-o", scratch / "c", "--json").json()
+    assert (done["silent"], done["upsampled"]) == (1, 1)
