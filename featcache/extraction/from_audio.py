@@ -144,7 +144,7 @@ class AudioExtractor:
             clips.append(clip)
             id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
             if silent or (item.sample_rate != config.sample_rate and id_ not in extracted.remarks):
-                extracted.remarks[id_] = item.sample_rate, silent  # not what a noisy copy is, if another is silent
+                extracted.remarks[id_] = item.sample_rate, silent  # a silent copy stays noted, whatever others are
         if config.row_extractor is not None:
             pending = PendingRows(config.row_extractor, extracted, items, clips)
             if at_once:
