@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featcache.errors import ArgumentError, StoreError, listing
+from featcache.errors import ArgumentError, StoreError, listing, naming
 from featcache.masks import expand, frame_mask
 from featcache.stats import Stats
 
@@ -60,8 +60,11 @@ class Cmvn(nn.Module):
         unknown: What to do with rows of unknown groups: "error" raises an error, "global" uses the statistics of all
             frames.
         dtype: The dtype of the result; by default float32, or float64 for float64 features.
-        **groups: `groups`, the unique names of groups with their own statistics; with `group_mean` and `group_std`, the
-            groups' means and standard deviations, each `[groups, *item_shape]`. All three are given, or none.
+
+    Keyword Args:
+        groups: The names of groups with their own statistics; unique.
+        group_mean: The groups' means, `[groups, *item_shape]`.
+        group_std: The groups' standard deviations, `[groups, *item_shape]`.
 
     Raises:
         ArgumentError: Shapes or names do not fit together, or the statistics are not finite.
@@ -78,6 +81,7 @@ class Cmvn(nn.Module):
     _number_of: dict[str, int]
     """The number of each group by its name; reading `group_numbers` would wait for a GPU."""
 
+    @naming({"groups": (), "group_mean": None, "group_std": None})
     def __init__(
         self,
         mean: Any,

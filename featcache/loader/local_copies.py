@@ -73,9 +73,7 @@ class Tiers:
     copy_limit: int | None = None
 
     @classmethod
-    def parse(
-        cls, ram: str | float | None = None, copy_to: str | Path | None = None, copy_limit: str | float | None = None
-    ) -> Tiers | None:
+    def parse(cls, ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None) -> Tiers | None:
         """The tiers; None if nothing is kept elsewhere. An ArgumentError refuses an invalid size or folder, or a limit
         without a folder."""
         if copy_limit is not None and copy_to is None:

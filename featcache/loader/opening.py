@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, Protocol
 
-from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError, naming
+from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
 from featcache.loader.cache import Cache
 from featcache.storage.location import parse_location
 from featcache.version.selection import corpus_of, select_configured, select_version
@@ -23,15 +23,6 @@ class _Config(Protocol):
     def resolved(self) -> dict[str, Any]: ...
 
 
-class Nearer(TypedDict, total=False):
-    """Where copies of shards are kept: arguments of `open`, which says what they do."""
-
-    ram: str | float | None
-    copy_to: str | Path | None
-    copy_limit: str | float | None
-
-
-@naming(Nearer(ram=None, copy_to=None, copy_limit=None))
 def open(  # noqa: A001
     path: str | Path,
     name: str | None = None,
@@ -40,7 +31,9 @@ def open(  # noqa: A001
     tag: str | None = None,
     check: bool = False,
     strict: bool = False,
-    **nearer: Unpack[Nearer],
+    ram: str | float | None = None,
+    copy_to: str | Path | None = None,
+    copy_limit: str | float | None = None,
 ) -> Cache:
     """Open a version of a cache for reading; or of a corpus, which gives a `Corpus`: all its parts as one sequence.
 
@@ -56,8 +49,6 @@ def open(  # noqa: A001
             mapped, so that a disk that fails gives a DamagedError. Without, it may end the process by SIGBUS.
         strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of a manifest that
             are not in the failure ledger either, that has lost shards, or of which its records do not tell.
-
-    Keyword Args:
         ram: How much memory to use for copies of shards, which all processes of this machine share: "4GB", "512MiB", or
             a number of bytes. They are copied while they are read; from an object store, before they are read, so that
             each byte is fetched once. None by default, since the page cache does the same for folders.
@@ -76,10 +67,10 @@ def open(  # noqa: A001
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache, or its URL")
     tiers = None
-    if nearer:
+    if (ram, copy_to, copy_limit) != (None, None, None):
         from featcache.loader.local_copies import Tiers
 
-        tiers = Tiers.parse(**nearer)
+        tiers = Tiers.parse(ram, copy_to, copy_limit)
     location = parse_location("path", path)
     if config is not None:
         config = _load(config)

@@ -107,6 +107,7 @@ def test_what_is_damaged_is_shown_as_such(cache, tmp_path):
     ("function", "named"),
     [
         (featcache.open, "path name config tag check strict ram copy_to copy_limit"),
+        (featcache.Cmvn, "mean std norm_means norm_vars unknown dtype groups group_mean group_std"),
         (featcache.Cache.batch, "self keys start duration codebooks padding_value out raw check"),
         (
             FeatureDataset,
