@@ -22,7 +22,7 @@ from featcache.extractors import find
 from featcache.extractors.base import _BUILT_IN
 from featcache.extractors.model import ModelParams
 from featcache.format import shard as shards
-from featcache.manifest import SPELLINGS
+from featcache.manifest.utterances import SPELLINGS
 from featcache.spec import SideSpec
 from featcache.version import index as indexes
 from featcache.version.selection import select_version

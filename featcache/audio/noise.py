@@ -30,7 +30,9 @@ from featcache.audio.content_hash import state_of
 from featcache.audio.kept import Kept
 from featcache.audio.resample import Channel, to_mono, to_waveform
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing
-from featcache.manifest import Manifest, Utterance, read_manifest
+from featcache.manifest.read import read_manifest
+from featcache.manifest.segments import Utterance
+from featcache.manifest.utterances import Manifest
 from featcache.storage.base import in_parallel
 
 if TYPE_CHECKING:

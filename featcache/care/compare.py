@@ -30,8 +30,8 @@ from featcache.errors import AudioError
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
 from featcache.extractors.rows import Rows
-from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, locate
+from featcache.manifest.segments import Utterance
 
 ROUNDING = 2e-5
 """The largest difference of a frame by rounding in float32, relative to the frame's norm."""

@@ -29,8 +29,9 @@ from featcache.extraction.features import until_it_fits
 from featcache.extraction.padded_rows import BATCHINGS, declared_batchings, precision_of
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
-from featcache.manifest import Manifest, Utterance
 from featcache.manifest.copies import expand
+from featcache.manifest.segments import Utterance
+from featcache.manifest.utterances import Manifest
 from featcache.spec import FeatureSpec
 from featcache.version.version import library_versions
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, DamagedError, ManifestError, StoreError, counted, listing
 from featcache.format.shard import Shard
 from featcache.format.writing import ShardBuilder
-from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
+from featcache.manifest.utterances import Manifest
 from featcache.storage.base import in_parallel
 from featcache.version.index import Index, open_index
 from featcache.version.join import RowKeys, are_few, describe_changed, join, refuse_paths, with_other_files

@@ -34,8 +34,8 @@ from featcache.extraction.features import (
 from featcache.extraction.padded_rows import BATCHINGS
 from featcache.extractors import Extractor, Params
 from featcache.format.shard import Shard, dequantize_array
-from featcache.manifest import CallersUrls
 from featcache.manifest.audio_locations import AudioLocation, locate, url_of
+from featcache.manifest.utterances import CallersUrls
 from featcache.spec import QUANTIZATION
 from featcache.version.index import Index
 from featcache.version.version import Version

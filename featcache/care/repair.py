@@ -31,9 +31,9 @@ from featcache.format.documents import AT_MOST_BYTES
 from featcache.format.group import GroupInfo, read_attributes
 from featcache.format.shard import Shard
 from featcache.format.writing import seal_group
-from featcache.manifest import Manifest
 from featcache.manifest.audio_locations import is_command
 from featcache.manifest.copies import expand
+from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location
 from featcache.strings import Strings

@@ -15,7 +15,6 @@ from featcache.audio.members import copy_of, stamp_now
 from featcache.audio.remote import FILES_AT_ONCE, URLS_AT_ONCE
 from featcache.errors import AudioError, counted
 from featcache.format.shard import Shard
-from featcache.manifest import CallersUrls
 from featcache.manifest.audio_locations import (
     AudioLocation,
     AudioSource,
@@ -26,6 +25,7 @@ from featcache.manifest.audio_locations import (
     locate,
     url_of,
 )
+from featcache.manifest.utterances import CallersUrls
 from featcache.version.index import Index
 from featcache.version.records import read_run
 from featcache.version.version import Version

@@ -20,8 +20,8 @@ from featcache.errors import DamagedError, FeatcacheError, counted
 from featcache.format.documents import AT_MOST_BYTES, decoder_of
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Shard
-from featcache.manifest import Manifest
 from featcache.manifest.copies import copies_of, expand
+from featcache.manifest.utterances import Manifest
 from featcache.spec import all_finite
 from featcache.storage.base import MARK, in_parallel
 from featcache.version.index import Index, build_index, index_name, index_of, load_index

@@ -13,7 +13,7 @@ from featcache.config.config import Differences, find_differences
 from featcache.errors import ManifestError
 from featcache.extraction.audio_files import refuse_other_paths
 from featcache.extraction.version_plan import VersionPlan, file_change
-from featcache.manifest import Segment
+from featcache.manifest.segments import Segment
 from featcache.strings import Strings
 from featcache.version.join import by_shard, differences
 from featcache.version.ledger import standing_failures

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from featcache.extraction.extraction import Summary
     from featcache.extraction.jobs import Progress
     from featcache.extraction.plan import ExtractionPlan
-    from featcache.manifest import Manifest
+    from featcache.manifest.utterances import Manifest
 
 _Ends = dict[Location, tuple[int, dict[str, Any]]]
 """The exit code of the run over each cache, and its result as JSON."""

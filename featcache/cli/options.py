@@ -20,7 +20,7 @@ from featcache.errors import MOST_THREADS, ArgumentError, StoreError, listing, r
 from featcache.storage.location import ObjectPath, as_location
 
 if TYPE_CHECKING:
-    from featcache.manifest import Manifest
+    from featcache.manifest.utterances import Manifest
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -297,7 +297,7 @@ def read_manifest(source: str, reading: Mapping[str, Any], keys: Sequence[str] =
     Raises:
         ArgumentError: A name that `--set` gives is none of the manifest's placeholders.
     """
-    from featcache.manifest import read_manifest as read
+    from featcache.manifest.read import read_manifest as read
 
     manifest = read(source, **reading, **options)
     for line in manifest.notes:

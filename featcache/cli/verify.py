@@ -20,8 +20,8 @@ from featcache.storage.location import Location, parse_location
 if TYPE_CHECKING:
     from featcache.care.recompute import Recomputed
     from featcache.care.verify import Report, Subset
-    from featcache.manifest import CallersUrls
     from featcache.manifest.audio_locations import AudioLocation
+    from featcache.manifest.utterances import CallersUrls
     from featcache.version.version import Version
 
 _SHOWN = 20
@@ -94,7 +94,7 @@ def verify(
     from featcache.care.sources import SourceCheck
     from featcache.care.verify import Problem, Report
     from featcache.care.verify import verify as check
-    from featcache.manifest import CallersUrls
+    from featcache.manifest.utterances import CallersUrls
     from featcache.version.selection import split_tag, version_folders
     from featcache.version.tags import at_tag
     from featcache.version.version import Version

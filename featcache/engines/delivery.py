@@ -17,7 +17,7 @@ from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionCou
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.format.writing import ShardBuilder
-from featcache.manifest import Utterance
+from featcache.manifest.segments import Utterance
 from featcache.version.ledger import Failure
 
 _WAITING_COMMITS = 2

@@ -20,7 +20,7 @@ from featcache.errors import AudioError, Reason
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.jobs import BatchExtractor, JobGroup, batch_extractor
 from featcache.extraction.padded_rows import BatchingChoice, PendingRows
-from featcache.manifest import Utterance
+from featcache.manifest.segments import Utterance
 
 _MAIN = "featcache.engines.isolated:serve"
 _POLL_SECONDS = 0.2

@@ -21,8 +21,8 @@ from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.manifest import Manifest, read_manifest
-from featcache.manifest.read import Table, is_table, manifest_of
+from featcache.manifest.read import Table, is_table, manifest_of, read_manifest
+from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location, as_location
 from featcache.version.selection import is_corpus
 

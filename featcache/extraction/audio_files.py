@@ -26,7 +26,6 @@ from featcache.audio.recording import UNKNOWN, Recording
 from featcache.audio.remote import URLS_AT_ONCE, each_at_once, require, stamp_of
 from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, ManifestError, Reason, counted
-from featcache.manifest import CallersUrls, Manifest, Utterance, rows_at_even_steps
 from featcache.manifest.audio_locations import (
     AudioLocation,
     AudioSource,
@@ -40,7 +39,8 @@ from featcache.manifest.audio_locations import (
     url_of,
     why_no_file,
 )
-from featcache.manifest.utterances import nearest_sample
+from featcache.manifest.segments import Utterance
+from featcache.manifest.utterances import CallersUrls, Manifest, nearest_sample, rows_at_even_steps
 from featcache.version.index import Index
 from featcache.version.join import RowStatus, find_other_files, refuse_paths, sources_of
 from featcache.version.ledger import Failure

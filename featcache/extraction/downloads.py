@@ -20,8 +20,8 @@ from featcache.audio.members import copy_of, fetch_ahead
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
 from featcache.errors import AudioError, Reason, counted
 from featcache.extraction.tasks import ShardTask
-from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, AudioSource, Member, Url, locate
+from featcache.manifest.segments import Utterance
 
 _PER_WORKER = 32
 _MOST = 256

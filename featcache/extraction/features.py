@@ -23,8 +23,8 @@ from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason,
 from featcache.extraction.audio_files import failure_of
 from featcache.extractors import Clip, Extractor, Params
 from featcache.format.shard import Item
-from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation
+from featcache.manifest.segments import Utterance
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION, FeatureSpec, all_finite
 from featcache.version.ledger import Failure

@@ -29,8 +29,8 @@ from featcache.extraction.features import Extracted, WorkerTimes, compute_clips,
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import Item
-from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource, locate
+from featcache.manifest.segments import Utterance
 
 _SMALLEST = 8
 """The last batches of a task are up to so many times smaller than the others, so that all workers end together."""

@@ -20,9 +20,10 @@ from featcache.extraction.features import ClipFeatures, Extracted, WorkerTimes, 
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import Frames, Item, Shard, dequantize_array
-from featcache.manifest import Manifest, Utterance
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
+from featcache.manifest.segments import Utterance
+from featcache.manifest.utterances import Manifest
 from featcache.storage.location import Location
 from featcache.version.index import open_index
 from featcache.version.join import RowKeys, item_at, join, what_changed

@@ -22,8 +22,8 @@ from featcache.extraction.options import FailureLimit
 from featcache.extraction.padded_rows import BatchingChoice, PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource
+from featcache.manifest.segments import Utterance
 from featcache.version.in_flight import Suspects, forget_suspects
 from featcache.version.index import Index, open_index
 from featcache.version.ledger import Failure, read_failures

@@ -18,7 +18,7 @@ from featcache.extraction.from_audio import AudioExtractor, Decoded, decode_all
 from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.format.shard import dequantize_array
-from featcache.manifest import Utterance
+from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import MOST_SECONDS
 from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.location import parse_location

@@ -37,8 +37,8 @@ from featcache.extraction.version_plan import (
     replacement_notes,
     suspect_notes,
 )
-from featcache.manifest import Manifest
 from featcache.manifest.copies import Copies, expand
+from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location, as_location
 from featcache.strings import Strings

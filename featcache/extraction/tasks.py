@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ManifestError
-from featcache.manifest import Manifest, Utterance
+from featcache.manifest.segments import Utterance
+from featcache.manifest.utterances import Manifest
 from featcache.strings import are_distinct
 from featcache.version.index import Index
 from featcache.version.join import RowStatus

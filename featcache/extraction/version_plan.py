@@ -31,8 +31,8 @@ from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
-from featcache.manifest import Manifest
 from featcache.manifest.audio_locations import AudioLocation, AudioSource, locate
+from featcache.manifest.utterances import Manifest
 from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import FeatureSpec
 from featcache.storage.location import Location

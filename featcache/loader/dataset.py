@@ -24,7 +24,8 @@ from featcache.loader.cache import Buffers, Cache
 from featcache.loader.display import Batch, card, first_of
 from featcache.loader.spans import Crop, Spans, Windows, positions_in
 from featcache.loader.utterances import DatasetVersion, Selection, find_utterances, take, versions_of
-from featcache.manifest import Manifest, Table
+from featcache.manifest.read import Table
+from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 
 _Value = TypeVar("_Value")

@@ -21,8 +21,9 @@ from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, Mis
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
 from featcache.loader.spans import Windows, check_codebooks, check_padding
-from featcache.manifest import Manifest, manifest_of, read_manifest
 from featcache.manifest.copies import Copies, copies_of
+from featcache.manifest.read import manifest_of, read_manifest
+from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 from featcache.version.corpus import by_part_name, manifests_of_parts
 from featcache.version.join import RowKeys, describe_changed, join_version

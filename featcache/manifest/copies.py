@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ManifestError, listing
-from featcache.manifest import Manifest
+from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 
 

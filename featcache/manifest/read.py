@@ -59,7 +59,7 @@ def read_manifest(
             manifest says, or the manifest itself if it is a folder, or its folder; for standard input the current one.
         audio: Whether paths are required. Ids always are, but paths stand for them.
         carry: Whether to keep the columns that an `Utterance` does not have.
-        format: The name of the format, one of `featcache.manifest.FORMATS`; by default it is recognised.
+        format: The name of the format, one of `featcache.manifest.formats.FORMATS`; by default it is recognised.
         values: What stands for the placeholders in a table of SpeechBrain's, by name, such as `data_root`.
         allow_commands: Whether a path may be a command that prints audio, as in Kaldi's `wav.scp`: text that ends in
             `|`. Whatever decodes the manifest's audio in this process then runs them, as the user that it runs as.

@@ -40,7 +40,7 @@ class Manifest(SegmentColumns):
     columns: dict[str, Strings]
     """Every other column `[rows]`, as text, by its own name."""
     format: str = "csv"
-    """The format that it was read in: a name of `featcache.manifest.FORMATS`."""
+    """The format that it was read in: a name of `featcache.manifest.formats.FORMATS`."""
     notes: tuple[str, ...] = ()
     """What to tell the user about what was read."""
     placeholders: frozenset[str] = frozenset()

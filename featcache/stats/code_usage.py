@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
-from featcache.manifest import Manifest
+from featcache.manifest.utterances import Manifest
 from featcache.stats.pieces import ShardPieces, select
 
 

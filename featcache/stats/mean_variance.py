@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, StoreError
 from featcache.format.shard import dequantize_array
 from featcache.loader.cache import Cache
-from featcache.manifest import Manifest
+from featcache.manifest.utterances import Manifest
 from featcache.stats.pieces import PIECE_FRAMES, Selection, ShardPieces, pieces_by_shard, select
 from featcache.storage.base import open_store
 from featcache.storage.files import write_file

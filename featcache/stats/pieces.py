@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, ManifestError, MissingItemError, StoreError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
-from featcache.manifest import Manifest, read_manifest
 from featcache.manifest.copies import copies_of, expand
+from featcache.manifest.read import read_manifest
+from featcache.manifest.utterances import Manifest
 from featcache.version.index import Index
 from featcache.version.join import RowKeys, describe_changed, join_version
 

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from featcache.errors import DamagedError, ManifestError, MissingItemError, listing
 from featcache.format.shard import Item, Shard
-from featcache.manifest import Manifest, Segment, SegmentColumns, Utterance, rows_at_even_steps
 from featcache.manifest.audio_locations import AudioSource
+from featcache.manifest.segments import Segment, SegmentColumns, Utterance
+from featcache.manifest.utterances import Manifest, rows_at_even_steps
 from featcache.storage.base import in_parallel
 from featcache.strings import Strings, hash_of
 from featcache.version.index import Index, open_index

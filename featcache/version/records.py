@@ -15,8 +15,9 @@ import msgspec
 
 from featcache.errors import DamagedError
 from featcache.format.documents import AT_MOST_BYTES, encode_line, parse_line
-from featcache.manifest import Manifest, SegmentColumns
 from featcache.manifest.copies import copies_of
+from featcache.manifest.segments import SegmentColumns
+from featcache.manifest.utterances import Manifest
 from featcache.storage.base import Store
 from featcache.strings import Strings
 from featcache.version.index import open_index

@@ -37,7 +37,8 @@ from featcache.config import Config, config_from
 from featcache.device import Device
 from featcache.extractors import rows
 from featcache.extractors.codec import CodecExtractor
-from featcache.manifest import Manifest, read_manifest
+from featcache.manifest.read import read_manifest
+from featcache.manifest.utterances import Manifest
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 WRONG = ("errors", "errors of 256 rows", "changed bits")

@@ -40,7 +40,8 @@ from featcache.extraction.features import compute_clips
 from featcache.extraction.from_audio import batches, decode_all
 from featcache.format.shard import Item
 from featcache.format.writing import ShardBuilder
-from featcache.manifest import Manifest, read_manifest
+from featcache.manifest.read import read_manifest
+from featcache.manifest.utterances import Manifest
 from featcache.quantize import stored_spec
 from featcache.storage.base import open_store
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import harness
 from foreign_manifests import WRITERS, Clip, Written, objects, table
 
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 _COLUMNS = {"id": "{id}", "path": "{path}", "duration": "{seconds}", "text": "{text}", "speaker": "{speaker}"}
 

@@ -19,7 +19,7 @@ from harness import KEPT, Table, options, present, status_bytes, temporary_folde
 from featcache.config import load_config
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 FILES, SECONDS, RATE = 64, 0.1, 16000
 

@@ -13,7 +13,7 @@ from featcache.device import Device
 from featcache.errors import AudioError
 from featcache.extraction.from_audio import decode_all
 from featcache.extractors.codec import CodecExtractor
-from featcache.manifest import Manifest
+from featcache.manifest.utterances import Manifest
 
 
 def waveforms_of(manifest: Manifest, config: Config) -> Iterator[tuple[str, torch.Tensor]]:

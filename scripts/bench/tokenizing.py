@@ -34,7 +34,8 @@ from ties import differences, waveforms_of
 import featcache
 from featcache.config import Config, config_from
 from featcache.device import Device
-from featcache.manifest import Manifest, read_manifest
+from featcache.manifest.read import read_manifest
+from featcache.manifest.utterances import Manifest
 
 LIMIT, OURS = "the model alone", "featcache, from files to shards"
 RATE = 24000

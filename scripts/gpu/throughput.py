@@ -38,7 +38,8 @@ from featcache.engines import local
 from featcache.extraction.features import is_out_of_memory
 from featcache.extraction.padded_rows import Row
 from featcache.extractors import Clip, rows
-from featcache.manifest import Manifest, read_manifest
+from featcache.manifest.read import read_manifest
+from featcache.manifest.utterances import Manifest
 
 NAMES = ("encodec", "hubert", "mimi", "fbank", "dac", "whisper")
 SWEPT = ("encodec", "hubert")

@@ -45,7 +45,8 @@ import featcache
 from featcache import weights
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
-from featcache.manifest import Manifest, read_manifest
+from featcache.manifest.read import read_manifest
+from featcache.manifest.utterances import Manifest
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from harness import CORES, KEPT, Table, Timed, median, options, present, remark, temporary_folder, timed

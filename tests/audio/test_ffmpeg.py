@@ -15,7 +15,7 @@ from featcache.audio.decode import Cut, decode
 from featcache.audio.formats import format_of
 from featcache.errors import Reason
 from featcache.extraction.audio_files import read_headers
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 av = pytest.importorskip("av")
 

@@ -21,8 +21,8 @@ from featcache.audio.decode import decode, probe_rate, probe_seconds
 from featcache.audio.remote import fetch, stamp_of
 from featcache.errors import AudioError, Reason
 from featcache.extraction.downloads import Downloads
-from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import Url, is_audio_url, locate
+from featcache.manifest.segments import Utterance
 from featcache.storage import clients
 
 pytest.importorskip("obstore")

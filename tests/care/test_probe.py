@@ -16,7 +16,7 @@ from featcache.config import load_config
 from featcache.device import Device
 from featcache.errors import ConfigError, ManifestError
 from featcache.extraction.padded_rows import BATCHINGS, choose_batching
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 from featcache.version.records import read_probes
 
 pytestmark = pytest.mark.usefixtures("trusted")

@@ -15,7 +15,7 @@ from make_cache import add_shard
 
 import featcache.care.repair
 from featcache.format.group import CHECKSUM_BYTES
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 
 def test_repair_looks_for_all_that_it_needs_before_it_removes_anything(cli, plain, cache, scratch):

@@ -19,7 +19,7 @@ from featcache.audio import content_hash
 from featcache.audio.content_hash import hash_of_content
 from featcache.care.sources import SourceCheck
 from featcache.care.verify import Subset, verify
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from featcache.device import Device
 from featcache.errors import ArgumentError, ConfigError, StoreError
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 URL = "is a URL: mount or copy what is there, and give a path on this machine"
 SECRET = "which may be a signature: give the URL without it, and credentials by the environment"

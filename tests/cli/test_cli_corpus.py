@@ -8,7 +8,7 @@ from cache_contents import check, items, only_version, shard_folders
 from damage import CHUNKS, flip
 
 import featcache
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 from featcache.version.corpus import read_parts
 
 UNCHANGED = dict.fromkeys(("p0", "p1", "p2"))

@@ -8,7 +8,8 @@ import soundfile
 from cache_contents import items
 from manifests import rows_of
 
-from featcache.manifest import Utterance, read_manifest
+from featcache.manifest.read import read_manifest
+from featcache.manifest.segments import Utterance
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from manifests import manifest_of
 from featcache.errors import ManifestError, Reason
 from featcache.extraction.audio_files import missing_file_notes, where_missing
 from featcache.extraction.plan import disk_space_notes
-from featcache.manifest import read_manifest
 from featcache.manifest.audio_locations import as_root
+from featcache.manifest.read import read_manifest
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from featcache.device import cores_near
 from featcache.engines.devices import shares_of
 from featcache.errors import ArgumentError, ConfigError
 from featcache.extraction.options import parse_devices
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 TWO = ("--device", "cpu,cpu", "--threads", 2)
 

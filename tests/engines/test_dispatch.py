@@ -22,7 +22,7 @@ from featcache.engines.process import passable
 from featcache.engines.worker import Died, End, Ended, Ready, Stop, Work, WorkerSetup, serve
 from featcache.errors import ConfigError, ExtractorError, ManifestError, MissingDependencyError
 from featcache.extraction.tasks import ShardTask
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 
 class InlineTeam:

@@ -21,7 +21,7 @@ from featcache.extraction.extraction import run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import ExtractionPlan, plan_extraction
 from featcache.format.writing import ShardBuilder
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 from featcache.storage.directory import Directory
 
 OURS = re.compile(r"featcache-(\d+|commit.*|sync.*)")

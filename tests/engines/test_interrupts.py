@@ -24,7 +24,7 @@ import featcache
 from featcache.device import BATCH_SECONDS
 from featcache.engines.delivery import Delivery
 from featcache.errors import ExtractorError
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

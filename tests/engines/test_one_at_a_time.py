@@ -16,7 +16,7 @@ from featcache.engines.local import run_locally
 from featcache.errors import LockedError
 from featcache.extraction.extraction import exclusively, run_extraction
 from featcache.extraction.plan import plan_extraction
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 WAITS = "this run waits until that has ended"
 

@@ -8,7 +8,7 @@ from foreign_manifests import RATE, WRITERS, Clip, dataset, shar
 from real_speech import DATA
 
 import featcache
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 PACKED = ("datasets of arrow", "datasets of parquet", "shar")
 """Forms of tools in which the audio is inside of containers; of other containers: `test_containers.py`."""

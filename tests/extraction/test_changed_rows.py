@@ -21,7 +21,8 @@ from extractions import extracted, failures_of
 import featcache
 from featcache.errors import ManifestError, Reason
 from featcache.extraction.from_version import StoredUtterance, open_source
-from featcache.manifest import Utterance, read_manifest
+from featcache.manifest.read import read_manifest
+from featcache.manifest.segments import Utterance
 from featcache.stats import moments
 from featcache.version.index import open_index
 from featcache.version.ledger import standing_failures

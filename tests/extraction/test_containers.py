@@ -16,7 +16,7 @@ import featcache
 from featcache.audio import members
 from featcache.errors import ManifestError, MissingDependencyError
 from featcache.extraction.audio_files import row_seconds
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow"])

@@ -17,8 +17,8 @@ from featcache.audio.members import copy_of
 from featcache.errors import AudioError
 from featcache.extraction.downloads import Downloads
 from featcache.extraction.tasks import ShardTask
-from featcache.manifest import Utterance
 from featcache.manifest.audio_locations import Member, Url
+from featcache.manifest.segments import Utterance
 
 pytest.importorskip("obstore")
 

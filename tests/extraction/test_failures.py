@@ -29,7 +29,7 @@ from featcache.errors import AudioError, ConfigError, Reason
 from featcache.extraction.extraction import run_extraction
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 from featcache.version.in_flight import Suspects
 from featcache.version.ledger import read_failures
 from featcache.version.selection import select_version

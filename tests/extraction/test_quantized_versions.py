@@ -23,7 +23,7 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors import Clip
 from featcache.extractors.units import Codebook, Units, UnitsParams, read_codebook
 from featcache.format.shard import dequantize_array
-from featcache.manifest import Utterance
+from featcache.manifest.segments import Utterance
 from featcache.quantize import quantize
 from featcache.spec import QUANTIZATION
 from featcache.stats.kmeans import draw_frames, fit_version

@@ -13,7 +13,7 @@ from featcache.config import load_config
 from featcache.errors import DamagedError
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 
 def test_again_does_nothing_and_says_so_and_rows_removed_are_surplus(cli, plain, cache):

@@ -10,7 +10,7 @@ from featcache.extraction import trial
 from featcache.extraction.jobs import Progress
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from featcache.extraction.features import is_out_of_memory, until_it_fits
 from featcache.extraction.options import Options
 from featcache.extraction.plan import plan_extraction
 from featcache.extractors import Clip
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 from featcache.version.index import open_index
 from featcache.version.ledger import read_failures
 

@@ -13,7 +13,7 @@ from featcache.extraction.from_version import StoredUtterance, open_source
 from featcache.extractors import Clip
 from featcache.extractors.rows import RowExtractor
 from featcache.extractors.units import Codebook
-from featcache.manifest import Utterance
+from featcache.manifest.segments import Utterance
 from featcache.testing import ExtractorSuite, extract
 from featcache.version.ledger import Failure, put_failures
 

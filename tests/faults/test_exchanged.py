@@ -8,7 +8,7 @@ import pytest
 from cache_contents import check, items, only_version
 from promises import assert_is_after
 
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from cache_contents import check, items, only_version, provenance
 from featcache.care.repair import Repaired, repair
 from featcache.extraction.options import Options
 from featcache.format.shard import Shard
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 from featcache.version.index import open_index
 from featcache.version.selection import version_folders
 

@@ -103,7 +103,7 @@ _cut = {"id": "a", "start": 0.5, "duration": 1.0, "channel": [0, 1], "recording"
 
 
 def manifests(folder: Path) -> Callable[[random.Random], Callable[[], object]]:
-    from featcache.manifest import read_manifest
+    from featcache.manifest.read import read_manifest
 
     rows = [("id", "path", "start", "duration", "channel", "speaker"), ("a", "a.wav", 0.5, 1, 0, "x")]
     rows += [(f"ü{n}", f"dir/{n}.flac", "", "", "", "y z") for n in range(5)]

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from featcache.errors import ManifestError
-from featcache.manifest import Manifest, Utterance, read_manifest
+from featcache.manifest.read import read_manifest
+from featcache.manifest.segments import Utterance
+from featcache.manifest.utterances import Manifest
 
 
 def faults_of(path: Path | str, **options) -> list[str]:

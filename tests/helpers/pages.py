@@ -24,7 +24,7 @@ import yaml
 from processes import MOST_SECONDS, TESTS
 
 from featcache.errors import FeatcacheWarning
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 ROOT = Path(__file__).parents[2]
 

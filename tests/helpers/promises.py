@@ -18,7 +18,7 @@ from processes import Cli, Finished
 import featcache
 from featcache.care.verify import Report
 from featcache.errors import FeatcacheWarning, StoreError
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 from featcache.version.index import open_index
 from featcache.version.ledger import standing_failures
 from featcache.version.selection import version_folders

@@ -12,7 +12,7 @@ from make_cache import make_features, make_version
 
 import featcache
 from featcache.errors import ArgumentError, ManifestError, MissingItemError
-from featcache.manifest import manifest_of
+from featcache.manifest.read import manifest_of
 from featcache.stats import moments
 
 SUFFIXES = ["_sp0.9", "_sp0.9_snr5", "", "_snr5"]

@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSamp
 import featcache
 from featcache import FeatureDataset
 from featcache.errors import ArgumentError, ManifestError, MissingItemError
+from featcache.manifest.read import read_manifest
 
 ROWS = {f"utt-{n}": {"path": f"{n}.wav", "start": n / 2 or None} for n in range(20)}
 """What the manifest says of the utterances."""
@@ -69,7 +70,7 @@ class TestFeatureDataset:
         assert dataset_keys(cache, manifest, columns=["text"]) == {"id", "features", "text"}
         assert dataset_keys(cache, manifest, columns=()) == {"id", "features"}
         assert dataset_keys(cache, manifest, columns=["id"]) == {"id", "features"}  # which is there anyway
-        read = featcache.manifest.read_manifest(manifest)
+        read = read_manifest(manifest)
         assert dataset_keys(cache, read, columns=["start"]) == {"id", "features", "start"}
         with pytest.raises(ManifestError, match=r"train.csv: has no column 'txt'; it has 'path', 'start', 'speaker'"):
             featcache.FeatureDataset(cache, manifest, columns=["txt"])

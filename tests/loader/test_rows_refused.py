@@ -10,7 +10,7 @@ from manifests import manifest_of
 
 import featcache
 from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 from featcache.stats import moments, usage
 
 

@@ -10,7 +10,7 @@ from foreign_manifests import CLIPS, WRITERS, recording, supervision
 from manifests import faults_of, refused
 
 from featcache.errors import ManifestError
-from featcache.manifest import read_manifest
+from featcache.manifest.read import read_manifest
 
 
 def test_faults_of_a_data_directory(top):

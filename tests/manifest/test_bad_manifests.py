@@ -17,8 +17,9 @@ from make_cache import make_features, make_version
 from manifests import faults_of, refused
 
 from featcache.errors import ArgumentError, ManifestError, refuse_url, secret_in, without_secrets
-from featcache.manifest import SPELLINGS, read_manifest
 from featcache.manifest.audio_locations import as_root
+from featcache.manifest.read import read_manifest
+from featcache.manifest.utterances import SPELLINGS
 from featcache.storage.location import parse_location
 from featcache.strings import Strings
 from featcache.version.corpus import Part, put_part

@@ -13,7 +13,9 @@ from pages import text_of
 
 from featcache.audio.members import copy_of
 from featcache.errors import ArgumentError, ManifestError
-from featcache.manifest import FORMATS, Utterance, read_manifest
+from featcache.manifest.formats import FORMATS
+from featcache.manifest.read import read_manifest
+from featcache.manifest.segments import Utterance
 
 
 def without_commas(clips):

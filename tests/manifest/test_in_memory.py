@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from manifests import assert_same_manifest, small_tables
 
 from featcache.errors import ArgumentError, ManifestError
-from featcache.manifest import manifest_of, read_manifest
+from featcache.manifest.read import manifest_of, read_manifest
 
 
 def pandas_frame(rows):

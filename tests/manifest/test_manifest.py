@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from manifests import faults_of, refused, rows_of
 
 from featcache.errors import secret_in
-from featcache.manifest import SPELLINGS, SegmentColumns, Utterance, read_manifest
-from featcache.manifest.utterances import COLUMNS
+from featcache.manifest.read import read_manifest
+from featcache.manifest.segments import SegmentColumns, Utterance
+from featcache.manifest.utterances import COLUMNS, SPELLINGS
 from featcache.strings import Strings
 
 # What is read

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from manifests import assert_same_manifest, faults_of, refused, rows_of, small_tables
 
 from featcache.errors import MissingDependencyError
-from featcache.manifest import Utterance, manifest_of, read_manifest
+from featcache.manifest.read import manifest_of, read_manifest
+from featcache.manifest.segments import Utterance
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -15,7 +15,7 @@ from small_shards import INFO, create, item, write
 from featcache.errors import DamagedError, ManifestError
 from featcache.extraction.tasks import want
 from featcache.format.documents import encode_line
-from featcache.manifest import SegmentColumns, Utterance
+from featcache.manifest.segments import SegmentColumns, Utterance
 from featcache.strings import Strings
 from featcache.version.index import build_index, open_index
 from featcache.version.ledger import Failure, put_failures, read_failures, standing_failures
