@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,13 @@ def manifest(
             found = read_headers(read, threads, bar.update, every=kind == "lhotse")
         failures = found.failures
         rows = np.array([row for row in range(len(read)) if row not in failures], np.int64)
-        seconds = np.where(np.isnan(found.seconds), read.duration, found.seconds)
         files = {number: found.headers[row] for number, row in enumerate(rows.tolist()) if row in found.headers}
-        data = WRITTEN[kind](replace(read, duration=seconds).take(rows), files)
+        data = WRITTEN[kind](replace(read, duration=found.durations).take(rows), files)
         for row, (reason, message) in list(failures.items())[:_SHOWN]:
             note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")
         if failures:
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in found.reasons.items())
+            counts = Counter(reason for reason, _ in failures.values())
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
             note(f"{counted(len(failures), 'row has', 'rows have')} no duration: {reasons}")
     if is_printed:
         click.echo(data, nl=False)

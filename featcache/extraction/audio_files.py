@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import hash_of_content
-from featcache.audio.decode import probe_seconds
+from featcache.audio.decode import Cut, probe_seconds, span_of
 from featcache.audio.members import beginning_of, check_container, copy_of, stamp_now
 from featcache.audio.recording import UNKNOWN, Recording
 from featcache.audio.remote import URLS_AT_ONCE, each_at_once, require, stamp_of
@@ -345,21 +344,16 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FileHeaders:
-    """The headers of the files of a manifest's rows, and how long rows are that do not say it."""
+    """What the headers of the files of a manifest's rows say."""
 
-    seconds: NDArray[np.float64]
-    """Seconds from a row's start to the end of its file, `[rows]`; NaN for rows whose manifest says how long they are,
-    and for failures."""
+    durations: NDArray[np.float64]
+    """The duration of each row: as the manifest says, else the seconds from its start to the end of its file, `[rows]`;
+    NaN for failures."""
+    headers: dict[int, Header]
+    """The headers of the files of the rows that were looked at, and are good."""
     failures: dict[int, tuple[str, str]]
     """The rows of which nothing is known, each with the reason, of `featcache.errors.Reason` or `NOT_SAID`, and a
     message."""
-    headers: dict[int, Header]
-    """The headers of the other rows' files that were looked at."""
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """The number of failures by reason."""
-        return dict(sorted(Counter(reason for reason, _ in self.failures.values()).items()))
 
 
 def read_headers(
@@ -367,7 +361,7 @@ def read_headers(
 ) -> FileHeaders:
     """Read the headers of the files of rows without a duration; none of them is inside a container.
 
-    A row with the seconds that are found has the same samples as without. Of a file that is cut off, nothing is known.
+    A row with the duration that is found has the same samples as without. Of a file that is cut off, nothing is known.
     Where the header does not say how long the file is, it is decoded, unless it is at a URL: MP3 without a header
     frame, and what FFmpeg decodes, whose headers round.
 
@@ -376,58 +370,43 @@ def read_headers(
         report: Called with a number of rows that are done, from several threads.
         every: Whether to look at the files of all rows.
     """
-    rows = np.flatnonzero(np.isnan(manifest.duration) | every)
-    hashes = manifest.paths.take(rows).hashes()
-    rows = rows[np.argsort(hashes, kind="stable")]  # a file of many rows is opened once
-    cuts = np.flatnonzero(np.diff(np.sort(hashes))) + 1
-    files = sorted(np.split(rows, cuts), key=lambda members: int(members[0])) if len(rows) else []
-    seconds = np.full(len(manifest), math.nan)
-    failures: dict[int, tuple[str, str]] = {}
-    headers: dict[int, Header] = {}
+    rows_of: dict[str, list[int]] = {}  # a file of many rows is opened once
+    for row in np.flatnonzero(np.isnan(manifest.duration) | every).tolist():
+        rows_of.setdefault(manifest.paths[row], []).append(row)
+    durations, headers, failures = manifest.duration.copy(), dict[int, Header](), dict[int, tuple[str, str]]()
 
-    def look(some: Sequence[NDArray[np.int64]]) -> None:
-        for members in some:
-            header = _header(manifest, int(members[0]))
-            for row in members.tolist():
-                found = _seconds(manifest, row, header) if isinstance(header, Header) else header
-                if isinstance(found, float) and isinstance(header, Header):
-                    headers[row] = header
-                    seconds[row] = found if math.isnan(manifest.duration[row]) else math.nan
-                elif not isinstance(found, float):
+    def look(paths: Sequence[str]) -> None:
+        for path in paths:
+            for row, found in zip(rows_of[path], _look_at(manifest, path, rows_of[path]), strict=True):
+                if not isinstance(found, Header):
                     failures[row] = found
-        report(sum(map(len, some)))
+                    continue
+                headers[row] = found
+                if math.isnan(durations[row]):
+                    first = nearest_sample(manifest[row].start or 0.0, found.sample_rate)
+                    durations[row] = (found.num_samples - first) / found.sample_rate
+        report(sum(len(rows_of[path]) for path in paths))
 
-    are_at_urls = len(files) > 0 and isinstance(manifest.resolve(manifest.paths[int(files[0][0])]), Url)
+    paths = [*rows_of]
+    are_at_urls = len(paths) > 0 and isinstance(manifest.resolve(paths[0]), Url)
     with ThreadPoolExecutor(max(threads, URLS_AT_ONCE) if are_at_urls else threads, "featcache-headers") as pool:
-        list(pool.map(look, [files[at : at + _FILES_AT_ONCE] for at in range(0, len(files), _FILES_AT_ONCE)]))
-    return FileHeaders(seconds, dict(sorted(failures.items())), headers)
+        list(pool.map(look, [paths[at : at + _FILES_AT_ONCE] for at in range(0, len(paths), _FILES_AT_ONCE)]))
+    return FileHeaders(durations, headers, dict(sorted(failures.items())))
 
 
-def _header(manifest: Manifest, row: int) -> Header | tuple[str, str]:
-    """The header of a row's file, or why nothing is known of it."""
-    location = manifest.resolve(manifest.paths[row])
+def _look_at(manifest: Manifest, path: str, rows: Sequence[int]) -> Sequence[Header | tuple[str, str]]:
+    """What the header of a path's file says; or why nothing is known of each of its rows."""
+    location = manifest.resolve(path)
     try:
         with closing(Recording(location, beginning_of)) as recording:
-            shortfall, num_samples = recording.shortfall, recording.num_samples
-            if num_samples == UNKNOWN and not (shortfall or isinstance(location, Url)):
+            num_samples = recording.num_samples
+            if num_samples == UNKNOWN and not (recording.shortfall or isinstance(location, Url)):
                 num_samples = recording.count_samples()
-            header = Header(recording.sample_rate, num_samples, recording.num_channels)
     except AudioError as error:
-        return error.reason.value, str(error)
-    if shortfall:
-        return Reason.TRUNCATED.value, shortfall
-    if header.num_samples == UNKNOWN:
-        return NOT_SAID, "its header does not say how long it is, and what is at a URL is not fetched whole for that"
-    return header
-
-
-def _seconds(manifest: Manifest, row: int, header: Header) -> float | tuple[str, str]:
-    """The seconds from a row's start to the end of its file, or why there are none."""
-    rate, num_samples, _ = header
-    first = nearest_sample(float(np.nan_to_num(manifest.start[row])), rate)
-    if first < num_samples:
-        return (num_samples - first) / rate
-    if not num_samples:
-        return Reason.EMPTY.value, "it holds no samples, according to its header"
-    message = f"it starts at {first / rate:.3f} s, but the file holds {num_samples / rate:.3f} s"
-    return Reason.SEGMENT_OUTSIDE.value, message
+        return [(error.reason.value, str(error))] * len(rows)
+    if num_samples == UNKNOWN and not recording.shortfall:
+        what = "its header does not say how long it is, and what is at a URL is not fetched whole for that"
+        return [(NOT_SAID, what)] * len(rows)
+    header = Header(recording.sample_rate, num_samples, recording.num_channels)
+    spans = [span_of(recording, num_samples, Cut(manifest[row].start), None) for row in rows]
+    return [(span.reason.value, str(span)) if isinstance(span, AudioError) else header for span in spans]

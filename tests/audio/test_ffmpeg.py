@@ -154,4 +154,4 @@ def test_durations_are_those_of_the_samples_that_are_decoded(scratch):
     found = read_headers(manifest, 2)
     assert not found.failures
     for row, name in enumerate(manifest.paths):
-        assert found.seconds[row] * found.headers[row].sample_rate == len(samples_of(scratch / name))
+        assert found.durations[row] * found.headers[row].sample_rate == len(samples_of(scratch / name))
