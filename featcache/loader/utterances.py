@@ -278,7 +278,8 @@ def _compared(manifest: Manifest, rows: RowKeys, are_refused: bool, version: Dat
     if status.changed.any():
         message = describe_changed(manifest, rows, stored, index, status)
         if are_refused:
-            raise ManifestError(f'{message}; or on_changed="use" takes these features all the same')
+            way_out = 'a manifest without paths, or on_changed="use" in a dataset, takes these features all the same'
+            raise ManifestError(f"{message}; or {way_out}")
         warnings.warn(message, FeatcacheWarning, stacklevel=5)
     return replace(version, positions=status.positions)
 

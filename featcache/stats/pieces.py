@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ArgumentError, ManifestError, MissingItemError, StoreError, listing
+from featcache.errors import ArgumentError, ManifestError, StoreError, listing
 from featcache.loader.cache import Cache
 from featcache.loader.corpus import Corpus
-from featcache.manifest.copies import copies_of, expand
+from featcache.loader.utterances import find_utterances, versions_of
+from featcache.manifest.copies import copies_of
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.version.index import Index
-from featcache.version.join import RowKeys, describe_changed, join_version
 
 PIECE_FRAMES = 256
 
@@ -136,19 +136,10 @@ def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None)
 def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) -> Selection:
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(manifest, audio=False, carry=by is not None)
-    manifest = expand(manifest, copies_of(cache.config))  # the copies that training uses
-    rows = RowKeys.of(manifest)
-    status = join_version(cache.version, cache.index, rows, manifest)
-    if status.changed.any():
-        raise ManifestError(
-            f"{describe_changed(manifest, rows, cache.version, cache.index, status)}; or a manifest without paths, "
-            "to go by ids alone"
-        )
-    missing = np.flatnonzero(status.positions < 0)
-    if len(missing):
-        raise MissingItemError(f"{manifest.source}: {cache.missing_error(manifest.ids.texts(missing), len(manifest))}")
+    found, _ = find_utterances(versions_of(cache, None, 0), manifest, columns=())
+    positions = found.versions[0].positions
     if by is None:
-        return Selection([cache], status.positions)
+        return Selection([cache], positions)
     column = manifest.columns.get(by, manifest.paths if by == "path" and len(manifest.paths.blob) else None)
     if column is None:
         there = listing(map(repr, manifest.columns)) or "none but id"
@@ -156,7 +147,7 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
     names = sorted(set(column))
     number_of = {name: number for number, name in enumerate(names)}
     groups = np.fromiter((number_of[name] for name in column), np.int64, len(column))
-    return Selection([cache], status.positions, groups, names)
+    return Selection([cache], positions, np.repeat(groups, len(copies_of(cache.config))), names)
 
 
 def pieces_by_shard(
