@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from featcache.device import extraction_device
-from featcache.errors import ArgumentError, ConfigError, require_number
+from featcache.errors import ArgumentError, ConfigError, listing, require_number
 from featcache.storage.location import ObjectPath, as_location
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ MOST_PARTITIONS = 1_000_000
 """The most partitions that a manifest may be extracted in."""
 
 _TEXT = re.compile(r"(\d{1,8})/(\d{1,8})", re.ASCII)
-_ARRAY_SIZE = "give --partition I/N with the numbers themselves"
+_GIVE = "give the numbers themselves, as --partition I/N, or with GNU parallel --partition {}/8"
 
 
 @dataclass(frozen=True)
@@ -228,61 +228,49 @@ def _checked(number: int, count: int, where: str, chosen_by: str = "") -> Partit
     return Partition(number, count, chosen_by)
 
 
+_VARIABLES = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_COUNT"),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"),
+    ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+"""Those by which each scheduler says a job's number, in an array also the lowest and the highest, and how many there
+are. Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; Kubernetes, "Indexed Job"; SkyPilot, "Environment Variables";
+srun(1)."""
+
+
 def _of_environment(environment: Mapping[str, str]) -> Partition:
-    """The partition that a scheduler gives this job.
-
-    Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; srun(1); Kubernetes, "Indexed Job"; SkyPilot, "Environment
-    Variables"; parallel(1), "ENVIRONMENT VARIABLES"."""
-    if "SLURM_ARRAY_TASK_ID" in environment:
-        return _of_slurm_array(environment)
-    if "JOB_COMPLETION_INDEX" in environment and "JOB_COMPLETIONS" not in environment:
-        raise ArgumentError(
-            "--partition auto: Kubernetes tells a pod its JOB_COMPLETION_INDEX, but not how many there are: set the "
-            "variable JOB_COMPLETIONS in the pod's template to the job's `completions`"
-        )
-    for number, count in (
-        ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"),
-        ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
-        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ):
-        if number in environment and count in environment:
-            values = _whole_numbers(environment, number, count)
-            chosen_by = f"{number}={values[0]}, {count}={values[1]}"
-            return _checked(values[0], values[1], f"--partition auto: {chosen_by}", chosen_by)
-    if "PARALLEL_SEQ" in environment:
-        raise ArgumentError(
-            "--partition auto: GNU parallel does not tell a job how many there are: "
-            "seq 0 7 | parallel featcache extract … --partition {}/8"
-        )
-    raise ArgumentError(
-        "--partition auto: there is no SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX or SKYPILOT_NODE_RANK in the "
-        f"environment: {_ARRAY_SIZE}"
-    )
-
-
-def _of_slurm_array(environment: Mapping[str, str]) -> Partition:
-    names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT")]
-    if lacking := [name for name in names if name not in environment]:
-        raise ArgumentError(f"--partition auto: there is no {lacking[0]} in the environment: {_ARRAY_SIZE}")
-    id_, least, most, count = _whole_numbers(environment, *names)
-    chosen_by = f"SLURM_ARRAY_TASK_ID={id_} of {count} from {least} to {most}"
-    if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-        raise ArgumentError(
-            f"--partition auto: srun starts {environment['SLURM_STEP_NUM_TASKS']} tasks in each job of the array, and "
-            "all would do the same partition: srun --ntasks=1"
-        )
-    step, is_uneven = divmod(most - least, count - 1) if count > 1 else (1, 0)
-    number, is_between = divmod(id_ - least, max(1, step))
-    if is_uneven or is_between:
-        raise ArgumentError(
-            f"--partition auto: {chosen_by}: these ids are not evenly spaced, as in --array=0-{count - 1}: "
-            f"{_ARRAY_SIZE}"
-        )
-    return _checked(number, count, f"--partition auto: {chosen_by}", chosen_by)
-
-
-def _whole_numbers(environment: Mapping[str, str], *names: str) -> list[int]:
+    """The partition that a scheduler gives this job."""
+    names = next((names for names in _VARIABLES if environment.keys() >= {*names}), None)
+    if names is None:
+        raise ArgumentError(f"--partition auto: {_why_unknown(environment)}")
     for name in names:
         if not re.fullmatch(r"\d{1,8}", environment[name], re.ASCII):
             raise ArgumentError(f"--partition auto: {name} is {environment[name]!r}, and no whole number")
-    return [int(environment[name]) for name in names]
+    number, *bounds, count = (int(environment[name]) for name in names)
+    chosen_by = ", ".join(f"{name}={environment[name]}" for name in names)
+    where = f"--partition auto: {chosen_by}"
+    if bounds:
+        if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+            raise ArgumentError(
+                f"--partition auto: srun starts {environment['SLURM_STEP_NUM_TASKS']} tasks in each job of the array, "
+                "and all would do the same partition: srun --ntasks=1"
+            )
+        least, most = bounds
+        step, is_uneven = divmod(most - least, count - 1) if count > 1 else (1, 0)
+        number, is_between = divmod(number - least, max(1, step))
+        if is_uneven or is_between:
+            raise ArgumentError(f"{where}: these ids are not evenly spaced, as in --array=0-{count - 1}: {_GIVE}")
+    return _checked(number, count, where, chosen_by)
+
+
+def _why_unknown(environment: Mapping[str, str]) -> str:
+    """Why the environment does not say which partition it is, and what to do."""
+    for number, *others in _VARIABLES:
+        if number in environment:
+            lacking = next(name for name in others if name not in environment)
+            return (
+                f"there is {number}, and no {lacking} in the environment: set the variable {lacking}, in Kubernetes in "
+                f"the pod's template to the job's `completions`, or {_GIVE}"
+            )
+    return f"there is no {listing(number for number, *_ in _VARIABLES)} in the environment: {_GIVE}"
