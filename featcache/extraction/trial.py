@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import disk_usage
@@ -21,10 +20,9 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.extraction.extraction import run_extraction
-from featcache.extraction.jobs import Engine, JobGroup, Progress, RunControl
+from featcache.extraction.extraction import Summary, run_extraction
+from featcache.extraction.jobs import Engine, Progress
 from featcache.extraction.plan import ExtractionPlan, group_versions, plan_extraction
-from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import VersionPlan
 
 SECONDS = 10.0
@@ -98,13 +96,14 @@ def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, par
             trial.device.batch_seconds = min(trial.device.batch_seconds, _CPU_BATCH_SECONDS)
         bytes_per_second = sum(version.info.spec.bytes_per_second for version in versions)
         meter = _Meter(min(_MOST_BYTES, disk_usage(folder).free / 4) / bytes_per_second)
-
-        def measured(jobs: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
-            with meter.limited():
-                engine(jobs, tasks, control)
-
-        summary = run_extraction(replace(trial, versions=versions), measured, meter.report, meter.stop)
-    audio, elapsed, error = meter.speed(summary.audio_seconds)
+        timer = threading.Timer(_MOST_SECONDS, meter.stop.set)
+        timer.daemon = True
+        timer.start()
+        try:
+            summary = run_extraction(replace(trial, versions=versions), engine, meter.report, meter.stop)
+        finally:
+            timer.cancel()
+    audio, elapsed, error = meter.speed(summary)
     speed = audio / elapsed if audio else math.nan
     return Trial(
         versions=[version.config.name for version in group],
@@ -128,23 +127,8 @@ class _Meter:
     most_audio_seconds: float
     """How much may be extracted before the run is stopped: it has to lie somewhere."""
     stop: threading.Event = field(default_factory=threading.Event)
-    began: float = 0.0
-    ended: float = 0.0
     points: list[tuple[float, float]] = field(default_factory=list)
     """Times, as `perf_counter` says them, and how much audio was extracted by then."""
-
-    @contextmanager
-    def limited(self) -> Iterator[None]:
-        """Take the time of the block, and stop the run if it does not end."""
-        timer = threading.Timer(_MOST_SECONDS, self.stop.set)
-        timer.daemon = True
-        self.began = perf_counter()
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            self.ended = perf_counter()
 
     def report(self, progress: Progress) -> None:
         """Take the time."""
@@ -156,13 +140,13 @@ class _Meter:
         if is_long_enough or progress.computed_seconds > self.most_audio_seconds:
             self.stop.set()
 
-    def speed(self, extracted: float) -> tuple[float, float, float]:
+    def speed(self, summary: Summary) -> tuple[float, float, float]:
         """Seconds of audio, the seconds that they took, and the relative error of their ratio: twice its standard error
-        by fifths; infinite if there are too few points. Then it is of the whole trial, from its beginning to its end.
+        by fifths; infinite if there are too few points. Then it is of the whole trial, as its summary says.
         """
         warm = [(at, audio) for at, audio in self.points if at >= self.points[0][0] + _WARM_UP_SECONDS]
         if len(warm) <= _SLICES:
-            return extracted, self.ended - self.began, math.inf
+            return summary.audio_seconds, summary.elapsed_seconds, math.inf
         times, audio = np.array(warm).T
         slices = np.diff(np.interp(np.linspace(times[0], times[-1], _SLICES + 1), times, audio))
         error = 2 * slices.std(ddof=1) / slices.mean() / math.sqrt(_SLICES)
