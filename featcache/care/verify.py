@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from featcache.audio.remote import StoppedError
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted
-from featcache.format.documents import AT_MOST_BYTES, decoder_of
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Shard
 from featcache.manifest.copies import copies_of, expand
@@ -32,8 +30,6 @@ from featcache.version.tags import tags_to_show
 from featcache.version.version import ShardGoneError, Version
 from featcache.version.wanted import DamagedRecord, find_lacking
 
-_MOST_MAPPED = 8192
-"""How many checked shards keep their tables mapped: a process may map some 65,000 files. Others are mapped anew."""
 _LACKING = frozenset({"unfinished", "record", "missing"})
 """The kinds of problems that may be over as soon as a run that is going on has added another shard."""
 
@@ -238,7 +234,7 @@ def _index(
         result.notes.append(
             f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next"
         )
-    if subset is None:  # their tables have just been checked, and are not read again
+    if subset is None:
         return index if index is not None and len(sound) == len(there) else index_of(sound)
     result.notes.append(
         f"subset {subset.number}/{subset.of}: {result.shards:,} of {counted(len(there), 'shard')}; utterances that are "
@@ -259,15 +255,15 @@ def _check_shards(
     checked: dict[str, CheckedShard] = {}
     ended = threading.Event()
 
-    def check(name: str, number: int) -> CheckedShard:
+    def check(name: str) -> CheckedShard:
         one = examine_shard(version, name, data, lambda: stop.is_set() or ended.is_set())
-        if one.shard is not None and number >= _MOST_MAPPED:
+        if one.shard is not None:
             one.shard.unmap_table()
         return one
 
     with ThreadPoolExecutor(threads) as pool, suppress(StoppedError):
         try:
-            for name, one in zip(names, pool.map(check, names, range(len(names))), strict=True):
+            for name, one in zip(names, pool.map(check, names), strict=True):
                 if stop.is_set():
                     break
                 checked[name] = one
@@ -282,10 +278,11 @@ def _count_newest(index: Index, shards: Iterable[Shard]) -> int:
     if sum(shard.info.items for shard in shards) == len(index):
         return len(index)
     count = 0
-    for table in (shard.table for shard in shards):
-        positions = index.find_hashes(table["id_hash"])
+    for shard in shards:
+        positions = index.find_hashes(shard.table["id_hash"])
         there = positions >= 0
-        count += int((table["generation"][there] == index.generation[positions[there]]).sum())
+        count += int((shard.table["generation"][there] == index.generation[positions[there]]).sum())
+        shard.unmap_table()
     return count
 
 
@@ -359,7 +356,7 @@ def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator
     paths = [path for path in shard.info.files if not path.startswith("features/c/")]
     faults = [fault for path in paths if (fault := shard.file_fault(path))]
     if not faults:
-        faults = [f"{shard}: damaged: {fault}" for fault in shard.faults()] or [*_metadata_faults(shard)]
+        faults = [f"{shard}: damaged: {fault}" for fault in shard.faults()]
     if faults:
         yield from (Problem("checksum" if "checksum" in fault else "structure", fault, shard.name) for fault in faults)
         return
@@ -368,30 +365,6 @@ def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator
         yield from _feature_problems(shard, stopped)
     else:
         shard.open_features()  # which compares its size, and the checksum at its end
-
-
-def _metadata_faults(shard: Shard) -> Iterator[str]:
-    """Whether Zarr libraries find the arrays that featcache finds."""
-    expected = {"features": ((shard.info.frames, *shard.spec.item_shape), shard.spec.stored_dtype)}
-    for side in shard.spec.side:
-        last = int(shard.table.offsets(f"side_{side.name}")[-1])
-        expected[f"side_{side.name}"] = (last, *side.item_shape), side.dtype
-    for name, (shape, dtype) in expected.items():
-        path = f"{name}/zarr.json"
-        try:
-            array = decoder_of(_ArrayMetadata).decode(shard.store.read(f"{shard.key}/{path}", AT_MOST_BYTES))
-        except FileNotFoundError:  # since its bytes were read: a repair takes the shard away
-            yield f"{shard}/{path}: damaged: the file is missing"
-        except ValueError as error:
-            yield f"{shard}/{path}: damaged: {error}"
-        else:
-            if (array.shape, array.data_type) != (shape, dtype):
-                yield f"{shard}/{path}: damaged: it is {array.data_type} {[*array.shape]}, not {dtype} {[*shape]}"
-
-
-class _ArrayMetadata(msgspec.Struct):
-    shape: tuple[int, ...]
-    data_type: str
 
 
 def _item_problems(shard: Shard) -> Iterator[Problem]:

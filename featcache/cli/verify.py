@@ -14,7 +14,7 @@ from featcache.cli import options
 from featcache.cli.common import advise, as_document, count_are, printing, say, say_json, say_problems
 from featcache.cli.corpora import version_or_corpus
 from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
-from featcache.errors import DamagedError, MissingDependencyError, counted, megabytes
+from featcache.errors import DamagedError, counted, megabytes
 from featcache.storage.location import Location, parse_location
 
 if TYPE_CHECKING:
@@ -137,11 +137,8 @@ def verify(
 def _recompute(
     version: Version, root: AudioLocation | None, count: int, device: str | None, threads: int, urls: CallersUrls
 ) -> Recomputed:
-    try:
-        from featcache.care.recompute import items_at_random, recompute
-        from featcache.device import Device
-    except ImportError as error:
-        raise MissingDependencyError(error.name or "pydantic", "verify --recompute") from error
+    from featcache.care.recompute import items_at_random, recompute
+    from featcache.device import Device
     from featcache.version.index import open_index
 
     def again() -> Recomputed:
@@ -194,7 +191,7 @@ def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: 
 
 def _print_counts(result: Report, path: str) -> None:
     checked = "every byte read" if result.data else "features not read"
-    damaged = len({problem.shard for problem in result.problems if problem.shard and problem.kind != "duplicate"})
+    damaged = len(result.damaged_shards)
     shards, features = counted(result.shards, "shard"), megabytes(result.num_bytes)
     if result.shards_left_out:
         shards += f" of {result.shards + result.shards_left_out:,}"
