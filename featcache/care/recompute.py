@@ -22,15 +22,7 @@ from featcache.care.verify import Problem
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extraction.features import (
-    ClipFeatures,
-    DoesNotFitError,
-    compute_clips,
-    download,
-    error_if_not_finite,
-    errors_of,
-    until_it_fits,
-)
+from featcache.extraction.features import ClipFeatures, DoesNotFitError, download, errors_of, until_it_fits
 from featcache.extraction.padded_rows import BATCHINGS
 from featcache.extractors import Extractor, Params
 from featcache.format.shard import Shard, dequantize_array
@@ -178,20 +170,12 @@ def _extract_again(
 ) -> tuple[ClipFeatures, torch.Tensor | None]:
     """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits. Beside
     the features, the latents of codes, `[frames, D]`; None if the extractor does not tell."""
-    row_extractor, spec = extractor.as_row_extractor(), shard.spec
-    if row_extractor is None:
-
-        def compute(*_: object) -> list[ClipFeatures | AudioError]:
-            return compute_clips(extractor, [clip.id], [clip.waveform], spec, device)
-
-        (computed,) = until_it_fits(compute, extractor, [len(clip.waveform)], device)
-        if isinstance(computed, AudioError):
-            raise computed
-        if error := error_if_not_finite(computed, spec):
-            raise error
-        return computed, None
-    batching = shard.info.made_by.get("batching")
-    row_extractor.chosen_batching = batching if batching in BATCHINGS else None
+    row_extractor, spec, lengths = extractor.as_row_extractor(), shard.spec, [len(clip.waveform)]
+    if row_extractor is not None:
+        batching = shard.info.made_by.get("batching")
+        row_extractor.chosen_batching = batching if batching in BATCHINGS else None
+        pieces = row_extractor.pieces(len(clip.waveform))
+        lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]
 
     def extract(_: int, alone: bool) -> tuple[ClipFeatures, torch.Tensor | None]:
         with errors_of(extractor, [clip.id], device, alone), device.slot(alone):
@@ -200,8 +184,6 @@ def _extract_again(
             (stored,) = download([found.features], spec, device, spec.is_quantized)
             return ClipFeatures(stored.features, {**side, **stored.side}), found.latents
 
-    pieces = row_extractor.pieces(len(clip.waveform))
-    lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]
     return until_it_fits(extract, extractor, lengths, device)
 
 
