@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,9 +29,6 @@ class _LocalPath(click.Path):
 
     A leading `~/` is the home folder, even where the shell leaves it alone, as in `--root=~/audio`."""
 
-    _must_exist = False
-    """Whether a folder has to be there already."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         given = os.fspath(value)
         if not given:
@@ -49,23 +45,13 @@ class _LocalPath(click.Path):
         if not self.file_okay and not os.path.isdir(path):
             if os.path.exists(path):
                 return f"{path} is not a folder"
-            if self._must_exist:
+            if self.exists:
                 return f"there is no folder {path}"
             if os.path.islink(path):
                 return f"{path} is a link to {os.readlink(path)}, which is not there"
         if not self.dir_okay and os.path.exists(path) and not os.path.isfile(path):
             return f"{path} is not a file"
         return None
-
-
-class _Number(click.FloatRange):
-    """A number within a range; neither NaN nor infinity, which float() takes too."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is no number.", param, ctx)
-        return number
 
 
 def _name(param: click.Parameter | None) -> str:
@@ -100,8 +86,6 @@ class _Location(_LocalPath):
 class _Root(_LocalPath):
     """A folder that exists, a container, or the beginning of URLs."""
 
-    _must_exist = True
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from featcache.manifest.audio_locations import as_root, is_audio_url, names_container
 
@@ -110,9 +94,6 @@ class _Root(_LocalPath):
             return as_root(given)
         return super().convert(value, param, ctx)
 
-
-POSITIVE = _Number(min=0, min_open=True)
-"""A finite number above 0."""
 
 TEXT = _LocalPath()
 """A path as text: that of a manifest (`-` is standard input)."""
@@ -127,7 +108,7 @@ LOCATION = _Location(path_type=Path)
 """A cache or a version, in a folder or an object store, that the command itself checks further."""
 
 _CACHE = _Location(file_okay=False, path_type=Path)
-_ROOT = _Root(file_okay=False, path_type=Path)
+_ROOT = _Root(exists=True, file_okay=False, path_type=Path)
 
 manifest_argument = click.argument("manifest", type=TEXT)
 

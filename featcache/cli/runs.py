@@ -33,8 +33,6 @@ _FIRST_SECONDS = 5.0
 """The time before the first line of progress if stderr is not a terminal: shorter work is done silently."""
 _LINE_SECONDS = 30.0
 """The time between two such lines."""
-_BAR_SECONDS = 0.1
-_MOST_COLUMNS = 110
 _JSON_SECONDS = 60.0
 _TICK_SECONDS = 1.0
 
@@ -53,12 +51,11 @@ class Display:
         self._total = plan.seconds_to_decode
         self._kind = kind
         self._bar: tqdm[Never] | None = None
-        if kind == "bar" and self._total and (columns := terminal_columns()):
+        if kind == "bar" and self._total and terminal_columns():
             # The bar takes the space that the text leaves; on a narrow terminal, the end of the text is cut.
             form = "{percentage:3.0f}%|{bar}| {desc}"
-            self._bar = progress_bar(self._total, "s", bar_format=form, ncols=min(columns, _MOST_COLUMNS))
+            self._bar = progress_bar(self._total, "s", bar_format=form, dynamic_ncols=True, miniters=0)
         self._started = monotonic()
-        self._next_bar = self._started + _BAR_SECONDS
         self._next_line = self._started + (_JSON_SECONDS if kind == "json" else _FIRST_SECONDS)
         self._latest: Progress | None = None
         self._told: tuple[float, dict[str, float]] = (0.0, {})
@@ -67,15 +64,13 @@ class Display:
         self._ended = threading.Event()
 
     def update(self, progress: Progress) -> None:
-        """Show the progress, unless it was shown a moment ago."""
+        """Show the progress, unless it was shown a moment ago: of a bar, tqdm knows."""
         with self._showing:
             self._latest = progress
             now = monotonic()
-            if self._bar is not None and now >= self._next_bar:
-                self._next_bar = now + _BAR_SECONDS
-                self._bar.ncols = min(terminal_columns() or _MOST_COLUMNS, _MOST_COLUMNS)  # it may have changed
-                self._bar.n = min(progress.computed_seconds, self._total)
-                self._bar.set_description_str(self._text(progress, now))
+            if self._bar is not None:
+                self._bar.set_description_str(self._text(progress, now), refresh=False)
+                self._bar.update(min(progress.computed_seconds, self._total) - self._bar.n)
             if now >= self._next_line:
                 self._next_line = now + (_JSON_SECONDS if self._kind == "json" else _LINE_SECONDS)
                 self._show_line(progress, now)
@@ -88,9 +83,11 @@ class Display:
             click.echo(json.dumps(self._document(progress, now, is_end)), err=True)
 
     def _text(self, progress: Progress, now: float) -> str:
+        from tqdm import tqdm
+
         done, seconds = progress.computed_seconds, now - self._started
         speed = done / seconds if seconds else 0.0
-        left = f"{_clock((self._total - done) / speed)} left" if 0 < done <= self._total else "…"
+        left = f"{tqdm.format_interval((self._total - done) / speed)} left" if 0 < done <= self._total else "…"
         failed = sum([*progress.failures.values()])
         return f"{hours(done)} of {hours(self._total)}, {left}, {failed:,} failed, {speed:,.0f} × real time"
 
@@ -142,13 +139,6 @@ class Display:
 
             with self._showing:
                 self._show_line(self._latest or Progress(), monotonic(), is_end=True)
-
-
-def _clock(seconds: float) -> str:
-    """Seconds as a clock shows them: `1:02:03`, `2:03`."""
-    all_minutes, rest = divmod(round(seconds), 60)
-    full_hours, minutes = divmod(all_minutes, 60)
-    return f"{full_hours}:{minutes:02}:{rest:02}" if full_hours else f"{minutes}:{rest:02}"
 
 
 def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
@@ -263,11 +253,7 @@ def say_summary(summary: Summary, where: str) -> int:
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:
     if not (version.extracted or version.failed or version.missing or interrupted):
-        if not version.utterances:
-            return "nothing to do: this partition has no utterances"
-        if version.utterances == 1:
-            return "nothing to do: the utterance is already there"
-        return f"nothing to do: all {version.utterances:,} utterances are already there"
+        return f"nothing to do: {count_are(version.utterances, 'utterance')} already there"
     size = f" ({megabytes(version.num_bytes)})" if version.extracted else ""
     return (
         f"{counted(version.utterances, 'utterance')}: {version.extracted:,} extracted{size}, "

@@ -78,7 +78,7 @@ class Options:
             object.__setattr__(self, "device", str(self.device))  # a device of torch's will do, too
         if isinstance(self.engine, str) and self.engine != LOCAL and not self.is_on_ray:
             raise ArgumentError(f"engine {self.engine!r}: there is no such engine; use local, ray or ray://host:port")
-        require_number("shard_megabytes", self.shard_megabytes, low=1e-6)
+        require_number("shard_megabytes (--shard-size)", self.shard_megabytes, 1e-6, 1e9)
         if self.source is not None:
             as_location("source", self.source)
         _ = self.failure_limit, self.own_partition  # which are checked as they are parsed

@@ -60,7 +60,7 @@ def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, strea
             if len(lines := written.getvalue().splitlines()) > len(told):
                 told.append(second)
     assert told == [5, 35, 65]
-    assert lines[1] == "58.3 min of 2.00 h, 0:37 left, 2 failed, 100 × real time"
+    assert lines[1] == "58.3 min of 2.00 h, 00:37 left, 2 failed, 100 × real time"
 
 
 def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):

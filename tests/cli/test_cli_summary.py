@@ -96,7 +96,7 @@ def test_one_is_told_in_the_singular_and_what_to_do_in_a_command_that_a_shell_ta
     command = ("extract", plain.manifest(plain.rows[:1], "one.csv"), "-o", scratch / "c")
     assert "1 of 1 utterance to extract" in cli(*command, "--dry-run").out
     assert "1 utterance: 1 extracted" in cli(*command).out
-    assert "nothing to do: the utterance is already there" in cli(*command).out
+    assert "nothing to do: 1 utterance is already there" in cli(*command).out
     command = (
         "extract",
         plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv"),
