@@ -8,17 +8,15 @@ then it may make room for others at once."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -122,10 +120,6 @@ class ObjectShards(Shards):
         np.maximum.at(frames, np.asarray(self.index.shard), ends)
         return frames * self.version.info.spec.bytes_per_frame
 
-    def to_fetch(self, positions: NDArray[np.int64]) -> Counter[int]:
-        """The shards that are copied to read these utterances, in the order of these, each with how many there are."""
-        return Counter(self.index.shard[positions].tolist() if self.copies.places else ())
-
     def hold(self, number: int) -> Callable[[], None] | None:
         """Copy a shard, and keep the copy until the function is called that is returned; see `LocalCopies.hold`."""
         return self.copies.hold(number, self._file(number))
@@ -169,25 +163,8 @@ def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]
 _Key: TypeAlias = tuple[ObjectShards, int]
 """A shard by its number."""
 
-
-@dataclass
-class _Fetch:
-    """A shard that is copied ahead of batches."""
-
-    shards: ObjectShards
-    number: int
-    num_left: int = 0
-    """The number of utterances that are still to be read of it."""
-    future: Future[Callable[[], None] | None] | None = None
-    """What lets go of the copy, once it is there; None before it is begun."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the shard's features, as far as the index tells."""
-        return int(self.shards.sizes[self.number])
-
-    def is_under_way(self) -> bool:
-        return self.future is not None and not self.future.done()
+_Hold: TypeAlias = Future[Callable[[], None] | None]
+"""A copy that is made, and then held: what lets go of it, if it is there."""
 
 
 class ShardsAhead:
@@ -197,14 +174,13 @@ class ShardsAhead:
     for, there is one that goes on. What cannot be fetched is no error here, but where it is read."""
 
     def __init__(self, dataset: FeatureDataset) -> None:
-        self._versions = _remote(dataset)
+        self._versions = [(version, shards) for version, shards in _remote(dataset) if shards.copies.places]
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(_AT_ONCE, "featcache-ahead")
         self._is_closed = False
-        self._numbers = itertools.count()
-        self._fetches: dict[_Key, _Fetch] = {}  # in the order in which they begin
-        self._batches: dict[int, dict[_Key, int]] = {}  # those that are not made, in their order, and what they read
+        self._batches: list[frozenset[_Key]] = []  # what those read that have not been made, in their order
+        self._holds: dict[_Key, _Hold | None] = {}  # of all these, in the order in which they begin; None before that
 
     def windows(
         self, batches: Iterator[list[int]], sampler: Any
@@ -213,33 +189,44 @@ class ShardsAhead:
         there is room; each with the context to make it in. `sampler`, which gives them, has the `window` of the latest.
 
         The context raises CancelledError if all was closed meanwhile."""
-        upcoming: deque[list[list[int]]] = deque()
+        upcoming: deque[list[tuple[list[int], AbstractContextManager[None]]]] = deque()
         for _, group in groupby(batches, lambda batch: sampler.window):
-            upcoming.append(list(group))
-            are_begun = self._expect(np.concatenate([np.array(batch, np.int64) for batch in upcoming[-1]]))
+            window = [(rows, self._keys_of(rows)) for rows in group]
+            are_begun = self._expect([keys for _, keys in window])
+            upcoming.append([(rows, self._reading(keys)) for rows, keys in window])
             if len(upcoming) > 1 and (not are_begun or len(upcoming) > _MOST_WINDOWS):
-                yield from map(self._add, upcoming.popleft())
+                yield from upcoming.popleft()
         for rest in upcoming:
-            yield from map(self._add, rest)
+            yield from rest
 
-    def _add(self, rows: list[int]) -> tuple[list[int], AbstractContextManager[None]]:
-        """Add a batch, which is to be made after those before."""
-        wanted = self._wanted(np.array(rows, np.int64))
+    def _keys_of(self, rows: list[int]) -> frozenset[_Key]:
+        """The shards that are copied to read some rows."""
+        at = np.array(rows, np.int64)
+        numbers = (
+            (shards, shards.index.shard[version.positions_of(at)].tolist()) for version, shards in self._versions
+        )
+        return frozenset((shards, number) for shards, some in numbers for number in some)
+
+    def _expect(self, window: list[frozenset[_Key]]) -> bool:
+        """Fetch what the batches of a window read, as soon as there is room; whether all that is expected has been
+        begun."""
         with self._changed:
-            number = next(self._numbers)
-            self._batches[number] = wanted
-        return rows, self._reading(number)
+            self._batches += window
+            for key in chain.from_iterable(window):
+                self._holds.setdefault(key)
+            self._begin()
+            return None not in self._holds.values()
 
     @contextmanager
-    def _reading(self, number: int) -> Iterator[None]:
+    def _reading(self, keys: frozenset[_Key]) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._may_read(number))
+            self._changed.wait_for(lambda: self._is_closed or self._may_read(keys))
             if self._is_closed:
                 raise CancelledError
         try:
             yield
         finally:
-            self._end(number)
+            self._end(keys)
 
     # A default, since at the interpreter's exit the module's own names may be gone.
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -248,58 +235,41 @@ class ShardsAhead:
             return
         with self._changed:
             self._is_closed = True
-            futures = [fetch.future for fetch in self._fetches.values() if fetch.future is not None]
-            self._fetches.clear()
-            self._batches.clear()
+            holds = [*self._holds.values()]
+            self._holds.clear()
             self._changed.notify_all()
         self._threads.shutdown(wait=False)
-        for future in futures:
-            future.add_done_callback(_release)
+        for hold in filter(None, holds):
+            hold.add_done_callback(_let_go)
 
-    def _wanted(self, rows: NDArray[np.int64]) -> dict[_Key, int]:
-        """The shards that are read for some rows, and how many utterances of each."""
-        of_versions = [(shards, shards.to_fetch(version.positions_of(rows))) for version, shards in self._versions]
-        return {(shards, number): count for shards, counts in of_versions for number, count in counts.items()}
-
-    def _expect(self, rows: NDArray[np.int64]) -> bool:
-        """Fetch what a window reads, as soon as there is room; whether all that is expected has been begun."""
-        wanted = self._wanted(rows)
-        with self._changed:
-            for key, count in wanted.items():
-                self._fetches.setdefault(key, _Fetch(*key)).num_left += count
-            self._begin()
-            return all(fetch.future is not None for fetch in self._fetches.values())
-
-    def _may_read(self, number: int) -> bool:
+    def _may_read(self, keys: frozenset[_Key]) -> bool:
         """Whether a batch's shards are there; for the first one, those that there is room for."""
-        fetches = [self._fetches[key] for key in self._batches[number]]
-        if any(fetch.is_under_way() for fetch in fetches):
+        holds = [self._holds[key] for key in keys]
+        if any(map(_is_under_way, holds)):
             return False
-        are_begun = all(fetch.future is not None for fetch in fetches)
-        return are_begun or (number == next(iter(self._batches)) and self._next() is None)
+        return None not in holds or (keys == self._batches[0] and self._next() is None)
 
-    def _next(self) -> _Fetch | None:
+    def _next(self) -> _Key | None:
         """What is to begin next, if there is room for it."""
-        upcoming = next((fetch for fetch in self._fetches.values() if fetch.future is None), None)
-        if upcoming is None or (room := upcoming.shards.copies.room) is None:
-            return upcoming
-        where = upcoming.shards.copies.where
-        begun = [fetch for fetch in self._fetches.values() if fetch.future is not None]
-        taken = sum(fetch.num_bytes for fetch in begun if fetch.shards.copies.where == where)
-        return upcoming if taken + upcoming.num_bytes <= room else None
+        key = next((key for key, hold in self._holds.items() if hold is None), None)
+        if key is None or (room := key[0].copies.room) is None:
+            return key
+        begun = [other for other, hold in self._holds.items() if hold and other[0].copies.where == key[0].copies.where]
+        return key if sum(int(shards.sizes[number]) for shards, number in [*begun, key]) <= room else None
 
     def _begin(self) -> None:
         """Begin, in their order, what there are threads and room for: no more than that, since the interpreter does not
         end before what has been begun."""
-        while (fetch := self._next()) is not None and sum(map(_Fetch.is_under_way, self._fetches.values())) < _AT_ONCE:
+        while (key := self._next()) is not None and sum(map(_is_under_way, self._holds.values())) < _AT_ONCE:
+            shards, number = key
             try:
-                fetch.future = self._threads.submit(fetch.shards.hold, fetch.number)
+                hold = self._holds[key] = self._threads.submit(shards.hold, number)
             except RuntimeError:  # the interpreter is ending, or there are no more threads: who reads it fetches it
-                fetch.future = Future()
-                fetch.future.set_result(None)
+                hold = self._holds[key] = Future()
+                hold.set_result(None)
                 self._changed.notify_all()
             else:
-                fetch.future.add_done_callback(self._go_on)
+                hold.add_done_callback(self._go_on)
 
     def _go_on(self, _: object) -> None:
         """Begin what can be begun since a fetch has ended, and wake who waits for it."""
@@ -307,21 +277,24 @@ class ShardsAhead:
             self._begin()
             self._changed.notify_all()
 
-    def _end(self, number: int) -> None:
+    def _end(self, keys: frozenset[_Key]) -> None:
         """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
         with self._changed:
-            for key, count in self._batches.pop(number, {}).items():
-                fetch = self._fetches[key]
-                fetch.num_left -= count
-                if not fetch.num_left:
-                    del self._fetches[key]
-                    if fetch.future is not None:
-                        fetch.future.add_done_callback(_release)
+            if self._is_closed:
+                return
+            self._batches.remove(keys)
+            for key in keys:
+                if not any(key in others for others in self._batches) and (hold := self._holds.pop(key)):
+                    hold.add_done_callback(_let_go)
             self._begin()
             self._changed.notify_all()
 
 
-def _release(future: Future[Callable[[], None] | None]) -> None:
+def _is_under_way(hold: _Hold | None) -> bool:
+    return hold is not None and not hold.done()
+
+
+def _let_go(hold: _Hold) -> None:
     """Let go of a copy, if there is one."""
-    if future.exception() is None and (let_go := future.result()) is not None:
+    if hold.exception() is None and (let_go := hold.result()) is not None:
         let_go()
