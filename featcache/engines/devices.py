@@ -54,7 +54,7 @@ class _Processes:
         self._processes[worker] = OtherProcess(_MAIN, environment)
         self.send(worker, setup.on(device, self._shares[worker]))
 
-    def send(self, worker: int, message: Message) -> None:
+    def send(self, worker: int, message: WorkerSetup | Message) -> None:
         """Send a message; of a process that has died, `wait` tells."""
         if worker in self._processes:
             with suppress(OSError):

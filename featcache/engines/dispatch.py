@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Protocol
 
 from featcache.engines.process import Setup
-from featcache.engines.worker import Died, End, Ended, Event, Finished, Message, Ready, Stop, Work, WorkerSetup, Working
+from featcache.engines.worker import Died, Event, Finished, Message, Ready, Stop, Work, WorkerSetup, Working
 from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, counted
 from featcache.extraction.audio_files import can_be_read, failure_of
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
@@ -41,7 +41,6 @@ MOST_DEATHS = 3
 """The deaths after which a chunk is split, and after which a single task is poison."""
 
 _POLL_SECONDS = 0.2
-_SECONDS_TO_END = 60.0
 _PATIENCE_SECONDS = 60.0
 """How long to wait for the first worker before saying so."""
 
@@ -165,9 +164,9 @@ class _Worker:
     deaths: int = 0
     """How often it has died since it last committed something."""
     latest: Working | None = None
-    """What it last said of the tasks that it is at."""
+    """What it last said of all that it has done."""
     done: list[DoneTask] = field(default_factory=list)
-    """What it has committed of them."""
+    """What it has committed of that."""
 
 
 def dispatch(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, options: Options) -> None:
@@ -200,7 +199,7 @@ class _Dispatch:
         self._suspects = group.suspects
         self._dead: set[str] = set()  # runs of workers
         self._poison: list[tuple[ShardTask, str]] = []  # and how the last process ended
-        self._total = Done(deepcopy(control.progress), [VersionCounts() for _ in group.jobs])
+        self._lasting = Done(deepcopy(control.progress), [VersionCounts() for _ in group.jobs])
         self._unread: list[tuple[str, Failure]] = []  # by which machine, though not by this one
         self._said: dict[str, int] = {}  # which worker was the first to say it
         self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
@@ -213,11 +212,14 @@ class _Dispatch:
         while not self._is_over():
             self._deal()
             self._listen()
-        if self._chunks.held:  # the run was stopped
-            self._tell(Stop())
+        for number in self._chunks.held:  # the run was stopped
+            self._team.send(number, Stop())
         while self._chunks.held:
             self._listen()
-        self._end()
+        if len(self._poison) > 1 and not any(counts.extracted for counts in self._done_so_far().counts):
+            raise self._hopeless(self._poison[-1][1])  # where everything kills, no utterance is at fault
+        for task, how in self._poison:
+            self._bury(task, how)
         self._report()
         if self._unread:
             raise self._unreadable()
@@ -225,10 +227,6 @@ class _Dispatch:
     def _is_over(self) -> bool:
         """Whether nothing more is dealt out."""
         return self._control.stop.is_set() or self._chunks.are_done
-
-    def _tell(self, message: Message) -> None:
-        for number in range(len(self._workers)):
-            self._team.send(number, message)
 
     def _listen(self) -> None:
         """Take what workers say, and tell how far they are."""
@@ -260,14 +258,12 @@ class _Dispatch:
                 worker.done.append(event)
                 worker.deaths = 0
                 self._settle_unread(event)
-            case Finished():
-                if event.progress.too_many_failures:
-                    self._control.give_up(event.progress.too_many_failures, event.progress.traceback)
-                self._total.add(event)
-                self._chunks.done(number)
-                worker.latest, worker.done, worker.deaths = None, [], 0
             case Working():
                 worker.latest = event
+                if isinstance(event, Finished):
+                    if event.progress.too_many_failures:
+                        self._control.give_up(event.progress.too_many_failures, event.progress.traceback)
+                    self._chunks.done(number)
             case Exception():
                 raise event
             case Died(how, counts_as_death):
@@ -295,7 +291,7 @@ class _Dispatch:
         dead, name = self._workers[number], self._team.names[number]
         again = self._workers[number] = _Worker(deaths=dead.deaths + counts)
         for one in dead.done:
-            self._total.add(one)
+            self._lasting.add(one)
         if dead.runs:
             self._learn(dead.runs, counts)
         done = {one.name for one in dead.done}
@@ -340,7 +336,7 @@ class _Dispatch:
         for job, failures in zip(self._group.jobs, failed, strict=True):
             job.run.fail(failures)
             progress.failures.update(failure.reason for failure in failures)
-        self._total.add(Done(progress, [VersionCounts(failed=len(failures)) for failures in failed]))
+        self._lasting.add(Done(progress, [VersionCounts(failed=len(failures)) for failures in failed]))
 
     def _settle_unread(self, done: DoneTask) -> None:
         """Record what a worker could not read as failed; but what this machine can read is still to be done."""
@@ -367,10 +363,7 @@ class _Dispatch:
     def _report(self) -> None:
         """Count what was done so far, and tell."""
         self._next_report = monotonic() + _POLL_SECONDS
-        now_done = deepcopy(self._total)
-        for worker in self._workers:
-            if worker.latest is not None:
-                now_done.add(worker.latest)
+        now_done = self._done_so_far()
         progress = self._control.progress
         for name in ("failures", "audio_seconds", "waiting_seconds", "shards", "stages"):
             setattr(progress, name, getattr(now_done.progress, name))
@@ -380,20 +373,10 @@ class _Dispatch:
         if self._first is not None:  # until then, there is nothing to tell
             self._control.report(progress)
 
-    def _end(self) -> None:
-        """Record what is poison, and have the workers record the outcome.
-
-        This waits for the end since, where everything kills, no utterance is at fault."""
-        if len(self._poison) > 1 and not any(counts.extracted for counts in self._total.counts):
-            raise self._hopeless(self._poison[-1][1])
-        for task, how in self._poison:
-            self._bury(task, how)
-        self._tell(End(interrupted=self._control.stop.is_set()))
-        limit = monotonic() + _SECONDS_TO_END
-        while any(worker.runs for worker in self._workers) and monotonic() < limit:
-            for number, event in self._team.wait(_POLL_SECONDS):
-                match event:
-                    case Ended() | Died():
-                        self._workers[number].runs = ()
-                    case Exception():
-                        raise event
+    def _done_so_far(self) -> Done:
+        """What all workers have done, the dead ones only what they have committed."""
+        done = deepcopy(self._lasting)
+        for worker in self._workers:
+            if worker.latest is not None:
+                done.add(worker.latest)
+        return done

@@ -216,8 +216,7 @@ class _Actor:
             what = f"{socket.gethostname()}: Ray runs its workers at nice {own}, after all else on the machine"
             self._events.put(f"{what}: start Ray there with RAY_worker_niceness=0 in the environment")
         self._inbox = Inbox()
-        self._inbox.put(pickle.loads(setup))
-        threading.Thread(target=work, args=[self._inbox, self._events.put], daemon=True).start()
+        threading.Thread(target=work, args=[pickle.loads(setup), self._inbox, self._events.put], daemon=True).start()
         return str(ray.get_runtime_context().get_node_id())
 
     def tell(self, message: bytes) -> None:

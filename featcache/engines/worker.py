@@ -28,17 +28,7 @@ from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.engines.process import Setup, passable
 from featcache.errors import ConfigError, ExtractorError, StoreError
-from featcache.extraction.jobs import (
-    Done,
-    DoneTask,
-    JobGroup,
-    Progress,
-    RunControl,
-    VersionCounts,
-    VersionJob,
-    made_by,
-    maker,
-)
+from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionJob, made_by, maker
 from featcache.extraction.options import Options
 from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import ShardTask
@@ -94,14 +84,7 @@ class Stop:
     """Tells a worker to take nothing more, and to commit what it has."""
 
 
-@dataclass(frozen=True)
-class End:
-    """Tells a worker to record the outcome and end."""
-
-    interrupted: bool
-
-
-Message = WorkerSetup | Work | Stop | End
+Message = Work | Stop
 
 
 @dataclass(frozen=True)
@@ -117,17 +100,12 @@ class Ready:
 
 @dataclass(frozen=True)
 class Working(Done):
-    """How far the worker is with its tasks."""
+    """What the worker has done since it began."""
 
 
 @dataclass(frozen=True)
-class Finished(Done):
+class Finished(Working):
     """The worker is done with its tasks, or was stopped."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The worker has recorded the outcome."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +118,7 @@ class Died:
     """Whether what it worked on may be the cause."""
 
 
-Event = Ready | Working | DoneTask | Finished | str | Exception | Ended | Died
+Event = Ready | Working | DoneTask | str | Exception | Died
 """What a worker says. A text is what the library has to say to a person; a `passable` exception, why it has ended."""
 
 
@@ -149,25 +127,25 @@ class Inbox:
 
     def __init__(self) -> None:
         self.stop = threading.Event()
-        self._messages: queue.SimpleQueue[WorkerSetup | Work | End] = queue.SimpleQueue()
+        self._works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def put(self, message: Message) -> None:
         """Take a message."""
         if isinstance(message, Stop):
             self.stop.set()
         else:
-            self._messages.put(message)
+            self._works.put(message)
 
-    def get(self) -> WorkerSetup | Work | End:
-        """The next message; waits for it."""
-        return self._messages.get()
+    def get(self) -> Work | None:
+        """What is to be done next; waits for it. None at the end."""
+        return self._works.get()
 
     def close(self) -> None:
         """Nobody listens any more: commit what was begun, and end; at once if that was asked for already."""
         if self.stop.is_set():
             end_process()
         self.stop.set()
-        self._messages.put(End(interrupted=True))
+        self._works.put(None)
         limit = threading.Timer(_SECONDS_TO_COMMIT, end_process)
         limit.daemon = True
         with suppress(RuntimeError):  # this process is at its end, where Python 3.12 starts no thread
@@ -181,33 +159,31 @@ def end_process() -> None:
 
 
 def serve(connection: Connection) -> None:
-    """Be a worker at the other end of a connection, until it is closed."""
+    """Be a worker at the other end of a connection, which brings its setup first, until it is closed."""
     inbox, sending = Inbox(), threading.Lock()
 
     def receive() -> None:
-        try:
+        with suppress(EOFError, OSError):
             while True:
                 inbox.put(connection.recv())
-        except (EOFError, OSError):
-            inbox.close()
-        except Exception as error:  # noqa: BLE001 (what was sent names a class that is not here, as one of `__main__`)
-            what = f"a worker cannot read what it is sent: {error}: define extractors in a module of their own"
-            send(ConfigError(what))
-            inbox.put(End(interrupted=True))
+        inbox.close()
 
     def send(event: Event) -> None:
         with sending, suppress(OSError):  # nobody listens
             connection.send(event)
 
-    threading.Thread(target=receive, daemon=True).start()
-    work(inbox, send)
-
-
-def work(inbox: Inbox, send: Callable[[Event], None]) -> None:
-    """Do what the messages say until one says that it is the end, or until there is an error, which is an event."""
-    setup = inbox.get()
-    if not isinstance(setup, WorkerSetup):
+    try:
+        setup = connection.recv()
+    except Exception as error:  # noqa: BLE001 (what was sent names a class that is not here, as one of `__main__`)
+        what = f"a worker cannot read what it is sent: {error}: define extractors in a module of their own"
+        send(ConfigError(what))
         return
+    threading.Thread(target=receive, daemon=True).start()
+    work(setup, inbox, send)
+
+
+def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> None:
+    """Do what the messages say until there are no more, or until there is an error, which is an event."""
     log = logging.getLogger("featcache")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes(send)]
@@ -215,11 +191,8 @@ def work(inbox: Inbox, send: Callable[[Event], None]) -> None:
     try:
         worker = _Worker(setup, inbox.stop, send)
         send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
-        while not isinstance(message := inbox.get(), End):
-            assert isinstance(message, Work)
-            worker.do(message)
-        worker.finish(message.interrupted)
-        send(Ended())
+        while (tasks := inbox.get()) is not None:
+            worker.do(tasks)
     except Exception as error:  # noqa: BLE001 (whoever has started this is told)
         if worker is not None and worker.device.is_lost():
             send(f"{socket.gethostname()}: {worker.device.label}: {error}")
@@ -243,28 +216,19 @@ class _Worker:
         self.device = Device(setup.options.device, setup.options.threads)
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
+        self._control = RunControl(Progress(), self._report, stop, leaves_unread=True, done=send)
         configs, self._source = setup.setup.build(self.device)
         pairs = zip(configs, setup.versions, strict=True)
         self.jobs = [_begin(setup.options, self.device, built, *version) for built, version in pairs]
-        self._totals = [VersionCounts() for _ in self.jobs]
         self._next_report = 0.0
 
     def do(self, work: Work) -> None:
-        """Do tasks, and say what was done of them."""
-        for job in self.jobs:
-            job.counts = VersionCounts()
-        progress = Progress()
+        """Do tasks, record what has been done so far as the outcome, as these may be the last ones, and say it."""
         group = JobGroup(self.jobs, self._setup.root, self._setup.has_urls, self.device, self._source, work.suspects)
-        control = RunControl(progress, self._report, self._stop, leaves_unread=True, done=self._send)
-        run_locally(group, iter(work.tasks), control)
-        for total, job in zip(self._totals, self.jobs, strict=True):
-            total.add(job.counts)
-        self._send(Finished(progress, [job.counts for job in self.jobs]))
-
-    def finish(self, interrupted: bool) -> None:
-        """Record the outcome."""
-        for total, job in zip(self._totals, self.jobs, strict=True):
-            job.run.finish({**asdict(total), "interrupted": interrupted})
+        run_locally(group, iter(work.tasks), self._control)
+        for job in self.jobs:
+            job.run.finish({**asdict(job.counts), "interrupted": self._stop.is_set()})
+        self._send(Finished(self._control.progress, [job.counts for job in self.jobs]))
 
     def _report(self, progress: Progress) -> None:
         if (now := monotonic()) >= self._next_report:

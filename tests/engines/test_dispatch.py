@@ -19,7 +19,7 @@ import featcache
 from featcache.engines import worker as workers
 from featcache.engines.dispatch import MOST_DEATHS, MOST_TASKS, Chunks, dispatch
 from featcache.engines.process import passable
-from featcache.engines.worker import Died, End, Ended, Ready, Stop, Work, WorkerSetup, serve
+from featcache.engines.worker import Died, Ready, Stop, Work, WorkerSetup, serve
 from featcache.errors import ConfigError, ExtractorError, ManifestError, MissingDependencyError
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest.read import read_manifest
@@ -70,9 +70,6 @@ class InlineTeam:
                     self._events.append((worker, died))
             case Stop():
                 self._stop.set()
-            case End(interrupted):
-                self._workers[worker].finish(interrupted)
-                self._events.append((worker, Ended()))
 
     def wait(self, seconds):
         events, self._events = self._events, []
