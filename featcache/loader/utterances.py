@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -49,12 +50,9 @@ Where = Mapping[str, object] | Callable[[dict[str, Any]], object]
 _RESERVED = ("id", "ids", "features", "lengths")
 """The names that items and batches use themselves."""
 
-_NUMBER_BYTES = np.frombuffer(b"0123456789+-.eE", np.uint8)
-_WHOLE = r"[+-]?(?:0|[1-9][0-9]*)"
-_FRACTION = rf"(?:(?!.{{25}})(?:{_WHOLE}(?:\.[0-9]*)?|[+-]?\.[0-9]+)(?:[eE][+-]?[0-9]+)?)?"
-"""The longest float64 has 24 characters."""
-
-_CHUNK = 1 << 16
+_WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
+_FRACTION = re.compile(rf"(?:(?!.{{25}})(?:{_WHOLE.pattern}(?:\.[0-9]*)?|[+-]?\.[0-9]+)(?:[eE][+-]?[0-9]+)?)?")
+"""The longest float64 has 24 characters. What is empty is NaN."""
 
 _Value = TypeVar("_Value")
 
@@ -528,29 +526,21 @@ def _numbers(column: Strings) -> NDArray[Any] | None:
 
     A number is a text that can be had back from the value: not `007`, which is a name, and no whole number too large
     for int64, or among fractions for float64."""
-    blob = column.blob
-    if not len(blob) or not all(np.isin(part, _NUMBER_BYTES).all() for part in (blob[:_CHUNK], blob)):
-        return None  # after a quick look at all values at once
-    whole = _parsed(column, _WHOLE, int, np.int64)
-    return _parsed(column, _FRACTION, _fraction, np.float64) if whole is None else whole
+    if not len(column.blob):
+        return None
+    for parse, dtype in ((_whole, np.int64), (_fraction, np.float64)):
+        with suppress(ValueError, OverflowError):
+            return np.fromiter(map(parse, column), dtype, len(column))
+    return None
 
 
-def _parsed(column: Strings, number: str, parse: Callable[[str], float], dtype: type) -> NDArray[Any] | None:
-    """The values of texts that are all such numbers; None if one is not, or has no place in the dtype."""
-    all_numbers = re.compile(rf"{number}(?:\n{number})*+")
-    values: NDArray[Any] = np.empty(len(column), dtype)
-    for first in range(0, len(column), _CHUNK):
-        texts = column[first : first + _CHUNK]
-        if not all_numbers.fullmatch("\n".join(texts)):
-            return None
-        try:
-            values[first : first + _CHUNK] = list(map(parse, texts))
-        except (ValueError, OverflowError):
-            return None
-    return values
+def _whole(text: str) -> int:
+    if not _WHOLE.fullmatch(text):
+        raise ValueError
+    return int(text)
 
 
 def _fraction(text: str) -> float:
-    if text.lstrip("-").isdigit() and len(text) > 15:
-        raise ValueError("a whole number that float64 does not hold")
+    if not _FRACTION.fullmatch(text) or (text.lstrip("-").isdigit() and len(text) > 15):
+        raise ValueError
     return float(text) if text else math.nan
