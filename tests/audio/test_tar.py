@@ -90,7 +90,9 @@ def patched(data: bytes, at: int, value: bytes) -> bytes:
     return bytes(header) + data[512:]
 
 
-SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a", "GNU.sparse.realsize": "9"}
+SPARSE = tarfile.TarInfo("GNUSparseFile.0/a")
+SPARSE.size = 521
+SPARSE.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a"}
 
 
 def with_pax(headers: dict[str, str]) -> bytes:
@@ -104,12 +106,18 @@ HOSTILE = {
     "a folder": (made(("a", b"", tarfile.DIRTYPE)), Reason.FILE_MISSING, "not a file"),
     "a device": (made(("a", b"", tarfile.CHRTYPE)), Reason.FILE_MISSING, "not a file"),
     "a sparse file": (patched(made(("a", b"data")), 156, b"S"), Reason.FILE_MISSING, "sparse"),
-    "a sparse file of PAX": (with_pax(SPARSE), Reason.FILE_MISSING, "sparse"),
+    "a sparse file of PAX": (
+        SPARSE.tobuf(tarfile.PAX_FORMAT) + b"1\n0\n9\n".ljust(512, b"\0") + b"123456789".ljust(1536, b"\0"),
+        Reason.FILE_MISSING,
+        "sparse",
+    ),
+    "a sparse file without a map": (SPARSE.tobuf(tarfile.PAX_FORMAT) + bytes(2048), Reason.NOT_AUDIO, "no tar"),
     "a size that is negative": (patched(made(("a", b"data")), 124, b"\xff" * 12), Reason.NOT_AUDIO, "no tar"),
     "a size with a sign": (patched(made(("a", b"data")), 124, b"-0000000004\0"), Reason.NOT_AUDIO, "no tar"),
     "a size beyond all": (patched(made(("a", b"d")), 124, b"\x80" + b"\xff" * 11), Reason.NOT_AUDIO, "no tar"),
     "a size beyond the tar": (patched(made(("a", b"d")), 124, b"77777777777\0"), Reason.TRUNCATED, "cut short"),
-    "a huge PAX header": (patched(with_pax({"x": "y"}), 124, b"77777777777\0"), Reason.NOT_AUDIO, "no tar"),
+    "a huge PAX header": (patched(with_pax({"x": "y"}), 124, b"77777777777\0"), Reason.NOT_AUDIO, "header of more"),
+    "PAX headers of 32 kB": (with_pax({"x": "y" * 32768}), Reason.NOT_AUDIO, "header of more than 16,384 bytes"),
     "a PAX size that is none": (with_pax({"size": "-1"}), Reason.NOT_AUDIO, "no tar"),
     "a PAX record of no length": (with_pax({"x": "y"}).replace(b"6 x=y", b"0 x=y"), Reason.NOT_AUDIO, "no tar"),
     "a gzip": (b"\x1f\x8b" + bytes(2000), Reason.NOT_AUDIO, "no tar"),
