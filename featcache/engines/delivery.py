@@ -73,7 +73,7 @@ class OpenShard:
                     fingerprint=job.version.info.fingerprint,
                     row=self._task.row,
                     manifest=self._task.manifest,
-                    made_by={**job.made_by, "run": job.run.id},
+                    made_by=job.made_by,
                     where=job.version.path,
                 )
                 job.version.store.publish(files, f"shards/{name}")

@@ -28,7 +28,7 @@ from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.engines.process import Setup, passable
 from featcache.errors import ConfigError, ExtractorError, StoreError
-from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionJob, made_by, maker
+from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionJob, maker
 from featcache.extraction.options import Options
 from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import ShardTask
@@ -253,7 +253,7 @@ def _begin(options: Options, device: Device, built: BuiltConfig, path: Location,
         logging.getLogger(__name__).info("%s: %s", built.name, batching.note)
     built.extractor.chosen_batching = batching.batching
     run = Run(version, {**asked, **maker(device)})
-    return VersionJob(built, batching, version, run, made_by(device, batching))
+    return VersionJob(built, batching, version, run)
 
 
 class _Notes(logging.Handler):

@@ -25,7 +25,6 @@ from featcache.extraction.jobs import (
     VersionCounts,
     VersionJob,
     forget_marks,
-    made_by,
     maker,
 )
 from featcache.extraction.plan import ExtractionPlan, group_versions
@@ -124,17 +123,8 @@ def _fill(
         version = Version.create(planned.path, planned.info)
         version.store.sweep()
         _want(plan, planned, version)
-        jobs.append(
-            VersionJob(
-                built=planned.built,
-                batching=batching,
-                version=version,
-                run=Run(version, _asked(plan, planned)),
-                made_by=made_by(plan.device, batching),
-                has_extracted=bool(planned.index.shards),
-                builds_index=plan.options.partition is None,
-            )
-        )
+        run = Run(version, _asked(plan, planned))
+        jobs.append(VersionJob(planned.built, batching, version, run, has_extracted=bool(planned.index.shards)))
     suspects = reduce(or_, (planned.suspects for planned in versions))
     has_urls = plan.source is None and plan.manifest.has_urls
     some = some_paths(plan.manifest) if plan.source is None else ()
@@ -144,7 +134,8 @@ def _fill(
     tasks = shard_tasks(first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row)
     engine(group, tasks, control)
     for job in jobs:
-        job.finish(interrupted=control.stop.is_set())
+        # The jobs of an array leave the index to `featcache index`.
+        job.finish(interrupted=control.stop.is_set(), builds_index=plan.options.partition is None)
     return jobs
 
 

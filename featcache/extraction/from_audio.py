@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter
@@ -62,12 +63,11 @@ class AudioExtractor:
         self._root = root
         self._configs = configs
         self._device = device
-        self._fetched = fetched
         self._memory = AudioMemory(4 * max(config.sample_rate for config in configs))
-        self._hashes = ContentHashes()
         # The longest recording whose fastest copy is no longer than one of the configs allows.
         limits = [config.max_seconds and config.max_seconds * config.waveform_maker.fastest for config in configs]
-        self._max_seconds = None if None in limits else max(limit for limit in limits if limit)
+        max_seconds = None if None in limits else max(limit for limit in limits if limit)
+        self._decode = partial(decode, max_seconds=max_seconds, hashes=ContentHashes(), fetched=fetched)
 
     def __call__(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:
         """Extract a batch for every config, or hand out the rows that are to be computed for it.
@@ -78,7 +78,7 @@ class AudioExtractor:
             with their rows, so that no more of them are held than `AudioMemory` allows.
         """
         with self._memory.lease() as reserve:
-            decoding = decode_all(batch, self._root, self._max_seconds, reserve, self._hashes, self._fetched)
+            decoding = decode_all(batch, self._root, partial(self._decode, reserve=reserve))
             for part in parts(decoding, self._device.batch_seconds, times):
                 yield from self._extract_part(part, times)
                 del part  # before the next one is decoded
@@ -223,13 +223,16 @@ class AudioMemory:
             reserve(0, 0.0)
 
 
+_Audio = tuple[NDArray[np.float32], FileIdentity] | AudioError
+"""Samples `[num_samples, channels]` at the file's rate, and what the file was; or why it could not be decoded."""
+
+
 @dataclass(frozen=True)
 class Decoded:
     """An utterance after decoding."""
 
     utterance: Utterance
-    audio: tuple[NDArray[np.float32], FileIdentity] | AudioError
-    """Samples `[num_samples, channels]` at the file's rate, and what the file was; or why it could not be decoded."""
+    audio: _Audio
 
     @property
     def num_bytes(self) -> int:
@@ -263,22 +266,15 @@ def _share_decoding(previous: Utterance, utterance: Utterance) -> bool:
 
 
 def decode_all(
-    utterances: Sequence[Utterance],
-    root: AudioLocation,
-    max_seconds: float | None = None,
-    reserve: Callable[[int, float], None] | None = None,
-    hashes: ContentHashes | None = None,
-    fetched: Callable[[CopiedSource], Fetched] = copy_of,
+    utterances: Sequence[Utterance], root: AudioLocation, decode_file: Callable[..., Iterator[_Audio]] = decode
 ) -> Iterator[Decoded]:
     """Decode utterances one by one, in order. Neighbours that cut the same file share its decoder.
 
-    Neighbours that cut the same segment, being copies of one utterance, share the samples. The other arguments
-    are explained in `featcache.audio.decode.decode`."""
+    Neighbours that cut the same segment, being copies of one utterance, share the samples. `decode_file` is
+    `featcache.audio.decode.decode`, with options of its own."""
     for path, group in groupby(utterances, key=lambda utterance: utterance.path):
         copies = [(segment, list(rows)) for segment, rows in groupby(group, key=_segment)]
-        segments = [segment for segment, _ in copies]
-        location = locate(root, path)
-        decoding = decode(location, segments, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched)
+        decoding = decode_file(locate(root, path), [segment for segment, _ in copies])
         for (_, rows), result in zip(copies, decoding, strict=True):
             yield from (Decoded(row, result) for row in rows)
             del result  # not held while the next one is decoded

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from featcache.audio.members import copy_of
@@ -182,11 +182,8 @@ class VersionJob:
     version: Version
     run: Run
     """What the run records in the version; and the failure ledger."""
-    made_by: dict[str, Any]
     has_extracted: bool = False
     """Whether the extractor is known to have extracted anything, in this run or before it."""
-    builds_index: bool = True
-    """Whether the run builds the index when it has ended well. The jobs of an array leave that to `featcache index`."""
     counts: VersionCounts = field(default_factory=VersionCounts)
     _last_remark: str = ""
     """The last utterance that was counted as resampled or silent; copies of it may follow."""
@@ -231,10 +228,16 @@ class VersionJob:
                 "once it is mended, --retry-failed tries these again"
             )
 
-    def finish(self, interrupted: bool) -> None:
-        """Record the outcome; if the run came to its end, build the index first, so that training opens it at once."""
+    @cached_property
+    def made_by(self) -> dict[str, Any]:
+        """What is recorded with every shard: the libraries and the device that make it, how, and for which run."""
+        how = {"batching": self.batching.batching, "mismatch": self.batching.mismatch}
+        return {**library_versions(), "device": self.built.device.label, **how, "run": self.run.id}
+
+    def finish(self, interrupted: bool, builds_index: bool) -> None:
+        """Record the outcome. A run that `builds_index` and came to its end does so first, for training."""
         outcome = asdict(self.counts)
-        if not interrupted and self.builds_index:
+        if not interrupted and builds_index:
             index = open_index(self.version)
             outcome["items"] = len(index)
             forget_marks(self.version, index)
@@ -256,11 +259,6 @@ def maker(device: Device) -> dict[str, Any]:
         "threads": device.threads,
         "made_by": library_versions(),
     }
-
-
-def made_by(device: Device, batching: BatchingChoice) -> dict[str, Any]:
-    """What is recorded with every shard of a version: the libraries and the device that make it, and how."""
-    return {**library_versions(), "device": device.label, "batching": batching.batching, "mismatch": batching.mismatch}
 
 
 @dataclass(frozen=True)
