@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from featcache.audio.remote import StoppedError
 from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.extraction.audio_files import some_paths
 from featcache.extraction.jobs import (
@@ -33,6 +32,8 @@ from featcache.extraction.version_plan import VersionPlan
 from featcache.version.records import Run
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted, damaged_wanted, read_all_wanted, read_wanted
+
+_POLL_SECONDS = 0.2
 
 _log = logging.getLogger(__name__)
 
@@ -59,25 +60,21 @@ def exclusively(plan: ExtractionPlan, stop: threading.Event) -> Iterator[Extract
 
 def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: threading.Event) -> None:
     """Take the lock of a version, which is made if it is missing; unless `stop` is set before it is free."""
-    version = Version.create(planned.path, planned.info)
     is_said = False
-
-    def wait(holder: str) -> None:
-        nonlocal is_said
-        if not is_said:
-            _log.info("%s: is in use by %s: this run waits until that has ended", version.path, holder)
-            is_said = True
-        if stop.is_set():
-            raise StoppedError
-
-    try:
-        with suppress(StoppedError):
-            held.enter_context(version.at_work("extract", wait if plan.options.wait else None))
-    except LockedError as error:
-        raise LockedError(
-            f"{error}: run this again when that has ended, or with --wait, which waits for it; to share the work, give "
-            "each of several jobs its own partition with --partition"
-        ) from error
+    while not stop.is_set():
+        try:
+            held.enter_context(Version.create(planned.path, planned.info).at_work("extract"))
+            return
+        except LockedError as error:
+            if not plan.options.wait:
+                raise LockedError(
+                    f"{error}: run this again when that has ended, or with --wait, which waits for it; to share the "
+                    "work, give each of several jobs its own partition with --partition"
+                ) from error
+            if not is_said:
+                _log.info("%s: this run waits until that has ended", error)
+                is_said = True
+        stop.wait(_POLL_SECONDS)
 
 
 def run_extraction(

@@ -104,18 +104,11 @@ class Store(Protocol):
         """Remove everything, and the folder with it: the document first, or all at once. Raises StoreError if it is a
         link, or something of it cannot be removed."""
 
-    def lock(self, who: str, wait: Callable[[str], object] | None = None) -> AbstractContextManager[None]:
+    def lock(self, who: str) -> AbstractContextManager[None]:
         """The one lock of the store, for the time of a `with` block. It saves work, and nothing depends on it: a file
         system without locks gives it to everybody, and so does an object store.
 
-        Args:
-            who: What others are told of the holder.
-            wait: Called with what the holder said, again and again while this waits for the holder; it may raise. None
-                not to wait.
-
-        Raises:
-            LockedError: Somebody else has it. The message names the store, and says what the holder said.
-        """
+        Others are told `who` has it: they get a LockedError, whose message names the store, and says that."""
 
     def sweep(self, *, remove: bool = True) -> list[str]:
         """What writers have left that are dead, by keys; it is removed, as far as possible, unless told otherwise."""

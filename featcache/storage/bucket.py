@@ -209,7 +209,7 @@ class Bucket:
         while keys := [key for key, _ in self.walk()]:
             self._delete(keys)
 
-    def lock(self, who: str, wait: Callable[[str], object] | None = None) -> AbstractContextManager[None]:
+    def lock(self, who: str) -> AbstractContextManager[None]:
         return nullcontext()
 
     def sweep(self, *, remove: bool = True) -> list[str]:

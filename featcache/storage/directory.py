@@ -20,7 +20,6 @@ import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -36,7 +35,6 @@ from featcache.storage.base import MARK, Buffer, checked_key, in_parallel
 from featcache.storage.files import Lock, flush, hold_folder, make_folder, map_file, write_through
 
 _BLOCK_BYTES = 1 << 20
-_POLL_SECONDS = 0.2
 _SAID_BYTES = 1000
 
 _DAY_SECONDS = 86400.0
@@ -176,7 +174,7 @@ class Directory:
             shutil.rmtree(hidden)
 
     @contextmanager
-    def lock(self, who: str, wait: Callable[[str], object] | None = None) -> Iterator[None]:
+    def lock(self, who: str) -> Iterator[None]:
         path = self.location / "lock"
         with _writing_to(path):
             self._folder("")
@@ -189,11 +187,7 @@ class Directory:
         with lock:
             if not is_ours:
                 holder = "".join(filter(str.isprintable, said)) or "another run"
-                if wait is None:
-                    raise LockedError(f"{self.location}: is in use by {holder}")
-                while not lock.is_granted():
-                    wait(holder)
-                    time.sleep(_POLL_SECONDS)  # `flock` itself waits without listening to signals
+                raise LockedError(f"{self.location}: is in use by {holder}")
             with suppress(OSError):  # on a full disk, what the last holder said stays
                 os.ftruncate(lock.descriptor, 0)
                 os.pwrite(lock.descriptor, who.encode(errors="replace"), 0)

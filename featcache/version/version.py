@@ -258,20 +258,13 @@ class Version:
                 if {*names} <= {*self.shard_names()}:
                     raise
 
-    def at_work(self, command: str, wait: Callable[[str], object] | None = None) -> AbstractContextManager[None]:
+    def at_work(self, command: str) -> AbstractContextManager[None]:
         """The right to add or take away shards, for the time of a `with` block: one process has it at a time, as far as
-        the store has locks. Jobs that extract partitions do without it.
-
-        Args:
-            command: What others are told that this process does.
-            wait: Called with what the holder says, before this waits for it; None not to wait.
-
-        Raises:
-            LockedError: Somebody else has it.
-        """
+        the store has locks. Jobs that extract partitions do without it. Others are told which command this process
+        does. Raises LockedError if somebody else has it."""
         since = datetime.now(UTC)
         who = f"featcache {command}, process {os.getpid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M} UTC"
-        return self.store.lock(who, wait)
+        return self.store.lock(who)
 
     def bytes_on_disk(self) -> int:
         """The sizes of all its files."""
