@@ -27,8 +27,8 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
     """As `dataset_of`, for adapters whose manifests name utterances, which are later read whole from the cache. An
     ArgumentError refuses a dataset that reads only parts of them; `instead` says how to get these."""
     dataset = dataset_of(given)
-    first = dataset.versions[0].cache
-    if not np.array_equal(dataset.lengths, first.lengths[first.find(dataset.ids)]):
+    first = dataset.versions[0]
+    if not np.array_equal(dataset.lengths, first.values_of(first.cache.lengths)):
         raise ArgumentError(f"the dataset has a crop=: pass a dataset without it, and {instead}")
     if any(version.codebooks is not None for version in dataset.versions):
         raise ArgumentError(f"the dataset has codebooks=: pass a dataset without it, and {instead}")

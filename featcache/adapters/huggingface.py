@@ -27,7 +27,6 @@ try:
 except ImportError as error:
     raise missing_toolkit(error, "huggingface") from error
 
-_CHUNK = 1 << 16
 _ARRAYS = {1: datasets.Array2D, 2: datasets.Array3D, 3: datasets.Array4D, 4: datasets.Array5D}
 
 
@@ -110,8 +109,10 @@ def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str |
         return datasets.Dataset.from_generator(
             _rows, features=features, cache_dir=cache_dir, gen_kwargs={"dataset": dataset}, fingerprint=fingerprint
         )
-    ids = _strings(flat(dataset.ids))
-    columns = [pa.array(one) if isinstance(one, np.ndarray) else _strings(one) for one in dataset.columns.values()]
+    ids, *columns = (
+        pa.array(one) if isinstance(one, np.ndarray) else pa.array(iter(one), pa.string())
+        for one in (dataset.ids, *dataset.columns.values())
+    )
     table = pa.Table.from_arrays([ids, *(ids for _ in folders), *columns], schema=features.arrow_schema)
     return datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint)
 
@@ -140,17 +141,6 @@ def _dtype_of(column: Strings | NDArray[Any]) -> str:
     return "string" if isinstance(column, Strings) else column.dtype.name
 
 
-def _strings(strings: Strings) -> Any:
-    """The strings as an Arrow array, in chunks, since Arrow's strings count their bytes in 32 bits."""
-    chunks = []
-    for first in range(0, len(strings), _CHUNK):
-        offsets = np.asarray(strings.offsets[first : first + _CHUNK + 1]).astype(np.int64)
-        blob = np.ascontiguousarray(strings.blob[offsets[0] : offsets[-1]])
-        buffers = pa.py_buffer(offsets - offsets[0]), pa.py_buffer(blob)
-        chunks.append(pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers).cast(pa.string()))
-    return pa.chunked_array(chunks, pa.string())
-
-
 def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -> str:
     """A hash of the dataset: of its columns, and of its versions' folders and shards."""
     digest = hashlib.sha256(repr((copy, folders)).encode())
@@ -159,7 +149,7 @@ def _fingerprint(dataset: FeatureDataset, folders: dict[str, str], copy: bool) -
     for part in dataset.frame_ranges(np.arange(len(dataset)), dataset.epoch) if copy else ():
         digest.update(repr(part.version.codebooks).encode())
         for numbers in (part.firsts, part.counts):
-            digest.update(b"" if numbers is None else numbers.tobytes())
+            digest.update(numbers.tobytes())
     for name, column in {"id": flat(dataset.ids), **dataset.columns}.items():
         digest.update(f"{name} {_dtype_of(column)}".encode())
         for array in (column.blob, column.offsets) if isinstance(column, Strings) else (column,):

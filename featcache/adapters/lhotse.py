@@ -95,7 +95,7 @@ class _Cuts:
     def __init__(self, dataset: FeatureDataset) -> None:
         first, *others = dataset.versions
         self._dataset, self._cache = dataset, first.cache
-        self._others = {version.name: version.cache for version in others}
+        self._others = {version.name: version for version in others}
         path, spec = first.cache.version.path, first.cache.spec
         if len(spec.item_shape) != 1:
             shape = ", ".join(map(str, ("frames", *spec.item_shape)))
@@ -113,7 +113,7 @@ class _Cuts:
 
     def __iter__(self) -> Iterator[MonoCut]:
         dataset, copies = self._dataset, copies_of(self._cache.config)
-        others = {name: cache.lengths[cache.find(dataset.ids)] for name, cache in self._others.items()}
+        others = {name: version.values_of(version.cache.lengths) for name, version in self._others.items()}
         numbers = {"num_frames": dataset.lengths, "speed": copies.speeds[copies.numbers(flat(dataset.ids))]}
         records = (records_of(columns, len(dataset)) for columns in (numbers, dataset.columns, others))
         for id_, of_cut, columns, counts in zip(dataset.ids, *records, strict=True):
@@ -145,7 +145,7 @@ class _Cuts:
             channels=channel,
             **_storage(self._cache, id_),
         )
-        arrays = {name: _array(cache, id_, counts[name], start) for name, cache in self._others.items()}
+        arrays = {name: _array(other.cache, id_, counts[name], start) for name, other in self._others.items()}
         return MonoCut(start=start, **segment, supervisions=[supervision], features=features, custom=arrays or None)
 
 

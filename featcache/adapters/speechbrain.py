@@ -137,9 +137,9 @@ class _Reader:
         self._cache = self.dataset.versions[0].cache
         # The dataset's row of each position in the cache; None if they are equal.
         self._rows: NDArray[np.int64] | None = None
-        if self.dataset.ids is not self._cache.ids:
+        if (positions := self.dataset.versions[0].positions) is not None:
             self._rows = np.full(len(self._cache), -1)
-            self._rows[self._cache.find(self.dataset.ids)] = np.arange(len(self.dataset))
+            self._rows[positions] = np.arange(len(self.dataset))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Share the open files: filtering a DynamicItemDataset copies its items."""

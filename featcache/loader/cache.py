@@ -230,7 +230,7 @@ class Cache:
             hint = "levels are padded with 0; give padding_value to dequantize"
             raise ArgumentError(f"padding_value is {padding_value}: {hint}")
         positions = self._positions(keys)
-        firsts, counts = None, self.index.num_frames[positions]
+        firsts, counts = np.zeros_like(positions), self.index.num_frames[positions]
         if start is not None or duration is not None:
             firsts, counts = frames_between(counts, self.spec.frame_rate, 0 if start is None else start, duration)
         spans = Spans(positions, firsts, counts)
@@ -253,7 +253,7 @@ class Cache:
         is_checked = self.check if check is None else check
         read = spans
         if is_checked:  # all of each utterance has one checksum
-            read = Spans(spans.positions, None, self.index.num_frames[spans.positions])
+            read = Spans(spans.positions, np.zeros_like(spans.firsts), self.index.num_frames[spans.positions])
         frames_of = self._shards.frames(read)
         # Memory is asked for once the reader has found the frames there, in files of their size.
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
@@ -282,8 +282,7 @@ class Cache:
         cache: each is valid until the next one. It is read into its row, where that takes all of it as it is stored."""
         room = np.empty((max(map(len, whole), default=0), *self.spec.item_shape), self.version.dtype)
         are_alike = (rows.dtype, rows.shape[2:]) == (room.dtype, room.shape[1:])
-        firsts = np.zeros_like(spans.counts) if spans.firsts is None else spans.firsts
-        columns = spans.positions.tolist(), firsts.tolist(), spans.counts.tolist()
+        columns = spans.positions.tolist(), spans.firsts.tolist(), spans.counts.tolist()
         for row, position, first, count, frames in zip(rows, *columns, whole, strict=True):
             out = row if are_alike and count == len(frames) else room
             yield self._shards.load_checked(position, frames, out)[first : first + count]

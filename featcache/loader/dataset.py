@@ -269,7 +269,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         """The frames that a batch of some rows holds of each version in an epoch."""
         positions = [version.positions_of(rows) for version in self.versions]
         lengths = [version.cache.index.num_frames[at] for version, at in zip(self.versions, positions, strict=True)]
-        firsts: Sequence[NDArray[np.int64] | None] = [None] * len(lengths)
+        firsts = [np.zeros_like(rows)] * len(lengths)
         if self._windows is not None:
             firsts, lengths = self._windows.ranges(lengths, positions[0], epoch)
         return [FrameRanges(*each) for each in zip(positions, firsts, lengths, self.versions, strict=True)]

@@ -60,9 +60,7 @@ class Shards:
 
     def frames(self, spans: Spans) -> list[NDArray[Any]]:
         """Some frames of several utterances, likewise."""
-        begins = self.index.first_frame[spans.positions]
-        if spans.firsts is not None:
-            begins = begins + spans.firsts
+        begins = self.index.first_frame[spans.positions] + spans.firsts
         return self._slices(self.index.shard[spans.positions].tolist(), begins.tolist(), spans.counts.tolist())
 
     def range(self, shard: int, first: int, count: int) -> NDArray[Any]:

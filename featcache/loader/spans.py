@@ -33,8 +33,8 @@ class Spans:
 
     positions: NDArray[np.int64]
     """The positions of the utterances; int64 `[n]`."""
-    firsts: NDArray[np.int64] | None
-    """The first frame of each; int64 `[n]`; None for the first that it has."""
+    firsts: NDArray[np.int64]
+    """The first frame of each; int64 `[n]`."""
     counts: NDArray[np.int64]
     """The number of frames of each; int64 `[n]`."""
 
