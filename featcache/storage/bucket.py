@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import DamagedError, StoreError
+from featcache.errors import DamagedError, StoreError, is_url
 from featcache.storage.base import MARK, Buffer, checked_key, in_parallel, require_at_most, require_size, require_within
 from featcache.storage.clients import asked
 from featcache.storage.files import map_file
@@ -80,7 +80,7 @@ class Bucket:
             require_at_most(response.meta["size"], at_most, self._place(key))
             return bytes(response.bytes())
 
-        return self._asked(key, fetch)
+        return asked(self._place(key), fetch)
 
     def open(self, key: str, num_bytes: int | None) -> _ObjectFile:
         return _ObjectFile(self._place(key), num_bytes)
@@ -102,7 +102,7 @@ class Bucket:
                 answer = None  # another one begins where this one has ended
                 raise
 
-        while block := self._asked(key, following, is_long=True):
+        while block := asked(self._place(key), following, is_long=True):
             done += len(block)
             yield block
             if done >= num_bytes:
@@ -117,10 +117,8 @@ class Bucket:
             if passed is not None:
                 passed(memoryview(data))
             return np.frombuffer(data, np.uint8)
-        opened, folder = self.open(key, num_bytes), tempfile.gettempdir()
-        with _of_this_machine(folder):
-            file = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
-        with _of_this_machine(folder, may_be_gone=True), file:  # which writes once more when it is closed
+        opened = self.open(key, num_bytes)
+        with _of_this_machine(tempfile.gettempdir()), tempfile.TemporaryFile() as file:
             for block in opened.fetched():
                 if passed is not None:
                     passed(block)
@@ -131,39 +129,42 @@ class Bucket:
     def exists(self, key: str) -> bool:
         with suppress(FileNotFoundError):  # there may be a folder of this name
             if self._place(key).key:
-                self._asked(key, lambda connection, path: connection.head(path))
+                asked(self._place(key), lambda connection, path: connection.head(path))
                 return True
         return bool(self._listed(key, at_most=1))
 
     def names(self, folder: str) -> list[str]:
         if folder:
-            return Bucket(self._place(folder)).names("")
-        first = self._listed("", at_most=_PAGE)
-        heads = [self._key(entry).partition("/") for entry in first]
-        if len(first) >= _PAGE and any(rest and not _SPREAD_EVENLY.fullmatch(name) for name, _, rest in heads):
-            names = self._names_apart()  # there may be any number of files in each
-        else:
-            files = self._files("", first, lambda key: key.partition("/")[2] in ("", MARK))
+            files = Bucket(self._place(folder)).walk("", lambda key: key.partition("/")[2] in ("", MARK))
             names = [key.partition("/")[0] for key, _ in files]
+        else:  # of versions, or of parts: there may be any number of files in each
+            listing = asked(self.location, lambda bucket, key: bucket.list_with_delimiter(f"{key}/" if key else None))
+            folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
+            marks = in_parallel(lambda name: self.exists(f"{name}/{MARK}"), folders)
+            names = [*compress(folders, marks), *(entry["path"].rpartition("/")[2] for entry in listing["objects"])]
         return sorted(name for name in {*names} if name and not name.startswith("."))
 
-    def _names_apart(self) -> list[str]:
-        """The names here without a listing of what is in the folders."""
-        listing = self._asked("", lambda connection, path: connection.list_with_delimiter(f"{path}/" if path else None))
-        folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
-        marks = in_parallel(lambda name: self.exists(f"{name}/{MARK}"), folders)
-        return [*compress(folders, marks), *(entry["path"].rpartition("/")[2] for entry in listing["objects"])]
+    def walk(self, folder: str = "", is_wanted: Callable[[str], bool] = bool) -> Iterator[tuple[str, int]]:
+        """See `Store`; of some files, by their keys."""
+        first, spans = self._listed(folder, at_most=_PAGE), list[tuple[str | None, str | None]]()
+        if len(first) >= _PAGE:
+            paths = [entry["path"] for entry in first]
+            if paths == sorted(paths):
+                spans = [*pairwise([paths[-1], *self._bounds(folder, paths[-1]), None])]
+            else:  # such a store cannot begin in the middle
+                first, spans = [], [(None, None)]
 
-    def walk(self, folder: str = "") -> Iterator[tuple[str, int]]:
-        return self._files(folder, self._listed(folder, at_most=_PAGE))
+        def of(entries: list[Any]) -> list[tuple[str, int]]:
+            return [(key, int(entry["size"])) for entry in entries if is_wanted(key := self._key(entry))]
+
+        return chain(of(first), *in_parallel(lambda span: of(self._listed(folder, *span)), spans))
 
     def put(self, key: str, data: Buffer) -> None:
 
         def send(connection: Any, path: str) -> None:
-            in_parts = len(data) > _PART_BYTES
-            connection.put(path, data, use_multipart=in_parts, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
+            connection.put(path, data, chunk_size=_PART_BYTES, max_concurrency=_PARTS)
 
-        self._asked(checked_key(key), send, is_long=len(data) > _STREAMED_BYTES)
+        asked(self.location / checked_key(key), send, is_long=len(data) > _STREAMED_BYTES)
 
     def publish(self, files: Mapping[str, Buffer], folder: str) -> None:
         if not (lacking := self._lacking(files, folder)):
@@ -201,7 +202,7 @@ class Bucket:
     def _delete(self, keys: list[str]) -> None:
         paths = [self._place(key).key for key in keys]
         with suppress(FileNotFoundError):  # some stores say so, and then may have left out others
-            self._asked(keys[0], lambda connection, _: connection.delete(paths[0] if len(paths) == 1 else paths))
+            asked(self._place(keys[0]), lambda bucket, path: bucket.delete(path if len(paths) == 1 else paths))
 
     def destroy(self) -> None:
         """Remove everything, the document first."""
@@ -235,7 +236,7 @@ class Bucket:
         key = f"work/clock/{secrets.token_hex(8)}"
         self.put(key, b"")
         try:
-            entry = self._asked(key, lambda connection, path: connection.head(path))
+            entry = asked(self.location / key, lambda connection, path: connection.head(path))
             return float(entry["last_modified"].timestamp())
         finally:
             self._delete([key])
@@ -258,23 +259,6 @@ class Bucket:
 
     def _key(self, entry: Any) -> str:
         return str(entry["path"])[len(self.location.key) + 1 if self.location.key else 0 :]
-
-    def _files(
-        self, folder: str, first: list[Any], is_wanted: Callable[[str], bool] = bool
-    ) -> Iterator[tuple[str, int]]:
-        """The keys of files below a folder, and their sizes; the first page of the listing is known."""
-        spans: list[tuple[str | None, str | None]] = []
-        if len(first) >= _PAGE:
-            paths = [entry["path"] for entry in first]
-            if paths == sorted(paths):
-                spans = [*pairwise([paths[-1], *self._bounds(folder, paths[-1]), None])]
-            else:  # such a store cannot begin in the middle
-                first, spans = [], [(None, None)]
-
-        def of(entries: list[Any]) -> list[tuple[str, int]]:
-            return [(key, int(entry["size"])) for entry in entries if is_wanted(key := self._key(entry))]
-
-        return chain(of(first), *in_parallel(lambda span: of(self._listed(folder, *span)), spans))
 
     def _bounds(self, folder: str, last: str) -> list[str]:
         """Where to divide the rest of a listing, by the last path of its first page."""
@@ -301,10 +285,7 @@ class Bucket:
                     break
             return [entry for entry in entries if until is None or entry["path"] <= until]
 
-        return self._asked(folder, fetch)
-
-    def _asked(self, key: str, request: Callable[[Any, str], _T], *, is_long: bool = False) -> _T:
-        return asked(self._place(key), request, is_long=is_long)
+        return asked(self._place(folder), fetch)
 
 
 class _ObjectFile:
@@ -372,11 +353,11 @@ class _ObjectFile:
 
 
 @contextmanager
-def _of_this_machine(path: object, *, may_be_gone: bool = False) -> Iterator[None]:
-    """Within, a place on this machine is written to; and if it `may_be_gone`, an object is read, too."""
+def _of_this_machine(path: object) -> Iterator[None]:
+    """Within, a place on this machine is written to, and perhaps an object is read: that this is gone is said as is."""
     try:
         yield
     except OSError as error:
-        if may_be_gone and isinstance(error, FileNotFoundError):
+        if is_url(str(error.filename)):
             raise
         raise StoreError(f"{path}: cannot be written: {error.strerror}: set TMPDIR to another folder") from error

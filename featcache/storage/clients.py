@@ -89,8 +89,6 @@ _of_parent: list[Any] = []
 """What a forked process has of its parent's library. It is kept: to close a connection here would break it there."""
 
 _used_by_parent = False
-_package: Path | None = None
-"""Where obstore is installed, once it has been loaded."""
 
 
 def client(base: str, *, retries: bool = True) -> Any:
@@ -183,31 +181,29 @@ def _ask(request: Callable[[], _T], answer: Future[_T]) -> None:
 
 def library() -> Any:
     """The package obstore, as this process may use it. Raises MissingDependencyError if it is not installed."""
-    global _package, _used_by_parent
+    global _used_by_parent
     with _lock:
-        if _package is None:
-            try:
-                _package = _imported()
-            except ImportError as error:
-                raise MissingDependencyError("obstore", "what is at a URL", "cloud") from error
-        elif _used_by_parent:
-            _load_copy(_package)
+        if _used_by_parent:
+            _load_copy()
             _used_by_parent = False
-        return sys.modules["obstore"]
+        try:
+            return _imported()
+        except ImportError as error:
+            raise MissingDependencyError("obstore", "what is at a URL", "cloud") from error
 
 
-def _imported() -> Path:
-    """Import obstore; returns where it lies."""
+def _imported() -> Any:
     package, *_ = (importlib.import_module(name) for name in ("obstore", "obstore.store", "obstore.exceptions"))
-    return Path(str(package.__file__)).parent
+    return package
 
 
-def _load_copy(package: Path) -> None:
-    """Load a second copy of obstore, and let it take the first one's location."""
+def _load_copy() -> None:
+    """Load a second copy of obstore in the place of the first one."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
         _of_parent.append(sys.modules.pop(name))
+    installed: Any = importlib.util.find_spec("obstore")
     with tempfile.TemporaryDirectory(prefix="featcache-") as folder:
-        shutil.copytree(package, Path(folder, "obstore"))
+        shutil.copytree(Path(installed.origin).parent, Path(folder, "obstore"))
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
         try:
@@ -218,7 +214,7 @@ def _load_copy(package: Path) -> None:
 
 def _in_child() -> None:
     global _used_by_parent
-    _used_by_parent = _package is not None
+    _used_by_parent = "obstore" in sys.modules
     _of_parent.append(_clients.copy())
     _clients.clear()
     _lock.release()

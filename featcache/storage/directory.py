@@ -63,9 +63,7 @@ class Directory:
     def read(self, key: str, at_most: int) -> bytes:
         file = _File(self._path(key))
         base.require_at_most(file.num_bytes, at_most, file.path)
-        data = np.empty(file.num_bytes, np.uint8)
-        file.read_into(data.data, 0)
-        return data.tobytes()
+        return file.read_ranges([0], [file.num_bytes])[0].tobytes()
 
     def open(self, key: str, num_bytes: int | None) -> _File:
         return _File(self._path(key), num_bytes)
@@ -358,10 +356,7 @@ def _is_left(path: Path, own: Path, remove: bool) -> bool:
 
 def _last_change(folder: Path) -> float:
     """When a folder or anything in it changed last. Raises FileNotFoundError if something of it goes meanwhile."""
-    paths = [os.fspath(folder)]
-    for parent, folders, files in os.walk(folder):
-        paths += [os.path.join(parent, name) for name in (*folders, *files)]
-    return max(os.lstat(path).st_mtime for path in paths)
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def _discard(folder: Path) -> None:

@@ -181,7 +181,6 @@ def test_without_credentials_it_says_which(corpus, scratch, monkeypatch):
     clients._clients.clear()
 
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.setattr(clients, "_package", None)
     clients._clients.clear()
     with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[cloud\]'"):
         extract_fbank(corpus.manifest(), scratch / "c", "s3://speech/corpus")
