@@ -28,7 +28,7 @@ from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
 from featcache.version.version import ShardGoneError, Version
-from featcache.version.wanted import DamagedRecord, find_lacking
+from featcache.version.wanted import find_lacking
 
 _LACKING = frozenset({"unfinished", "record", "missing"})
 """The kinds of problems that may be over as soon as a run that is going on has added another shard."""
@@ -202,7 +202,7 @@ def _report(
     index = _index(version, there, sound, subset, result)
     if index is not None:
         for finding in find_lacking(version, index):
-            is_record = isinstance(finding, DamagedRecord)
+            is_record = isinstance(finding, str)
             if is_record or not damaged:  # of what is missing, the damaged shards may have some
                 kind = "record" if is_record else "unfinished"
                 result.problems.append(Problem(kind, f"{version.path}: {finding}"))

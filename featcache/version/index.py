@@ -154,32 +154,28 @@ def load_index(version: Version, names: Sequence[str]) -> Index | None:
     """The index of these shards that is kept, every byte of which has been compared with its checksum; None if there is
     none, or anything is wrong with it. Raises StoreError if the store cannot be reached, which is no reason to read all
     shards."""
-    index = _read_index(version, index_name(version, names))
-    return index if index is not None and {*index.shards} == {*names} else None
+    return _read_index(version, index_name(version, names))
 
 
 def _read_index(version: Version, name: str) -> Index | None:
-    """The index of this name; None if there is none, it is not what was written, or it leads out of its lists."""
+    """The index of this name; None if there is none, it is not what was written, or of others, or leads out of its
+    lists."""
     try:
         group = Group(version.store, f"index/{name}", version.info.fingerprint, IndexInfo, COLUMNS)
         info, table = group.info, group.table
     except (FileNotFoundError, DamagedError):
         return None
     index = Index(info.shards, info.makers, table, info.complete)
-    items, shards = len(index), len(index.shards)
-    leads_out = items and (
-        index.shard.max() >= shards
-        or index.shard.min() < 0
-        or index.by_hash.max() >= items
-        or index.by_hash.min() < 0
-        or index.first_frame.min() < 0
-        or index.num_frames.min() < 1
-        or max(index.first_frame.max(), index.num_frames.max()) > 1 << 48
+    leads_out = len(index) and (
+        table["shard"].max() >= len(index.shards)
+        or table["by_id_hash"].max() >= len(index)
+        or table["num_frames"].min() < 1
+        or max(table["first_frame"].max(), table["num_frames"].max()) > 1 << 48
     )
     makers = max((shard.made_by for shard in info.shards), default=-1)
     if leads_out or makers >= len(info.makers) or not rise(table.offsets("id"), 0, table.text.size):
         return None
-    return index
+    return index if index_name(version, index.shards) == name else None
 
 
 def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bool = True) -> Index:

@@ -48,15 +48,12 @@ class Run:
     def __init__(self, version: Version, asked: dict[str, Any]) -> None:
         started = datetime.now(UTC)
         self.id = new_name(started)
+        self.asked = asked
+        """What the run is to do."""
         self._version = version
         self._record = RunRecord(name=self.id, started=started.isoformat(), asked=asked)
         self._ledgers = 0
         self._write()
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """What the run is to do."""
-        return self._record.asked
 
     def fail(self, failures: Iterable[Failure]) -> None:
         """Enter failures in the ledger."""

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
+from featcache import __version__
 from featcache.errors import DamagedError, ExtractorError, StoreError, listing
 from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
 from featcache.format.group import read_attributes
@@ -145,8 +146,8 @@ def library_versions() -> dict[str, str]:
     """The versions of Python, of the libraries that decide values, and of libsndfile.
 
     They are recorded with every version and shard, and are no part of the fingerprint."""
-    versions = {"python": platform.python_version(), "machine": platform.machine()}
-    for library in ("featcache", *_LIBRARIES):
+    versions = {"python": platform.python_version(), "machine": platform.machine(), "featcache": __version__}
+    for library in _LIBRARIES:
         with suppress(PackageNotFoundError):  # an optional one
             versions[library] = version_of(library)
     try:

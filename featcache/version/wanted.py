@@ -154,19 +154,10 @@ def read_all_wanted(
 
 def damaged_wanted(version: Version) -> list[str]:
     """The names of the wanted sets that are damaged, also at a second look: a disk may refuse once."""
-    damaged = version.store.names("wanted")
+    damaged = {*version.store.names("wanted")}
     for _ in range(2):
-        damaged = [name for name in damaged if _is_damaged(version, name)]
-    return damaged
-
-
-def _is_damaged(version: Version, name: str) -> bool:
-    try:
-        with suppress(FileNotFoundError):  # a run has taken it away since
-            read_wanted(version, name)
-    except DamagedError:
-        return True
-    return False
+        damaged -= {wanted.name for wanted in read_all_wanted(version)}
+    return sorted(damaged.intersection(version.store.names("wanted")))  # a run may have taken some away since
 
 
 @dataclass(frozen=True)
@@ -225,24 +216,9 @@ class Unfinished:
         )
 
 
-@dataclass(frozen=True)
-class DamagedRecord:
-    """A record, of what was wanted or has failed, that is not what was written."""
-
-    what: str
-    """What is damaged, below the version's folder, and what that costs."""
-
-    def __str__(self) -> str:
-        return self.what
-
-
-Finding = Unfinished | DamagedRecord
-"""A reason why a version may not be whole."""
-
-
-def find_lacking(version: Version, index: Index) -> list[Finding]:
-    """Why a version, of which these items count, may not be whole; nothing of a tag: what was wanted since is no part
-    of it."""
+def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
+    """Why a version, of which these items count, may not be whole: what it lacks of manifests, and in words, which
+    records of what was wanted or has failed are damaged. Nothing of a tag: what was wanted since is no part of it."""
     if version.tag is not None:
         return []
     damaged, ledger, records = list[str](), list[str](), list[str]()
@@ -250,7 +226,7 @@ def find_lacking(version: Version, index: Index) -> list[Finding]:
     known = {name for one in wanted for name in one.names}
     missing = find_missing(wanted, index, read_failures(version, ledger))
     failed = Strings.of(missing.failed).hashes()
-    findings: list[Finding] = [
+    findings = [
         Unfinished(one.manifest, len(one), len(numbers), int(np.isin(failed, one.rows[0]).sum()))
         for one in wanted
         if (numbers := missing.missing.get(one.manifest)) is not None
@@ -271,7 +247,7 @@ def find_lacking(version: Version, index: Index) -> list[Finding]:
             "the same `featcache extract` again"
         )
     records += [what.removeprefix(f"{version.path}/") for what in damaged + ledger]
-    return [*findings, *map(DamagedRecord, records)]
+    return [*findings, *records]
 
 
 def forget_rows(version: Version, wanted_ids: NDArray[np.uint64]) -> None:

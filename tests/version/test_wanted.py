@@ -286,10 +286,10 @@ def test_a_wanted_set_is_damaged_that_cannot_be_read_twice(version, monkeypatch,
     run(version, "m", A)
     refusals = iter([DamagedError("Input/output error")] * times)
 
-    def read(version: Version, name: str) -> Wanted:
+    def read(*arguments: object) -> Wanted:
         for refusal in refusals:
             raise refusal
-        return read_wanted(version, name)
+        return read_wanted(*arguments)
 
     monkeypatch.setattr("featcache.version.wanted.read_wanted", read)
     assert damaged_wanted(version) == [name_of("m")] * (times > 1)
