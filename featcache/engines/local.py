@@ -15,13 +15,12 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import count, groupby, islice
 from time import perf_counter
 
-from featcache.audio.members import copy_of
-from featcache.audio.remote import Fetched, StoppedError
+from featcache.audio.remote import StoppedError
 from featcache.engines.delivery import Batch, Delivery, OpenShard
 from featcache.engines.isolated import IsolatedProcess
 from featcache.errors import AudioError
@@ -31,7 +30,6 @@ from featcache.extraction.from_audio import batches
 from featcache.extraction.jobs import BatchExtractor, JobGroup, RunControl, batch_extractor
 from featcache.extraction.padded_rows import PendingRows, Row, RowQueue, compute_rows
 from featcache.extraction.tasks import ShardTask
-from featcache.manifest.audio_locations import Command, CopiedSource
 from featcache.version.in_flight import InFlight
 
 _AHEAD_PER_WORKER = 4
@@ -65,8 +63,8 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
     """
     runs = [(job.version, job.run.id) for job in group.jobs]
     workers = group.device.workers
-    ahead = Downloads(group.root, workers, control.give_up, control.stop) if group.has_urls else nullcontext()
     isolated = IsolatedProcess(group, control.stop)
+    ahead = Downloads(group.root, workers, control.give_up, control.stop)
     with InFlight(runs, workers) as in_flight, closing(isolated), ahead as downloads:
         try:
             _Workers(group, tasks, control, in_flight, isolated, downloads).run()
@@ -90,17 +88,17 @@ class _Workers:
         control: RunControl,
         in_flight: InFlight,
         isolated: IsolatedProcess,
-        downloads: Downloads | None,
+        downloads: Downloads,
     ) -> None:
         self._group = group
         self._device = group.device
         self._control = control
         self._progress, self._stop = control.progress, control.stop
         self._in_flight, self._isolated, self._downloads = in_flight, isolated, downloads
-        self._extract_batch = batch_extractor(group.root, group.configs, group.device, group.source, self._copy_of)
+        self._extract_batch = batch_extractor(group.root, group.configs, group.device, group.source, downloads.take)
         # One worker at a time takes from it.
-        self._batches = self._cut(tasks if downloads is None else downloads.looked_ahead(tasks))
-        if downloads is not None:
+        self._batches = self._cut(downloads.looked_ahead(tasks) if group.has_urls else tasks)
+        if group.has_urls:
             self._batches = _read_ahead(self._batches, downloads)
         row_jobs = [job for job in group.jobs if group.source is None and job.built.row_extractor is not None]
         self._row_workers = group.device.row_workers if row_jobs else 0
@@ -159,20 +157,12 @@ class _Workers:
         except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that called run
             self._fail(error)
 
-    def _copy_of(self, source: CopiedSource) -> Fetched:
-        if self._downloads is None or isinstance(source, Command):
-            return copy_of(source, self._wait_for_copy)
-        return self._downloads.take(source)
-
-    def _wait_for_copy(self, seconds: float) -> None:
-        if self._stop.wait(seconds) or self._error is not None:
-            raise StoppedError
-
     def _fail(self, error: BaseException) -> None:
         with self._state:
             if self._error is None:
                 self._error = error
             self._state.notify_all()
+        self._downloads.closed.set()
 
     def _next(self, only_rows: bool) -> _Work | None:
         """The most urgent work; waits while there is none. None once there will be none, or something has failed.

@@ -20,7 +20,7 @@ from featcache.audio.members import copy_of, fetch_ahead
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
 from featcache.errors import AudioError, Reason, counted
 from featcache.extraction.tasks import ShardTask
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, Member, Url, locate
+from featcache.manifest.audio_locations import AudioLocation, AudioSource, CopiedSource, Member, Url, locate
 from featcache.manifest.segments import Utterance
 
 _PER_WORKER = 32
@@ -53,7 +53,7 @@ class Downloads:
         root: What relative paths are relative to.
         workers: The number of threads that decode.
         give_up: Called once, with the reason, if nothing can be fetched any more.
-        stop: Once it is set, no container is waited for any more.
+        stop: Once it is set, neither a container nor a command is waited for any more.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class Downloads:
         self._at_once = min(_MOST, max(_LEAST, _PER_WORKER * workers))
         self._threads = ThreadPoolExecutor(self._at_once, "featcache-fetch")
         self._containers_pool = ThreadPoolExecutor(_CONTAINERS_AHEAD, "featcache-fetch-container")
-        self._closed = threading.Event()
+        self.closed = threading.Event()
+        """Set once nothing is waited for any more."""
         self._lock = threading.Lock()  # guards what follows
         self._files: dict[Url, Future[Fetched]] = {}
         self._wanted: Counter[Url] = Counter()  # how often each will be taken
@@ -80,7 +81,7 @@ class Downloads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closed.set()
+        self.closed.set()
         self._containers.clear()
         self._threads.shutdown(cancel_futures=True)
         self._containers_pool.shutdown(cancel_futures=True)
@@ -125,14 +126,14 @@ class Downloads:
                     self._files[url] = self._threads.submit(self._fetch, url)
         return bool(urls)
 
-    def take(self, location: Url | Member) -> Fetched:
-        """A file, or a member of a container; waits until it is fetched. Raises AudioError if it cannot be fetched, or
-        is empty; StoppedError if the run is being stopped, and the container has not been copied."""
-        if isinstance(location, Member):
-            if isinstance(location.container, Url):
-                self._fetch_containers(location.container)
-            return copy_of(location, self._wait_for_container)
-        url = location
+    def take(self, source: CopiedSource) -> Fetched:
+        """A copy of what is no file of this machine; waits for it. Raises AudioError if there is none, or it is empty;
+        StoppedError if the run is being stopped, and a container or a command takes long."""
+        if isinstance(source, Member) and isinstance(source.container, Url):
+            self._fetch_containers(source.container)
+        if not isinstance(source, Url):
+            return copy_of(source, self._wait_for_copy)
+        url = source
         with self._lock:
             future = self._files.get(url)
             if future is not None:
@@ -161,10 +162,10 @@ class Downloads:
     def _fetch_container(self, container: Url) -> None:
         # Whoever wants it gets the error.
         with suppress(AudioError, StoppedError), self._counting(container, _FILES_PER_CONTAINER):
-            fetch_ahead(container, self._wait_for_container)
+            fetch_ahead(container, self._wait_for_copy)
 
-    def _wait_for_container(self, seconds: float) -> None:
-        if self._stop.wait(seconds) or self._closed.is_set():
+    def _wait_for_copy(self, seconds: float) -> None:
+        if self._stop.wait(seconds) or self.closed.is_set():
             raise StoppedError
 
     @contextmanager
@@ -178,7 +179,7 @@ class Downloads:
             if before < _MOST_IN_A_ROW <= before + files:
                 count = counted(_MOST_IN_A_ROW // files, "audio file" if files == 1 else "container")
                 self._give_up(f"{count} in a row could not be fetched, the last one {url}: {error}")
-                self._closed.set()
+                self.closed.set()
             raise
         with self._lock:
             self._in_vain = 0
@@ -194,5 +195,5 @@ class Downloads:
         return fetched
 
     def _wait(self, seconds: float) -> None:
-        if self._closed.wait(seconds):
+        if self.closed.wait(seconds):
             raise AudioError(Reason.FILE_UNREADABLE, "cannot be fetched: the run ends")
