@@ -73,9 +73,8 @@ class Tiers:
     copy_limit: int | None = None
 
     @classmethod
-    def parse(cls, ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None) -> Tiers | None:
-        """The tiers; None if nothing is kept elsewhere. An ArgumentError refuses an invalid size or folder, or a limit
-        without a folder."""
+    def parse(cls, ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None) -> Tiers:
+        """The tiers. An ArgumentError refuses an invalid size or folder, or a limit without a folder."""
         if copy_limit is not None and copy_to is None:
             raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
         if not isinstance(copy_to, (str, os.PathLike, NoneType)):
@@ -84,8 +83,6 @@ class Tiers:
             raise ArgumentError("copy_to is empty: give a folder on a disk of this machine")
         if copy_to is not None:
             refuse_url("copy_to", copy_to)
-        if ram is None and copy_to is None:
-            return None
         num_bytes = None if ram is None else parse_size("ram", ram)
         if num_bytes is not None and num_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise ArgumentError(f"ram is {num_bytes:,} bytes: more than this machine has")

@@ -108,11 +108,10 @@ class Disk:
             return
         self._root.mkdir(parents=True, exist_ok=True)
         with self._alone():
-            files = self._survey()
-            for home in [home for home in files if self._is_memory and not _is_used(home / "users")]:
-                del files[home]
-                _remove(home)
-            self._make_room(files, 0)
+            for home in self._homes() if self._is_memory else ():
+                if not _is_used(home / "users"):
+                    _remove(home)
+            self._make_room(0)
             if self._home.is_symlink():
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._home))
             self._home.mkdir(exist_ok=True)
@@ -186,10 +185,9 @@ class Disk:
         self._open()
         part = self.path(name + _PART)
         with self._alone():
-            files = self._survey()
-            if part.exists() or self.find(name, num_bytes) is not None:
+            if _is_used(part) or self.find(name, num_bytes) is not None:
                 return CopyRefused.UNDER_WAY
-            if not self._make_room(files, num_bytes):
+            if not self._make_room(num_bytes):
                 return CopyRefused.FULL
             lock = Lock(part, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             lock.take(wait=True)
@@ -214,15 +212,15 @@ class Disk:
         """The context in which nobody else adds or removes anything here."""
         return locked(self._root / "lock")
 
-    def _survey(self) -> dict[Path, list[_Copy]]:
-        """The files of each version's copies. Parts that killed processes have left are removed."""
-        with os.scandir(self._root) as homes:
-            own = [home for home in homes if _VERSION.fullmatch(home.name) and home.is_dir(follow_symlinks=False)]
-        return {Path(home.path): list(_survey_version(Path(home.path))) for home in own}
+    def _homes(self) -> list[Path]:
+        """The folders of the versions that have copies."""
+        named = (path for path in self._root.iterdir() if _VERSION.fullmatch(path.name))
+        return [path for path in named if stat.S_ISDIR(path.lstat().st_mode)]
 
-    def _make_room(self, files: dict[Path, list[_Copy]], num_bytes: int) -> bool:
+    def _make_room(self, num_bytes: int) -> bool:
         """Remove copies that nobody uses until there is room; none if that is too few. Raises OSError if the limit
         would allow it, but the disk has less."""
+        files = {home: [*_survey(home)] for home in self._homes()}
         disk = os.statvfs(self._root)
         free = disk.f_bavail * disk.f_frsize
         if self.limit is None:
@@ -275,24 +273,22 @@ def _end(users: Lock, root: Path, home: Path, process: int) -> None:
 
 
 def _remove(home: Path) -> None:
-    with os.scandir(home) as entries:
-        for entry in entries:
-            if entry.name == "users" or _COPY.fullmatch(entry.name.removesuffix(_READ)):
-                os.unlink(entry.path)
+    for path in home.iterdir():
+        if path.name == "users" or _COPY.fullmatch(path.name.removesuffix(_READ)):
+            path.unlink()
     home.rmdir()
 
 
-def _survey_version(home: Path) -> Iterator[_Copy]:
-    with os.scandir(home) as entries:
-        for entry in entries:
-            path = Path(entry.path)
-            if not _COPY.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+def _survey(home: Path) -> Iterator[_Copy]:
+    """A version's copies. Parts that killed processes have left are removed."""
+    for path in home.iterdir():
+        with suppress(FileNotFoundError):  # whoever discards a part removes it without the lock
+            status = path.lstat()
+            if not (_COPY.fullmatch(path.name) and stat.S_ISREG(status.st_mode)):
                 continue
-            with suppress(FileNotFoundError):  # whoever discards a part removes it without the lock
-                if path.suffix and not _is_used(path):
-                    path.unlink()
-                    continue
-                status = entry.stat()
+            if path.suffix and not _is_used(path):
+                path.unlink()
+            else:
                 yield _Copy(path, status.st_size, status.st_mtime_ns)
 
 
