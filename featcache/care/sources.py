@@ -110,14 +110,12 @@ def _files_of(shard: Shard, version: Version, index: Index, number: int, wanted:
     """The files of a shard's items that count, and for each the ids of its utterances.
 
     `number` is the shard's in the index. A file that was changed between two utterances is there twice."""
-    first, last = index.span(number)
-    items, table = index.item[first:last], shard.table
     folder = root_of(shard, version) if wanted.root is None else wanted.root
-    sizes, mtimes = table["source_size"][items].tolist(), table["source_mtime_ns"][items].tolist()
-    hashes = table["source_hash"][items].tolist() if wanted.by_content else [UNKNOWN_HASH] * len(items)
     files: dict[_File, list[str]] = {}
-    for position, path, *known in zip(range(first, last), table.paths.take(items), sizes, mtimes, hashes, strict=True):
-        files.setdefault(_File(locate(folder, path), *known), []).append(index.ids[position])
+    for item in shard.items(index.item[slice(*index.span(number))].tolist()):
+        content_hash = item.content_hash if wanted.by_content else UNKNOWN_HASH
+        file = _File(locate(folder, item.path), item.size, item.mtime_ns, content_hash)
+        files.setdefault(file, []).append(item.id)
     return files
 
 
