@@ -20,7 +20,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from featcache import __version__
-from featcache.cli.common import complain, note, print_json, printing, printing_of_a_command
+from featcache.cli.common import complain, note, print_json, printing
 from featcache.cli.process import INTERRUPTED, signals_handled, standard_streams, stdout_for_results
 from featcache.errors import FeatcacheError, MissingDependencyError, StoreError, without_secrets
 
@@ -51,19 +51,22 @@ class _Commands(click.Group):
     """Imports a command when it is asked for. Turns errors into one clear line and their exit code."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
-        with standard_streams(), printing_of_a_command():
-            return super().main(*args, **settings)
+        with standard_streams():
+            try:
+                return super().main(*args, **settings)
+            finally:
+                printing.end()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        printing().errors_as_json = "--json" in args
+        printing.errors_as_json = "--json" in args
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with stdout_for_results(), signals_handled():
                 code = super().invoke(ctx)
-                if printing().document is not None:
-                    print_json(printing().document)
+                if printing.document is not None:
+                    print_json(printing.document)
         except click.ClickException as error:
             message = without_secrets(error.format_message())
             _print_error("UsageError", message, error.exit_code)
@@ -124,7 +127,7 @@ def _fail(ctx: click.Context, kind: str, message: str, exit_code: int) -> NoRetu
 def _print_error(kind: str, message: str, exit_code: int) -> None:
     """Print an error as the document of `--json`; its kind is a class of `featcache.errors`, or another word."""
     try:
-        if printing().errors_as_json:
+        if printing.errors_as_json:
             print_json({"error": {"type": kind, "message": message, "exit_code": exit_code}})
     except OSError:  # it is on stderr, too, and more worth telling than that stdout cannot be written
         _drop_output()

@@ -7,8 +7,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,26 +60,15 @@ class Printing:
     """Whether the command runs for a part of a corpus."""
     log: MessageFile | None = None
 
-
-_printing = Printing()
-
-
-def printing() -> Printing:
-    """How the command that runs prints."""
-    return _printing
+    def end(self) -> None:
+        """Close the log, and be as it was before: another command may follow."""
+        if self.log is not None:
+            self.log.close()
+        vars(self).update(vars(Printing()))
 
 
-@contextmanager
-def printing_of_a_command() -> Iterator[None]:
-    """Within the block, one command runs, with options of its own."""
-    global _printing
-    _printing = Printing()
-    try:
-        yield
-    finally:
-        if _printing.log is not None:
-            _printing.log.close()
-        _printing = Printing()
+printing = Printing()
+"""How the command that runs prints."""
 
 
 def printable(text: str) -> str:
@@ -92,11 +81,11 @@ def printable(text: str) -> str:
 
 def say(*columns: object) -> None:
     """Print a line for people on stdout, unless `--json` is given; of several columns, with tabs between them."""
-    if _printing.as_json:
+    if printing.as_json:
         return
     line = "\t".join(printable(str(column)) for column in columns)
     log(line)
-    if not _printing.quiet:
+    if not printing.quiet:
         click.echo(line)
 
 
@@ -131,13 +120,13 @@ def say_problems(problems: Iterable[Problem]) -> None:
 def note(message: str) -> None:
     """Print a message for people on stderr. Where it has several lines, all but the first are indented."""
     text = log(message)
-    if not _printing.quiet:
+    if not printing.quiet:
         click.echo(text, err=True)
 
 
 def advise(message: str) -> None:
     """Print what to do about a result on stderr, as `note` does, unless `--json` is given."""
-    if not _printing.as_json:
+    if not printing.as_json:
         note(message)
 
 
@@ -149,9 +138,9 @@ def complain(error: object) -> None:
 def log(message: str) -> str:
     """Add a message to the file of `--log`, if there is one. Returns it as it is printed."""
     lines = [printable(line) for line in message.split("\n  ")]
-    if _printing.log is not None:
+    if printing.log is not None:
         now = datetime.now(UTC)
-        _printing.log.write("".join(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}\n" for line in lines).encode())
+        printing.log.write("".join(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}\n" for line in lines).encode())
     return "\n  ".join(lines)
 
 
@@ -162,7 +151,7 @@ def keep_log(path: Path) -> None:
         with suppress(FileNotFoundError), path.open("rb") as file:
             if (begin := file.read(64)) and not _LOGGED.match(begin):
                 raise ArgumentError(f"--log: {path} is there, and is no log of featcache: give another file")
-        _printing.log = MessageFile(path, "a")
+        printing.log = MessageFile(path, "a")
     except OSError as error:
         raise StoreError(f"--log: {path}: cannot be written: {error.strerror}") from error
     log(f"featcache {__version__}, process {os.getpid()} on {os.uname().nodename}")
@@ -192,13 +181,13 @@ def as_document(result: Any) -> dict[str, Any]:
 
 def say_json(document: Any) -> None:
     """With `--json`, print a document on stdout when the command has ended."""
-    if _printing.as_json:
-        _printing.document = document
+    if printing.as_json:
+        printing.document = document
 
 
 def print_json(document: Any) -> None:
     """Print a document on stdout: the only one that a command prints."""
-    _printing.errors_as_json = False
+    printing.errors_as_json = False
     text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
     # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so that it is the same when read.
     click.echo("\n".join(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n")))

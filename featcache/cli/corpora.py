@@ -61,7 +61,7 @@ def _call_for_each_part(
     parts = read_parts(corpus)
     gone = gone_parts(corpus, parts)
     is_search = given.get("utterance") is not None
-    printing().is_part = True
+    printing.is_part = True
     if given.get("as_csv"):
         raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
     manifests: dict[str, Path] | None = None
@@ -89,7 +89,7 @@ def _call_for_each_part(
             if name in gone:
                 raise StoreError(gone[name])
             codes[name] = command(**of_part) or 0
-            document, printing().document = printing().document or {}, None
+            document, printing.document = printing.document or {}, None
         except FeatcacheError as error:
             if is_search and isinstance(error, MissingItemError):
                 missing = missing or error

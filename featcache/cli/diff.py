@@ -45,7 +45,7 @@ def diff(first: Location, second: Location, values: int) -> None:
     from featcache.version.selection import select_version
 
     found = compare(Cache(select_version(first)), Cache(select_version(second)), values)
-    if printing().as_json:
+    if printing.as_json:
         lists = {name: [*getattr(found, name)] for name in ("gone", "added", "changed")}
         rest = {name: getattr(found, name) for name in ("same_fingerprint", "config", "common")}
         say_json({**rest, **lists, "values": found.values and asdict(found.values)})

@@ -173,7 +173,7 @@ def extract(
       featcache extract train.csv --root s3://bucket/corpus
       featcache extract train.csv -o s3://bucket/features
     """
-    printing().quiet = quiet
+    printing.quiet = quiet
     if log is not None:
         keep_log(log)
     if trial and not chosen["dry_run"]:
@@ -204,7 +204,7 @@ def extract(
     shown = _Shown(trial, progress)
 
     def refuse_names(manifest: Manifest, part: str) -> None:
-        printing().is_part = bool(part)
+        printing.is_part = bool(part)
         options.refuse_unused(reading["values"], known_keys, manifest)
 
     result = extract_features(

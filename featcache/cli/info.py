@@ -46,7 +46,7 @@ def info(path: Location, failures: bool, as_csv: bool) -> int:
       featcache info features/fbank80 --json
     """
     if as_csv:
-        if printing().as_json or not failures:
+        if printing.as_json or not failures:
             raise ArgumentError("--csv goes with --failures, and without --json")
         _print_csv(path)
         return 0

@@ -56,7 +56,7 @@ def manifest(
     from featcache.storage.files import write_file
 
     is_printed = str(output) == "-"
-    if is_printed and printing().as_json:
+    if is_printed and printing.as_json:
         raise ArgumentError("-o - and --json would both print to standard output")
     if not is_printed:
         options.refuse_output(output, force)

@@ -247,7 +247,7 @@ def as_json(meaning: str = "Print the result as one JSON document.") -> Decorato
 
 
 def _set_json(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    printing().as_json = value
+    printing.as_json = value
 
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -293,7 +293,7 @@ def refuse_unused(values: Iterable[str], keys: Sequence[str], manifest: Manifest
     placeholders = manifest.placeholders if manifest else frozenset()
     for name in sorted({*values} - placeholders):
         meant = [key for key in keys if key.rpartition(".")[2] == name] or get_close_matches(name, keys, 1, 0.8)
-        if manifest is not None and printing().is_part and not meant:
+        if manifest is not None and printing.is_part and not meant:
             continue  # another part's may have it
         what = [f"a key of the config{f' (did you mean {meant[0]}?)' if meant else ''}"] if keys else []
         if manifest is not None:
@@ -329,7 +329,7 @@ def is_agreed(question: str, yes: bool) -> bool:
     there is no `--yes`, and nobody can be asked; or nothing has been said, because of `--json`."""
     if yes:
         return True
-    if printing().as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if printing.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ArgumentError("nothing has been removed: nobody can be asked here: add --yes, or --dry-run")
     is_agreed = click.confirm(question, err=True)
     if not is_agreed:

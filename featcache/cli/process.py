@@ -96,7 +96,7 @@ def stdout_for_results() -> Iterator[None]:
 def terminal_columns() -> int:
     """The width of the terminal that stderr goes to; 0 if it goes elsewhere, the terminal has no size, or with `-q`."""
     with suppress(OSError):  # if it is no terminal
-        return 0 if printing().quiet else os.get_terminal_size(sys.stderr.fileno()).columns
+        return 0 if printing.quiet else os.get_terminal_size(sys.stderr.fileno()).columns
     return 0
 
 

@@ -227,7 +227,7 @@ def say_summary(summary: Summary, where: str) -> int:
         )
         if summary.elapsed_seconds >= _TELLING_SECONDS:
             _print_stages(summary)
-    if with_failures := [version.path for version in summary.versions if version.failed and not printing().as_json]:
+    if with_failures := [version.path for version in summary.versions if version.failed and not printing.as_json]:
         from featcache.storage.location import parse_location
         from featcache.version.ledger import read_failures
         from featcache.version.records import run_names

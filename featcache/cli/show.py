@@ -215,7 +215,7 @@ def why(
         own = [version for version in versions if version.info.fingerprint == fingerprint]
         document["utterance"] = _describe_utterance(utterance, own or versions, plan, causes)
     _print_why(document, causes)
-    if plan is not None and printing().as_json:
+    if plan is not None and printing.as_json:
         document["plan"]["causes"] = [
             {"why": one.why, "again": one.again, "utterances": len(one.ids), "example": one.example, "ids": [*one.ids]}
             for one in causes

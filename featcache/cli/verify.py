@@ -123,7 +123,7 @@ def verify(
         found.append((result, _recompute(version, root, recompute, device, threads, urls) if recompute else None))
     interrupted = any(result.interrupted for result, _ in found)
     damaged = any(result.problems or (again and again.problems) for result, again in found)
-    if printing().as_json:
+    if printing.as_json:
         documents = [{**as_document(result), "recomputed": again and as_document(again)} for result, again in found]
         say_json({"ok": not (damaged or interrupted), "versions": documents})
     given = manifest and shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
