@@ -4,10 +4,10 @@ makes sense; and whether all that is wanted is there."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names
 from featcache.version.tags import tags_to_show
-from featcache.version.version import ShardGoneError, Version
+from featcache.version.version import Version
 from featcache.version.wanted import find_lacking
 
 _LACKING = frozenset({"unfinished", "record", "missing"})
@@ -54,7 +54,7 @@ class CheckedShard(NamedTuple):
     problems: list[Problem]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Report:
     """What `verify` found in a version."""
 
@@ -134,38 +134,36 @@ def verify(
     Raises:
         StoreError: A shard may not be read.
     """
-    checked: dict[str, CheckedShard] = {}
-    stop = stop or threading.Event()
-    is_second_look = False
-    while True:
+    stop, checked = stop or threading.Event(), dict[str, CheckedShard]()
+
+    def look() -> tuple[list[str], Report, Index | None]:
+        """Check the shards that are there and have not been checked; what there is, and what it comes to."""
         there = version.shard_names()
         names = [name for name in there if subset is None or subset.has(name)]
-        checked = {name: one for name, one in checked.items() if name in names}
         unchecked = [name for name in names if name not in checked]
-        try:
-            checked |= _check_shards(version, unchecked, data, threads, report, stop)
-            result, index = _report(version, there, checked, data, manifest, subset, stop.is_set())
-        except ShardGoneError:  # a repair has taken it away, and what was sound in it is in another one
-            if {*there} <= {*version.shard_names()}:
-                raise
-            continue
-        if result.interrupted:
-            return result
-        lacking = not is_second_look and any(problem.kind in _LACKING for problem in result.problems)
-        now = version.shard_names()
-        if now == there or (not lacking and {*there} <= {*now}):
-            break
-        is_second_look = lacking
+        checked.update(_check_shards(version, unchecked, data, threads, report, stop))
+        looked_at = {name: checked[name] for name in names if name in checked}
+        return there, *_report(version, there, looked_at, data, manifest, subset, stop.is_set())
+
+    there, result, index = version.reading(look)
+    now = version.shard_names()
+    is_lacking = any(problem.kind in _LACKING for problem in result.problems)
+    if now != there and (is_lacking or not {*there} <= {*now}):  # a run has added some, or a repair replaced some
+        _, result, index = version.reading(look)
+    problems, notes = result.problems, result.notes
     if sources is not None and index is not None:
-        sound = {name for name in names if not checked[name].problems}
+        sound = {name for name, one in checked.items() if not one.problems}
         faulty, source_notes = check_sources(version, index, sound, sources, threads, report, stop.is_set)
-        for (file, fault), ids in faulty.items():  # which is in no shard, so none is damaged
-            more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
-            problem = Problem("source", f"{ids[0]}{more}: {file}: {fault}", id=ids[0] if len(ids) == 1 else None)
-            result.problems.append(problem)
-        result.notes += source_notes
-    result.interrupted = stop.is_set()  # also if it came late: whoever asked is to go no further
-    return result
+        problems = [*problems, *(_source_problem(file, fault, ids) for (file, fault), ids in faulty.items())]
+        notes = [*notes, *source_notes]
+    # A stop counts also if it came late: whoever asked is to go no further.
+    return replace(result, problems=problems, notes=notes, interrupted=stop.is_set())
+
+
+def _source_problem(file: object, fault: str, ids: list[str]) -> Problem:
+    """What is wrong with the audio file of some utterances: it is in no shard, so none is damaged."""
+    more = f" and {counted(len(ids) - 1, 'other', 'others')}" if len(ids) > 1 else ""
+    return Problem("source", f"{ids[0]}{more}: {file}: {fault}", id=ids[0] if len(ids) == 1 else None)
 
 
 def _report(
@@ -181,6 +179,10 @@ def _report(
     count; None if it cannot be built, or the verification was stopped."""
     sound = [one.shard for one in checked.values() if one.shard is not None and not one.problems]
     damaged = {name: one.shard for name, one in checked.items() if one.problems}
+    problems = [problem for one in checked.values() for problem in one.problems]
+    if not Version.has_group(version.store):  # which Zarr libraries look for
+        what = f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"
+        problems.append(Problem("metadata", what))
     result = Report(
         path=str(version.path),
         shards=len(checked),
@@ -188,64 +190,63 @@ def _report(
         frames=sum(shard.info.frames for shard in sound),
         num_bytes=sum(shard.num_bytes for shard in sound),
         data=data,
+        problems=problems,
         interrupted=interrupted,
         shards_left_out=len(there) - len(checked),
         damaged_utterances=None if None in damaged.values() else sum(one.info.items for one in damaged.values() if one),
     )
-    if not Version.has_group(version.store):  # which Zarr libraries look for
-        what = f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"
-        result.problems.append(Problem("metadata", what))
-    result.problems += [problem for one in checked.values() for problem in one.problems]
     if interrupted:
         return result, None
-    result.notes += _notes(version)
-    index = _index(version, there, sound, subset, result)
-    if index is not None:
-        for finding in find_lacking(version, index):
-            is_record = isinstance(finding, str)
-            if is_record or not damaged:  # of what is missing, the damaged shards may have some
-                kind = "record" if is_record else "unfinished"
-                result.problems.append(Problem(kind, f"{version.path}: {finding}"))
-        undamaged = [name for name in version.store.names("shards") if name not in damaged]
-        result.problems += [Problem("tag", tag["fault"]) for tag in tags_to_show(version, undamaged) if tag["fault"]]
-        failures = standing_failures(version, index)
-        result.failed = len(failures)
-        if manifest is not None:
-            expanded = expand(manifest, copies_of(version.info.config))
-            lacking, result.failed, result.surplus = _against(expanded, index, failures)
-            result.problems += lacking
-        is_sound = np.isin(index.shards, [shard.name for shard in sound])
-        result.utterances = int(is_sound[index.shard].sum())
-        if subset is None:
-            result.repeated = _count_newest(index, sound) - result.utterances
-    result.notes += _notes_on_records(version)
-    return result, index
+    index, index_notes = _index(version, there, sound, subset)
+    notes = [*_notes(version), *index_notes, *_notes_on_records(version)]
+    if isinstance(index, DamagedError):
+        notes.append("without that shard, it was not looked at what is missing, changed or failed")
+        return replace(result, problems=[*problems, Problem("metadata", index.what)], notes=notes), None
+    failures = standing_failures(version, index)
+    lacking, failed, surplus = list[Problem](), len(failures), 0
+    if manifest is not None:
+        lacking, failed, surplus = _against(expand(manifest, copies_of(version.info.config)), index, failures)
+    utterances = int(np.isin(index.shards, [shard.name for shard in sound])[index.shard].sum())
+    return replace(
+        result,
+        utterances=utterances,
+        problems=[*problems, *_of_records(version, index, damaged), *lacking],
+        failed=failed,
+        surplus=surplus,
+        repeated=_count_newest(index, sound) - utterances if subset is None else 0,
+        notes=notes,
+    ), index
+
+
+def _of_records(version: Version, index: Index, damaged: Collection[str]) -> Iterator[Problem]:
+    """What is lacking of what runs were to extract, and of tags, and which records of that cannot be read."""
+    for finding in find_lacking(version, index):
+        is_record = isinstance(finding, str)
+        if is_record or not damaged:  # of what is missing, the damaged shards may have some
+            yield Problem("record" if is_record else "unfinished", f"{version.path}: {finding}")
+    undamaged = [name for name in version.store.names("shards") if name not in damaged]
+    yield from (Problem("tag", tag["fault"]) for tag in tags_to_show(version, undamaged) if tag["fault"])
 
 
 def _index(
-    version: Version, there: list[str], sound: list[Shard], subset: Subset | None, result: Report
-) -> Index | None:
-    """The index of the items of sound shards that count; with a subset, of all that are there, or None if it cannot be
-    built. Adds to the result what is wrong."""
-    kept_at = f"index/{index_name(version, there)}"
+    version: Version, there: list[str], sound: list[Shard], subset: Subset | None
+) -> tuple[Index | DamagedError, list[str]]:
+    """The index of the items of sound shards that count; with a subset, of all that are there, or why it cannot be
+    built. And notes on it."""
+    kept_at, notes = f"index/{index_name(version, there)}", []
     is_kept = version.store.exists(kept_at)
     index = load_index(version, there)
     if is_kept and index is None:
-        result.notes.append(
-            f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next"
-        )
+        notes.append(f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next")
     if subset is None:
-        return index if index is not None and len(sound) == len(there) else index_of(sound)
-    result.notes.append(
-        f"subset {subset.number}/{subset.of}: {result.shards:,} of {counted(len(there), 'shard')}; utterances that are "
-        "in two shards were not looked for"
-    )
+        return index if index is not None and len(sound) == len(there) else index_of(sound), notes
+    looked_at = f"{sum(map(subset.has, there)):,} of {counted(len(there), 'shard')}"
+    unknown = "utterances that are in two shards were not looked for"
+    notes.append(f"subset {subset.number}/{subset.of}: {looked_at}; {unknown}")
     try:
-        return build_index(version, there) if index is None else index
+        return build_index(version, there) if index is None else index, notes
     except DamagedError as error:
-        result.problems.append(Problem("metadata", error.what))
-        result.notes.append("without that shard, it was not looked at what is missing, changed or failed")
-        return None
+        return error, notes
 
 
 def _check_shards(
