@@ -18,7 +18,7 @@ import numpy as np
 from featcache.audio.remote import each_at_once
 from featcache.care.prune import rewrite
 from featcache.care.verify import Report, verify
-from featcache.config import Config, recorded_config
+from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.errors import DamagedError, FeatcacheError, StoreError, counted, listing
@@ -108,9 +108,9 @@ def repair(path: Location, manifest: Manifest, options: Options, stop: threading
         plans = {} if stop.is_set() else _plan_shards(version, verified)
         parts = [plan.again for plan in plans.values() if plan.again is not None]
         again = Strings.concatenate(parts) if len(parts) == len(plans) else None
-        config = None if again is not None and not len(again) else _config_for(version, options)
-        if config is not None and again is not None:
-            _refuse_loss(again, expand(manifest, config.copies), verified.damaged_shards)
+        built = None if again is not None and not len(again) else _built_for(version, options)
+        if built is not None and again is not None:
+            _refuse_loss(again, expand(manifest, built.config.copies), verified.damaged_shards)
         copies: dict[str, str] = {}
         for name, plan in plans.items():
             if plan.kept and not stop.is_set():
@@ -124,11 +124,11 @@ def repair(path: Location, manifest: Manifest, options: Options, stop: threading
         repaired.removed = verified.damaged_shards
         repaired.kept = sum(len(plan.kept) for plan in plans.values())
         repaired.missing = 0 if again is None else _count_missing(version, verified, again, copies.values())
-        if config is None:
+        if built is None:
             open_index(version)  # builds it if it is damaged
         else:
             options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
-            planned = plan_extraction(manifest, [config], version.path.parent, options, again, version.path.name)
+            planned = plan_extraction(manifest, [built], version.path.parent, options, again)
             repaired.summary = run_extraction(planned, run_locally, stop=stop)
             repaired.extracted = sum(filled.extracted for filled in repaired.summary.versions)
         if not stop.is_set():
@@ -221,12 +221,12 @@ def _mend_records(version: Version) -> int:
     return len(lines) + len(damaged)
 
 
-def _config_for(version: Version, options: Options) -> Config:
-    """The config for extracting damaged utterances, which must go into the same version."""
+def _built_for(version: Version, options: Options) -> BuiltConfig:
+    """The config and its extractor for extracting damaged utterances, which must go into the same version."""
     config = recorded_config(version.info.config, str(version.path))
     # The stored utterances were within the first run's limit, so no limit is needed.
     config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
-    built = BuiltConfig(config, Device(options.device, options.threads))
+    built = BuiltConfig(config, Device(options.device, options.threads), version.path.name)
     if built.info.fingerprint != version.info.fingerprint:
         raise StoreError(
             f"{version.path}: was made with another revision of the extractor, or with other weights: damaged "
@@ -234,7 +234,7 @@ def _config_for(version: Version, options: Options) -> Config:
             "featcache that made "
             f"it ({version.info.made_by.get('featcache', 'unknown')}), or extract a new version"
         )
-    return config
+    return built
 
 
 def _restore_metadata(path: Location) -> bool:

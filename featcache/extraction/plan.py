@@ -71,8 +71,7 @@ class ExtractionPlan:
     def again(self) -> ExtractionPlan:
         """The same run, planned again: its versions have changed."""
         built = [version.built for version in self.versions]
-        folder = self.versions[0].path.name if len(built) == 1 else None
-        return plan_extraction(self.manifest, built, self.cache, self.options, self.only, folder)
+        return plan_extraction(self.manifest, built, self.cache, self.options, self.only)
 
     @property
     def num_utterances(self) -> int:
@@ -91,7 +90,6 @@ def plan_extraction(
     cache: str | Location,
     options: Options,
     only: Strings | None = None,
-    folder: str | None = None,
 ) -> ExtractionPlan:
     """Plan a run: compare the manifest with what each config's version holds, and build the extractors of those that
     lack something.
@@ -106,7 +104,6 @@ def plan_extraction(
         cache: The folder that holds the versions, or a URL.
         options: The options of the run.
         only: Extract these ids, even if there are older items of them, and no others.
-        folder: The name of the folder of the only config's version, if it has been renamed.
 
     Raises:
         ConfigError: The device does not exist, or a config does not suit its extractor.
@@ -123,17 +120,16 @@ def plan_extraction(
     if options.source is None:
         require_reading(manifest)
     built_configs = [config if isinstance(config, BuiltConfig) else BuiltConfig(config, device) for config in configs]
-    paths = [cache / (folder or built.folder_name) for built in built_configs]
-    for built, path in zip(built_configs, paths, strict=True):
-        if not open_store(path).exists(MARK):
+    for built in built_configs:
+        if not open_store(cache / built.folder_name).exists(MARK):
             _ = built.extractor  # what does not suit it is refused before any audio file is looked at
     source = None if options.source is None else find_source(built_configs, as_location("source", options.source))
     all_copies = dict.fromkeys(built.config.copies for built in built_configs)
     rows = {copies: _rows_of_run(manifest, copies, source, options.own_partition) for copies in all_copies}
     label = "" if options.workers else device.label  # they look for probes of their devices themselves
     versions = [
-        _Planner(built, path, rows[built.config.copies], options, only).plan(label)
-        for built, path in zip(built_configs, paths, strict=True)
+        _Planner(built, cache / built.folder_name, rows[built.config.copies], options, only).plan(label)
+        for built in built_configs
     ]
     notes = _notes(versions, manifest, cache, source, only)
     return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,16 +15,7 @@ from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.config.config import find_differences
 from featcache.device import Device
-from featcache.errors import (
-    ArgumentError,
-    ConfigError,
-    DamagedError,
-    FeatcacheError,
-    Reason,
-    StoreError,
-    counted,
-    listing,
-)
+from featcache.errors import ArgumentError, ConfigError, FeatcacheError, Reason, StoreError, counted, listing
 from featcache.extraction.audio_files import Stamp, is_unchanged, stat_of
 from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extractors import Extractor, Params
@@ -41,7 +31,7 @@ from featcache.version.in_flight import Suspects
 from featcache.version.index import Index
 from featcache.version.join import RowStatus, differences, item_at
 from featcache.version.ledger import Failure
-from featcache.version.selection import version_folders
+from featcache.version.selection import version_names
 from featcache.version.version import Version, VersionInfo, library_versions
 from featcache.version.wanted import Wanted
 
@@ -57,6 +47,8 @@ class BuiltConfig:
     config: Config
     device: Device
     """The device of the run."""
+    renamed: str = ""
+    """The name of its version's folder, if that is no longer the one that it was made with."""
 
     @cached_property
     def extractor(self) -> Extractor[Params]:
@@ -99,8 +91,8 @@ class BuiltConfig:
 
     @property
     def folder_name(self) -> str:
-        """The name of its folder."""
-        return f"{self.name}-{self.fingerprint[:12]}"
+        """The name of its version's folder."""
+        return self.renamed or f"{self.name}-{self.fingerprint[:12]}"
 
     @cached_property
     def row_extractor(self) -> RowExtractor[Params] | None:
@@ -232,14 +224,14 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
     """How a version that does not exist yet differs from those of the same name with other fingerprints. Raises
     ArgumentError if there is a version with this fingerprint, whose folder has been renamed, or whose config has
     another name."""
-    notes, siblings = list[str](), list[Version]()
-    with suppress(StoreError):  # there is no cache yet
-        for folder in version_folders(cache):
-            with suppress(DamagedError):  # which `verify` reports
-                siblings.append(Version.open(folder))
-    for sibling in siblings:
-        if sibling.path.name == info.folder_name:
+    notes = []
+    for name in version_names(cache):
+        if name == info.folder_name:
             continue  # another run has created the version meanwhile
+        try:
+            sibling = Version.open(cache / name)
+        except StoreError:  # which `verify` reports
+            continue
         if sibling.info.fingerprint == info.fingerprint:
             if sibling.info.name == info.name:
                 back = f"but another folder name: rename it back to {info.folder_name}"
