@@ -119,17 +119,12 @@ def began(run: str) -> datetime | None:
         return None
 
 
-class _Share(msgspec.Struct):
+class _Trial(msgspec.Struct):
     policy: str
     precision: str
-    mismatch: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    error: str | None = None
-
-
-class _Fastest(msgspec.Struct):
-    policy: str
-    precision: str
+    error: str | None
+    mismatch: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)]
     times_real_time: Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -138,8 +133,8 @@ class _Probe(msgspec.Struct):
 
     device: str = ""
     date: str = ""
-    fastest: _Fastest | None = None
-    measured: Annotated[list[_Share], msgspec.Meta(max_length=1000)] = []
+    fastest: _Trial | None = None
+    measured: Annotated[list[_Trial], msgspec.Meta(max_length=1000)] = []
 
 
 class _ProbeRecord(msgspec.Struct):

@@ -21,7 +21,9 @@ from featcache.version.records import (
 )
 from featcache.version.version import Version
 
-PROBE = {"device": "cpu", "measured": [{"policy": "padded", "precision": "fp32", "mismatch": 0.25}]}
+TRIAL = {"policy": "padded", "precision": "fp32", "error": None, "times_real_time": 7.5}
+TRIAL |= {"mismatch": 0.25, "disturbed": 0.5}
+PROBE = {"device": "cpu", "measured": [TRIAL], "fastest": TRIAL}
 
 
 def test_a_run_says_what_was_asked_and_what_came_of_it(version, clock):
@@ -78,7 +80,9 @@ def test_a_probe_that_is_damaged_is_left_out(version):
     (path,) = (version.path / "probes").iterdir()
     for _ in chain(each_flip(path), each_cut(path)):
         assert read_probes(version) == []
-    write_probe(version, {"measured": [{"policy": "padded", "precision": "fp32", "mismatch": 2}]})  # more than all
+    for odd in ({"mismatch": 2}, {"disturbed": None}, {"error": 1}):  # none of which a batching can be chosen by
+        write_probe(version, {"measured": [TRIAL | odd]})
+    write_probe(version, {"measured": [{"policy": "padded", "precision": "fp32"}]})
     for name, text in (("a.json", "[]"), ("b.json", '{"checksum": 1}'), (".c.json.12345678", "{}"), ("notes.txt", "")):
         (path.parent / name).write_text(text)
     (path.parent / "d.json").mkdir()
