@@ -17,9 +17,6 @@ QUANTIZATION = "quantization"
 DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 """What stored arrays may be of."""
 
-SIDE_NAME = r"[a-z][a-z0-9_]*"
-"""A regular expression for names of side arrays."""
-
 Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 22)], ...], msgspec.Meta(max_length=8)]
 Dtype = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
 """The types of the fields say what documents of strangers may hold; see `featcache.version.version`."""
@@ -32,7 +29,7 @@ _BLOCK = 1 << 20
 class SideSpec:
     """A side array: an output of an extractor besides the features, with some entries for each utterance."""
 
-    name: Annotated[str, msgspec.Meta(pattern=rf"^{SIDE_NAME}\Z", max_length=70)]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*\Z", max_length=70)]
 
     item_shape: Shape
     """The shape of one entry; `()` for a number."""

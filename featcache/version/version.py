@@ -24,7 +24,7 @@ from featcache.errors import DamagedError, ExtractorError, StoreError, listing
 from featcache.format.documents import AT_MOST_BYTES, AT_MOST_NAME, Hex
 from featcache.format.group import read_attributes
 from featcache.format.shard import Shard
-from featcache.spec import DTYPES, QUANTIZATION, SIDE_NAME, FeatureSpec
+from featcache.spec import QUANTIZATION, FeatureSpec
 from featcache.storage.base import MARK, Store, open_store
 from featcache.storage.location import Location
 
@@ -86,13 +86,6 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
         """Raise ValueError if the spec contradicts itself, no memory is enough for one frame, or the config is odd."""
         spec = self.spec
         msgspec.convert(self.config, _Config)
-        for one in spec.side:
-            if not re.fullmatch(SIDE_NAME, one.name):
-                raise ValueError(f"side array {one.name!r}: a name is lower-case letters, digits and _")
-            if one.dtype not in DTYPES:
-                raise ValueError(f"side array {one.name}: {one.dtype!r} is none of {', '.join(DTYPES)}")
-            if min(one.item_shape, default=1) < 1:
-                raise ValueError(f"side array {one.name}: entries of shape {list(one.item_shape)} hold no value")
         shapes = {f"entry of {one.name}": one.item_shape for one in spec.side}
         if len(shapes) < len(spec.side):
             raise ValueError(f"side arrays {listing(one.name for one in spec.side)}: two of them have the same name")
@@ -195,13 +188,12 @@ class Version:
         from featcache.format.writing import seal_group
 
         try:
-            info.require_sound()
-            data = seal_group(msgspec.to_builtins(info), path)
-            read_info(data, path)
-        except (ValueError, DamagedError) as error:
+            document = msgspec.to_builtins(info)
+            msgspec.convert(document, VersionInfo).require_sound()
+        except ValueError as error:
             raise ExtractorError(f"config {info.name}: features that cannot be stored: {error}") from error
         store = open_store(path)
-        for key, content in ((MARK, data), (f"shards/{MARK}", PLAIN_GROUP)):
+        for key, content in ((MARK, seal_group(document, path)), (f"shards/{MARK}", PLAIN_GROUP)):
             if not store.exists(key):
                 store.put(key, content)
         version = cls.open(path)
