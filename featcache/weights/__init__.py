@@ -2,28 +2,13 @@
 
 Nothing is unpickled, and no code that comes with weights is run unless `allow_remote_code` was called."""
 
-from featcache.trust import allow_remote_code
-from featcache.weights.hub import locate
-from featcache.weights.models import (
-    Located,
-    digest,
-    fold_weight_norm,
-    load,
-    read_json,
-    read_preprocessing,
-    state_dict,
-    transformers_class,
-)
-
-__all__ = [
-    "Located",
-    "allow_remote_code",
-    "digest",
-    "fold_weight_norm",
-    "load",
-    "locate",
-    "read_json",
-    "read_preprocessing",
-    "state_dict",
-    "transformers_class",
-]
+from featcache.trust import allow_remote_code as allow_remote_code
+from featcache.weights.hub import locate as locate
+from featcache.weights.models import Located as Located
+from featcache.weights.models import digest as digest
+from featcache.weights.models import fold_weight_norm as fold_weight_norm
+from featcache.weights.models import load as load
+from featcache.weights.models import read_json as read_json
+from featcache.weights.models import read_preprocessing as read_preprocessing
+from featcache.weights.models import state_dict as state_dict
+from featcache.weights.models import transformers_class as transformers_class

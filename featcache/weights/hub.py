@@ -101,14 +101,8 @@ def _folder_of_hub_model(name: str, revision: str) -> Path:
     """The folder of a hub's model in the hub's cache on this machine, downloaded first if anything is missing."""
     try:
         from huggingface_hub import constants
-        from huggingface_hub.errors import HFValidationError
-        from huggingface_hub.utils import validate_repo_id
     except ImportError as error:
         raise MissingDependencyError("huggingface_hub", f"params.weights: {name}", extra="models") from error
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        raise ConfigError(f"params.weights: {name}: neither a folder nor a model id: {first_line(error)}") from error
     model = HubModel(name, revision, constants.ENDPOINT, Path(constants.HF_HUB_CACHE).expanduser())
     if (folder := model.complete_folder()) is not None:
         return folder
@@ -212,7 +206,7 @@ def require_space(model: HubModel, num_bytes: int) -> None:
     folder = model.cache.absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if num_bytes > (free := shutil.disk_usage(existing).free):
-        raise _no_space(model, f": {num_bytes:,} bytes are to come, and {free:,} are free")
+        raise _cannot_be_kept(model, f"{num_bytes:,} bytes are to come, and {free:,} are free")
 
 
 def _download_file(file: RepoSibling, model: HubModel) -> None:
@@ -274,6 +268,8 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
     from huggingface_hub import errors
 
     what, page = f"params.weights: {model.name}", f"{model.endpoint}/{model.name}"
+    if isinstance(error, errors.HFValidationError):
+        return ConfigError(f"{what}: neither a folder nor a model id: {first_line(error)}")
     if isinstance(error, errors.OfflineModeIsEnabled):
         return ConfigError(f"{_is_not_there(model)}, and HF_HUB_OFFLINE forbids downloading it: {_remedy(model)}")
     if isinstance(error, errors.GatedRepoError):
@@ -296,16 +292,14 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
         reason = first_line(error).partition(". ")[0]
         what += f": {_route(model)} does not answer as a hub does ({reason})"
         return ConfigError(f"{what}: check HF_ENDPOINT, and what stands between this machine and the network")
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return _no_space(model)
-    if isinstance(error, OSError) and error.errno in _CLOSED and error.filename:
-        return ExtractorError(f"{what} cannot be kept in {model.cache}: {error.strerror}; HF_HOME names another place")
+    if isinstance(error, OSError) and (error.errno in _FULL or (error.errno in _CLOSED and error.filename)):
+        return _cannot_be_kept(model, str(error.strerror))
     return None
 
 
-def _no_space(model: HubModel, amounts: str = "") -> ExtractorError:
-    what = f"params.weights: {model.name} does not fit into {model.cache}{amounts}"
-    return ExtractorError(f"{what}; HF_HOME names another place")
+def _cannot_be_kept(model: HubModel, why: str) -> ExtractorError:
+    what = f"params.weights: {model.name} cannot be kept in {model.cache}"
+    return ExtractorError(f"{what}: {why}; HF_HOME names another place")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

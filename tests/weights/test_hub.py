@@ -257,11 +257,11 @@ def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
 
 
 def test_a_disk_that_is_full(fetch, hub, home, scratch):
-    content = hub.files["model.safetensors"]
+    kept, remedy = f"org/name cannot be kept in {home}/hub", "HF_HOME names another place"
     line = refused(fetch(full=home / "hub"), 1)
-    assert f"org/name does not fit into {home}/hub; HF_HOME names another place" in line
-    line = refused(fetch(limits={"FSIZE": len(content) // 2}), 1)
-    assert "org/name does not fit into" in line
+    assert f"{kept}: No space left on device; {remedy}" in line
+    line = refused(fetch(limits={"FSIZE": len(hub.files["model.safetensors"]) // 2}), 1)
+    assert f"{kept}: File too large; {remedy}" in line
     assert not left_over(home)
 
 
