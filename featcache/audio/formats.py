@@ -234,7 +234,6 @@ class PlainHeader(NamedTuple):
     sample_rate: int
     num_channels: int
     num_samples: int
-    bits: int
     samples_at: int | None
     """The first byte of the samples of a WAV; None for a FLAC."""
 
@@ -252,7 +251,7 @@ def plain_header(fd: int, size: int) -> PlainHeader | None:
     num_samples = packed & (1 << 36) - 1
     if not (rate and num_samples and bits in (8, 16, 24)):
         return None
-    return PlainHeader(rate, channels, num_samples, bits, None)
+    return PlainHeader(rate, channels, num_samples, None)
 
 
 def _wav_header(head: bytes, size: int) -> PlainHeader | None:
@@ -269,7 +268,7 @@ def _wav_header(head: bytes, size: int) -> PlainHeader | None:
             is_plain = kind == 1 and bits == 16 and 0 < channels <= 8 and frame_bytes == 2 * channels
             if not (is_plain and rate and length and length % frame_bytes == 0):
                 return None
-            return PlainHeader(rate, channels, length // frame_bytes, bits, at)
+            return PlainHeader(rate, channels, length // frame_bytes, at)
         if name == b"fmt " and length == 16 and at + length <= len(head):
             form = struct.unpack_from("<HHIIHH", head, at)
         at += length + length % 2

@@ -21,7 +21,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,14 +41,13 @@ if TYPE_CHECKING:
 # Decoders are imported in functions: reading a config needs this file, and most configs have no noise.
 
 _THREADS = 8
-_KEPT_BYTES = 1 << 30  # 9 hours at 16 kHz, of 16 bits. MUSAN's noise is 6 hours
-_BLOCK = 1 << 20  # samples that are decoded at once
-_STEP = np.float32(2**-15)  # of 16-bit samples
+_KEPT_BYTES = 1 << 30  # 4.6 hours at 16 kHz
+_MOST_FILES = 1 << 20
 
-_DECODED: Kept[NDArray[Any]] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
-"""Whole noises, mono, by what tells them from those of a file that has changed: int16 if that loses nothing."""
+_DECODED: Kept[NDArray[np.float32]] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
+"""Whole noises, mono, by what tells them from those of a file that has changed."""
 
-_file_hashes: dict[tuple[int, ...], str] = {}
+_FILE_HASHES: Kept[str] = Kept(_MOST_FILES)
 """SHA-256 of files, by their states: a process reads a file again only if it has changed."""
 
 
@@ -61,8 +60,6 @@ class NoiseClip:
     num_samples: int
     sample_rate: int
     channel: int | None  # from 0; None for the config's
-    num_channels: int  # of the file
-    has_16_bits: bool  # whether the file's samples are 16-bit integers
 
 
 class Noise:
@@ -81,8 +78,9 @@ class Noise:
             raise ConfigError(f"augment.noise.manifest: {error}") from error
         if self._content != policy.content:
             raise ConfigError(f"augment.noise.manifest: {policy.manifest}: has changed since the config was read")
-        in_all = accumulate(clip.num_samples * self._channel_and_type(clip)[1].itemsize for clip in self._clips)
-        self._kept = {clip for clip, num_bytes in zip(self._clips, in_all, strict=True) if num_bytes <= _KEPT_BYTES}
+        in_all = accumulate(clip.num_samples for clip in self._clips)
+        most = _KEPT_BYTES // np.dtype(np.float32).itemsize
+        self._kept = {clip for clip, num_samples in zip(self._clips, in_all, strict=True) if num_samples <= most}
 
     def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
         """Add noise to a clip, float32 `[num_samples]` at the config's rate, scaled so that the ratio of the mean
@@ -124,19 +122,12 @@ class Noise:
 
     def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
         """Samples of a noise, mono, at the file's rate."""
-        channel, dtype = self._channel_and_type(clip)
+        channel = self._audio.channel if clip.channel is None else clip.channel
         if clip in self._kept:
             key = self._content, clip, channel
             with suppress(AudioError):  # of another part of it: the cut may still be good
-                samples = _DECODED.get(key, lambda: _decoded(clip, channel, 0, clip.num_samples, dtype))[first:stop]
-                return np.multiply(samples, _STEP, dtype=np.float32) if dtype == np.int16 else samples
+                return _DECODED.get(key, lambda: _decoded(clip, channel, 0, clip.num_samples))[first:stop]
         return _decoded(clip, channel, first, stop)
-
-    def _channel_and_type(self, clip: NoiseClip) -> tuple[Channel, np.dtype[Any]]:
-        """The channel that is taken of a noise; int16 if that loses nothing, or else float32."""
-        channel = self._audio.channel if clip.channel is None else clip.channel
-        are_levels = clip.has_16_bits and (clip.num_channels == 1 or channel != "mix")
-        return channel, np.dtype(np.int16 if are_levels else np.float32)
 
 
 def read_noise(manifest: str | Path) -> list[NoiseClip]:
@@ -187,34 +178,26 @@ def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
             if isinstance(span, AudioError):
                 raise span
             first, stop = span
-            of_file = recording.num_channels, recording.has_16_bits
-            return NoiseClip(path, first, stop - first, recording.sample_rate, row.channel, *of_file)
+            return NoiseClip(path, first, stop - first, recording.sample_rate, row.channel)
     except AudioError as error:
         return f"{row.id}: {row.path}: {error}"
 
 
 def _file_hash(path: Path) -> str:
-    key = state_of(os.stat(path))
-    if key not in _file_hashes:
-        with path.open("rb") as file:
-            _file_hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    return _file_hashes[key]
+    with path.open("rb") as file:
+        state = state_of(os.fstat(file.fileno()))
+        return _FILE_HASHES.get(state, lambda: hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def _decoded(
-    clip: NoiseClip, channel: Channel, first: int, stop: int, dtype: np.dtype[Any] | type = np.float32
-) -> NDArray[Any]:
-    """Samples of a noise from its file, mono, at the file's rate; as int16, in steps of 2^-15."""
+def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> NDArray[np.float32]:
+    """Samples of a noise from its file, mono, at the file's rate."""
     from featcache.audio.decode import Cut, decode
 
-    rate, parts = clip.sample_rate, []
-    blocks = ((at, min(at + _BLOCK, stop)) for at in range(first, stop, _BLOCK))
-    for result in decode(clip.path, [Cut((clip.first + at) / rate, (end - at) / rate) for at, end in blocks]):
-        if isinstance(result, AudioError):
-            raise result
-        samples = to_mono(result[0], channel)
-        parts.append((samples / _STEP).astype(np.int16) if dtype == np.int16 else samples)
-    return np.concatenate(parts)
+    rate = clip.sample_rate
+    (result,) = decode(clip.path, [Cut((clip.first + first) / rate, (stop - first) / rate)])
+    if isinstance(result, AudioError):
+        raise result
+    return to_mono(result[0], channel)
 
 
 def _power(waveform: NDArray[np.float32]) -> float:

@@ -84,8 +84,6 @@ class Recording:
     """What the file lacks of what its header promises; None if nothing is known to be missing."""
     is_float: bool
     """Whether samples can be NaN or infinite."""
-    has_16_bits: bool
-    """Whether samples are 16-bit integers, so that each is a multiple of 2^-15."""
     position: int
     """The position of the sample that would be decoded next."""
     damage: AudioError | None
@@ -116,8 +114,8 @@ class Recording:
         except _FAULTS as error:
             self._file.close()
             raise _fault(error) from None
-        self.sample_rate, self.num_channels, self.num_samples, bits, _ = self._plain
-        self.is_float, self.has_16_bits, self.by_ffmpeg, self.can_seek = False, bits == 16, False, True
+        self.sample_rate, self.num_channels, self.num_samples, _ = self._plain
+        self.is_float, self.by_ffmpeg, self.can_seek = False, False, True
 
     def _open_decoder(self) -> None:
         """Open the file with libsndfile or FFmpeg, and take from there what the recording says of it."""
@@ -128,7 +126,6 @@ class Recording:
         self.num_samples = self._decoder.frames if states_length else UNKNOWN
         subtype = self._decoder.subtype
         self.is_float = subtype in ("FLOAT", "DOUBLE")
-        self.has_16_bits = subtype == "PCM_16"
         self.by_ffmpeg = isinstance(self._decoder, FFmpegDecoder)
         self.can_seek, self._plain = states_length and subtype in _SEEKABLE, None
 

@@ -151,7 +151,6 @@ def test_a_cut_is_what_was_written_whatever_was_asked_for_before(tmp_path, writt
     subtype, noises = written
     with pytest.MonkeyPatch.context() as patched:
         keep(patched, limit)
-        patched.setattr(noise_module, "_BLOCK", 99)
         cut_out = write_noises(tmp_path, noises, subtype)
         for _ in range(12):
             number = data.draw(st.integers(0, len(noises) - 1))
@@ -163,25 +162,12 @@ def test_a_cut_is_what_was_written_whatever_was_asked_for_before(tmp_path, writt
 
 
 def test_noises_are_decoded_once_and_those_without_room_cut_by_cut(tmp_path, monkeypatch, decoded):
-    keep(monkeypatch, 1000)
+    keep(monkeypatch, 2000)
     cut_out = write_noises(tmp_path, [levels(300), levels(250)])
     for _ in range(2):
         for number, at in ((0, 0), (1, 7), (0, 200)):
             cut_out(number, at, at + 9)
     assert decoded == [("0.wav", 0, 300), *[("1.wav", 7, 16)] * 2]
-
-
-@pytest.mark.parametrize(
-    ("subtype", "channels", "channel", "num_bytes"),
-    [("PCM_16", 1, "", 2), ("PCM_16", 2, 1, 2), ("PCM_16", 2, "", 4), ("PCM_24", 1, "", 4), ("FLOAT", 1, "", 4)],
-)
-def test_samples_take_two_bytes_where_that_loses_nothing(tmp_path, monkeypatch, subtype, channels, channel, num_bytes):
-    keep(monkeypatch, 1 << 30)
-    soundfile.write(tmp_path / "a.wav", np.tile(levels(1000)[:, None], channels), RATE, subtype=subtype)
-    (tmp_path / "noises.csv").write_text(f"id,path,channel\na,a.wav,{channel}\n")
-    noise = noise_of(tmp_path)
-    assert noise._mono(noise._clips[0], 0, 1000).tobytes() == levels(1000).tobytes()
-    assert noise_module._DECODED._total == 1000 * num_bytes
 
 
 def test_those_who_name_the_same_noises_share_what_is_decoded(tmp_path, monkeypatch, decoded):
