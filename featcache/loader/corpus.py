@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -43,6 +43,8 @@ class _Part:
     name: str
     version: Version
     index: Index
+    start: int = 0
+    """The position of its first utterance in the corpus."""
 
 
 class Corpus(Cache):
@@ -84,13 +86,8 @@ class Corpus(Cache):
         Raises:
             StoreError: There is no such part.
         """
-        part, _ = self._part(name)
+        part = self.part_of(name)
         return Cache(part.version, check=self.check, index=part.index, tiers=self._tiers)
-
-    def start_of(self, name: str) -> int:
-        """The position of a part's first utterance, by the part's name."""
-        _, start = self._part(name)
-        return start
 
     def locate(self, position: int) -> tuple[str, int]:
         """The name of the part that has a position, and the position in it."""
@@ -104,8 +101,8 @@ class Corpus(Cache):
             failures |= standing_failures(part.version, part.index)
         return failures
 
-    def _part(self, name: str) -> tuple[_Part, int]:
-        """The part of a name, and the position of its first utterance."""
+    def part_of(self, name: str) -> _Part:
+        """The part of a name, as it was opened; a StoreError if there is none."""
         if name not in self._joined.by_name:
             raise StoreError(f"{self._path}: there is no part {name!r}; there are {listing(self.parts)}")
         return self._joined.by_name[name]
@@ -116,7 +113,7 @@ class Corpus(Cache):
             return super().position(key)
         if len(key) != 2 or not isinstance(key[0], str):
             raise ArgumentError(f"{key!r}: give the name of a part, and an id or a position in it")
-        return self.start_of(key[0]) + self.part(key[0]).position(key[1])
+        return self.part_of(key[0]).start + self.part(key[0]).position(key[1])
 
 
 def _reopen(
@@ -141,11 +138,11 @@ class _JoinedIndex:
     """The indexes of all parts as one: where utterances are; see `featcache.version.index.Index`."""
 
     def __init__(self, parts: Sequence[_Part]) -> None:
-        self.parts, indexes = parts, [part.index for part in parts]
+        indexes = [part.index for part in parts]
         self.starts = np.cumsum([0, *map(len, indexes)])
         """The position of each part's first utterance, and the end of the last, int64 `[parts + 1]`."""
-        self.by_name = {part.name: (part, start) for part, start in zip(parts, self.starts.tolist(), strict=False)}
-        """The parts, each with the position of its first utterance."""
+        self.parts = [replace(part, start=start) for part, start in zip(parts, self.starts.tolist(), strict=False)]
+        self.by_name = {part.name: part for part in self.parts}
         self.shards = [f"{part.name}/{shard}" for part in parts for shard in part.index.shards]
         self.ids = _JoinedIds(self)
         first_shards = [0, *accumulate(len(index.shards) for index in indexes[:-1])]
@@ -178,18 +175,17 @@ class _JoinedIndex:
 
     def find_one(self, id_: str) -> int:
         """The position of an id in the first part that has it, -1 if none has."""
-        for part, start in self.by_name.values():
+        for part in self.parts:
             if (position := part.index.find_one(id_)) >= 0:
-                return int(start + position)
+                return part.start + position
         return -1
 
     def _find_in(self, name: str, ids: Strings) -> NDArray[np.int64]:
         """The position of each id in a part; -1 if that lacks it, or there is no such part."""
-        if name not in self.by_name:
+        if (part := self.by_name.get(name)) is None:
             return np.full(len(ids), -1, np.int64)
-        part, start = self.by_name[name]
         inside = part.index.find(ids)
-        return np.where(inside < 0, -1, inside + start)
+        return np.where(inside < 0, -1, inside + part.start)
 
 
 class _JoinedColumn:

@@ -447,30 +447,19 @@ def _sorted(
 
 def _sizes(lengths: NDArray[Any], order: NDArray[np.int64], rules: Rules) -> NDArray[np.int64]:
     """How many utterances each batch takes, as many as it may, in an order of falling lengths, int64 `[batches]`."""
-    starts = [np.arange(0)]
-    start = 0
-    for end, rows in reversed(list(_rows_from_the_end(lengths, order, rules))):
-        if start < end:
-            starts.append(np.arange(start, end, rows))
-            start = int(starts[-1][-1] + rows)
-    begins = np.concatenate(starts)
-    return np.append(begins[1:], len(order)) - begins if len(order) else begins
-
-
-def _rows_from_the_end(lengths: NDArray[Any], order: NDArray[np.int64], rules: Rules) -> Iterator[tuple[int, int]]:
-    """Pairs (end, rows): a batch that begins before `end`, and not before the next end, may have so many rows."""
     most = len(order) if rules.batch_size is None else rules.batch_size
-    if rules.max_frames is None:
-        yield len(order), most
-        return
-    longest, last = 1, 0
-    for first in reversed(range(0, len(order), _CHUNK)):
-        backwards = lengths[order[first : first + _CHUNK]][::-1]
-        longest_after = np.maximum(np.maximum.accumulate(backwards), longest)  # of a batch that begins there
-        rows = np.minimum(rules.max_frames // longest_after, most)
-        for at in np.flatnonzero(np.diff(rows, prepend=last)).tolist():
-            yield first + len(rows) - at, int(rows[at])
-        longest, last = int(longest_after[-1]), int(rows[-1])
+    rows: NDArray[np.int64] = np.broadcast_to(most, len(order))  # that a batch may have that begins there
+    if rules.max_frames is not None:
+        rows = lengths[order]  # in whose memory all is computed
+        np.maximum.accumulate(rows[::-1], out=rows[::-1])  # the longest from there on
+        np.floor_divide(rules.max_frames, np.maximum(rows, 1, out=rows), out=rows)
+        np.minimum(rows, most, out=rows)
+    begins, begin = [np.arange(0)], 0
+    for end in [*(np.flatnonzero(rows[1:] != rows[:-1]) + 1).tolist(), len(order)]:  # where another number begins
+        if begin < end:
+            begins.append(np.arange(begin, end, rows[begin]))
+            begin = int(begins[-1][-1] + rows[begin])
+    return np.diff(np.append(np.concatenate(begins), len(order)))
 
 
 def _split(sizes: NDArray[np.int64], missing: int) -> NDArray[np.int64]:

@@ -297,7 +297,7 @@ def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, of_manifest: Ca
         for version, corpus, at in zip(found[-1].versions, corpora, positions, strict=True):
             assert version.positions is not None  # there is a manifest
             inside = version.positions
-            at.append(np.where(inside < 0, inside, inside + corpus.start_of(part)))
+            at.append(np.where(inside < 0, inside, inside + corpus.part_of(part).start))
     source = str(manifest)
     return Utterances(
         source,
