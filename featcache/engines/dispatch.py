@@ -1,11 +1,11 @@
 """Has workers do tasks: deals out chunks, counts what was done, and goes on when a worker dies.
 
 A chunk has up to 16 hours of audio, and less near the end, so that all workers end at about the same time. If a worker
-dies, what it has not committed of its chunk goes to another. After three deaths a chunk is split into single tasks; a
-task that by itself ends three workers is poison, and not tried any more.
+dies, what it has not committed of its chunk goes to another. After three deaths a chunk is split into single tasks.
 
 What is known of a death is used as by the run after a crash: the dead worker's marks say what was in flight, and what
-may have ended it is extracted in a process of its own from then on."""
+may have ended it is extracted in a process of its own from then on. If a task goes on to end workers and no mark says
+why, all its utterances are suspects."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
 from featcache.engines.process import Setup
 from featcache.engines.worker import Died, Event, Finished, Message, Ready, Stop, Work, WorkerSetup, Working
-from featcache.errors import AudioError, ConfigError, ExtractorError, Reason, counted
-from featcache.extraction.audio_files import can_be_read, failure_of
+from featcache.errors import ConfigError, ExtractorError, counted
+from featcache.extraction.audio_files import can_be_read
 from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
 from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
-from featcache.version.in_flight import find_suspects, remove_marks
+from featcache.version.in_flight import Suspects, find_suspects, remove_marks
 from featcache.version.index import open_index
-from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, standing_failures
 
 MOST_TASKS = 64
@@ -38,17 +37,14 @@ CHUNK_SECONDS = 16 * 3600.0
 LibriSpeech's lengths, a tenth of what it computes for 16 h only fills them up."""
 
 MOST_DEATHS = 3
-"""The deaths after which a chunk is split, and after which a single task is poison."""
+"""The deaths after which a chunk is split into single tasks, and the further ones that one of these may cause."""
 
 _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 60.0
 """How long to wait for the first worker before saying so."""
 
 _MOST_DEATHS = 2 * MOST_DEATHS + 1
-"""How often a worker may die without having committed anything in between: a task that is poison ends six."""
-
-_MOST_UNREAD = 100
-"""How many utterances may be unreadable for a worker, and not for this process, before the run ends at once."""
+"""How often a worker may die without having committed anything in between: a single task may cause six deaths."""
 
 _ASKED = ("manifest", "root", "config", "from")
 """What workers' records repeat of the record of their run."""
@@ -68,7 +64,7 @@ class Chunk:
 
 
 class Chunks:
-    """Deals tasks, taken as they are wanted, to so many workers; each is done once, or poison."""
+    """Deals tasks, taken as they are wanted, to so many workers; each is done once."""
 
     def __init__(self, tasks: Iterator[ShardTask], workers: int) -> None:
         self.held: dict[int, Chunk] = {}
@@ -80,7 +76,7 @@ class Chunks:
 
     @property
     def are_done(self) -> bool:
-        """Whether nothing is left: every task is done or poison."""
+        """Whether nothing is left: every task is done."""
         self._look_ahead()
         return not (self._ahead or self._returned or self.held)
 
@@ -110,22 +106,15 @@ class Chunks:
         """A worker has done its chunk."""
         del self.held[worker]
 
-    def died(self, worker: int, done: Set[str], counts: bool = True) -> Sequence[ShardTask]:
+    def died(self, worker: int, done: Set[str], counts: bool = True) -> None:
         """Take back the chunk of a worker that has died, but for the tasks that it has `done` of it, by their names.
 
-        The death `counts` if the chunk may be the cause: not that of a worker that was preempted. Returns tasks that
-        are poison, at most one."""
+        The death `counts` if the chunk may be the cause: not that of a worker that was preempted."""
         chunk = self.held.pop(worker, Chunk(()))
         left = tuple(task for task in chunk.tasks if task.name not in done)
-        deaths = chunk.deaths + counts
-        if deaths < MOST_DEATHS:
-            if left:
-                self._returned.append(Chunk(left, deaths, worker if counts else chunk.died_with))
-        elif len(chunk.tasks) == 1:
-            return left
-        else:
-            self._returned += [Chunk((task,), 0, worker) for task in left]
-        return ()
+        deaths, died_with = chunk.deaths + counts, worker if counts else chunk.died_with
+        parts = [left] if deaths < MOST_DEATHS else [(task,) for task in left]
+        self._returned += [Chunk(part, deaths, died_with) for part in parts if part]
 
     def _look_ahead(self) -> None:
         """Have as many tasks at hand as tell whether the end is near."""
@@ -170,8 +159,8 @@ class _Worker:
 
 
 def dispatch(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, options: Options) -> None:
-    """Have a team do shard tasks; returns when all are committed or poison, or the run was stopped. `options` are those
-    that the run is planned with.
+    """Have a team do shard tasks; returns when all are committed, or the run was stopped. `options` are those that the
+    run is planned with.
 
     Raises:
         ConfigError: The workers' devices are of different models, or a worker finds another fingerprint.
@@ -198,7 +187,6 @@ class _Dispatch:
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects
         self._dead: set[str] = set()  # runs of workers
-        self._poison: list[tuple[ShardTask, str]] = []  # and how the last process ended
         self._lasting = Done(deepcopy(control.progress), [VersionCounts() for _ in group.jobs])
         self._unread: list[tuple[str, Failure]] = []  # by which machine, though not by this one
         self._said: dict[str, int] = {}  # which worker was the first to say it
@@ -216,10 +204,6 @@ class _Dispatch:
             self._team.send(number, Stop())
         while self._chunks.held:
             self._listen()
-        if len(self._poison) > 1 and not any(counts.extracted for counts in self._done_so_far().counts):
-            raise self._hopeless(self._poison[-1][1])  # where everything kills, no utterance is at fault
-        for task, how in self._poison:
-            self._bury(task, how)
         self._report()
         if self._unread:
             raise self._unreadable()
@@ -240,7 +224,7 @@ class _Dispatch:
         ready = [number for number, worker in enumerate(self._workers) if worker.runs]
         for number in ready:
             if number not in self._chunks.held and (chunk := self._chunks.take(number, len(ready) == 1)) is not None:
-                self._team.send(number, Work(chunk.tasks, self._suspects))
+                self._team.send(number, Work(chunk.tasks, self._suspects | self._suspects_in(chunk)))
         if self._first is None and monotonic() > self._is_late_at:
             self._is_late_at = float("inf")
             _log.info("still waiting for the first of %s to start", counted(len(self._workers), "worker"))
@@ -294,8 +278,7 @@ class _Dispatch:
             self._lasting.add(one)
         if dead.runs:
             self._learn(dead.runs, counts)
-        done = {one.name for one in dead.done}
-        self._poison += [(task, how) for task in self._chunks.died(number, done, counts)]
+        self._chunks.died(number, {one.name for one in dead.done}, counts)
         when, most = ("at work", _MOST_DEATHS) if dead.runs else ("before it was ready", MOST_DEATHS)
         again.is_lost = again.deaths >= most or self._control.stop.is_set()
         what = "is not started again" if again.is_lost else "is started again, and what it had is given back"
@@ -303,7 +286,8 @@ class _Dispatch:
         if not again.is_lost:
             self._team.start(number, self._setup)
         elif all(worker.is_lost for worker in self._workers) and not self._is_over():
-            raise self._hopeless(how)
+            what = f"{', '.join(self._team.names)}: processes ended again and again, the last one by {how}"
+            raise ExtractorError(f"{what}; the shards committed so far are good")
 
     def _learn(self, dead: Sequence[str], counts: bool) -> None:
         """Look at what was in flight in a worker that has died."""
@@ -315,41 +299,29 @@ class _Dispatch:
             failures = standing_failures(job.version, open_index(job.version, keep=False))
             self._suspects |= find_suspects(job.version, failures, living, self._dead)
 
-    def _hopeless(self, how: str) -> ExtractorError:
-        what = f"{', '.join(self._team.names)}: processes ended again and again, the last one by {how}"
-        return ExtractorError(f"{what}; the shards committed so far are good")
-
-    def _bury(self, task: ShardTask, how: str) -> None:
-        """Record that what is left of a task cannot be extracted."""
-        message = f"extracting its shard ended {MOST_DEATHS} processes, and what in it did so is not known: {how}"
-        error, failed = AudioError(Reason.CRASHED, message), []
-        for job in self._group.jobs:
-            status = join(RowKeys.of_utterances(task.utterances), open_index(job.version, keep=False), {})
-            rows = status.missing.nonzero()[0]  # it may have got its shard before a worker died
-            failures = ((row, failure_of(task.utterances[row], self._group.root, error)) for row in rows)
-            failed.append([replace(failure, generation=task.generations[row]) for row, failure in failures])
-        self._fail(failed)
-
-    def _fail(self, failed: Sequence[Sequence[Failure]]) -> None:
-        """Record and count what has failed in each version."""
-        progress = Progress()
-        for job, failures in zip(self._group.jobs, failed, strict=True):
-            job.run.fail(failures)
-            progress.failures.update(failure.reason for failure in failures)
-        self._lasting.add(Done(progress, [VersionCounts(failed=len(failures)) for failures in failed]))
+    def _suspects_in(self, chunk: Chunk) -> Suspects:
+        """All utterances of a task that goes on to end workers: to be extracted apart when it is tried for the last
+        time, and if that is of no use, not any more. Where everything ends workers, no utterance is at fault."""
+        if chunk.deaths < 2 * MOST_DEATHS - 1:
+            return Suspects()
+        ids = frozenset(utterance.id for task in chunk.tasks for utterance in task.utterances)
+        is_over = chunk.deaths >= 2 * MOST_DEATHS and any(counts.extracted for counts in self._done_so_far().counts)
+        return Suspects(ids, ids if is_over else frozenset())
 
     def _settle_unread(self, done: DoneTask) -> None:
         """Record what a worker could not read as failed; but what this machine can read is still to be done."""
-        failed: list[list[Failure]] = [[] for _ in done.unread]
-        for failures, unread in zip(failed, done.unread, strict=True):
+        progress, counts = Progress(), []
+        for job, unread in zip(self._group.jobs, done.unread, strict=True):
+            failed = []
             for failure in unread:
                 if can_be_read(self._group.root, failure.path):
                     self._unread.append((done.host, failure))
                 else:
-                    failures.append(failure)
-            if len(self._unread) > _MOST_UNREAD:
-                raise self._unreadable()
-        self._fail(failed)
+                    failed.append(failure)
+            job.run.fail(failed)
+            progress.failures.update(failure.reason for failure in failed)
+            counts.append(VersionCounts(failed=len(failed)))
+        self._lasting.add(Done(progress, counts))
 
     def _unreadable(self) -> ExtractorError:
         ids = {failure.id for _, failure in self._unread}
