@@ -3,9 +3,7 @@
 A `Scenario` is a command that changes a cache. Whatever happens to the command, `assert_old_or_new` must hold at once,
 and `assert_finishes` when the command is run again with nothing in its way."""
 
-import os
 import shutil
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,7 +155,6 @@ def _assert_opens(scenario: Scenario, cache: Path, there: Features, standing: se
 def assert_finishes(cli: Cli, scenario: Scenario, cache: Path, where: object = "", *, leftovers: bool = False) -> None:
     """The command once more does the rest: the cache is as if nothing had happened, and nothing is left over, unless
     `leftovers` says that something may be."""
-    _age_hidden(cache)
     for command in scenario.finish or (scenario.command,):
         finished = cli.start(*scenario.arguments(cache, command)).wait(TRIAL_SECONDS)
         assert finished.code == (3 if scenario.failed and command[0] == "extract" else 0), f"{where}: {finished}"
@@ -188,10 +185,3 @@ def assert_no_leftovers(cache: Path, where: object = "") -> None:
     for folder in version_folders(cache):
         left = [path for path in (folder / "work").rglob("*") if path != folder / "work/desk"]
         assert not left, f"{where}: left over in work: {left}"
-
-
-def _age_hidden(cache: Path) -> None:
-    """Versions that were being made were so an hour ago: only then are they known to be abandoned."""
-    long_ago = time.time() - 7200
-    for path in cache.glob(".*"):
-        os.utime(path, (long_ago, long_ago))

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import shutil
 
 import msgspec
 import pytest
@@ -205,18 +204,6 @@ def test_without_the_folder_of_tags_nobody_knows_what_they_keep(tmp_path):
     for look in (tag_names, plan_prune, verify):
         with pytest.raises(StoreError, match=r"tags: damaged: not a regular file"):
             look(version)
-
-
-def test_tags_are_not_written_through_a_link(tmp_path):
-    version = make_version(tmp_path / "cache", make_features(3))
-    (tmp_path / "elsewhere").mkdir()
-    (version.path / "tags").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="link"):
-        make_tag(version, "paper", open_index(version))
-    shutil.copy(version.path / "zarr.json", tmp_path / "elsewhere" / "mine")
-    with pytest.raises(StoreError, match="link"):
-        remove_tag(version, "mine")
-    assert os.listdir(tmp_path / "elsewhere") == ["mine"]
 
 
 def test_commands_that_change_a_version_take_no_tag(tagged, place):
