@@ -7,9 +7,9 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
-from featcache.errors import DamagedError, StoreError, listing
+from featcache.errors import StoreError, listing
 from featcache.format.documents import differing_keys
-from featcache.storage.base import MARK, open_store
+from featcache.storage.base import open_store
 from featcache.storage.location import Location
 from featcache.version.version import Version
 
@@ -70,8 +70,7 @@ def version_names(path: Location) -> list[str]:
 
 
 def _is_version(path: Location) -> bool:
-    store = open_store(path)
-    return store.exists(f"shards/{MARK}") or store.exists("shards")
+    return open_store(path).exists("shards")
 
 
 def _named(cache: Location, name: str) -> list[Location]:
@@ -137,16 +136,9 @@ def select_versions(path: Location, name: str | None = None, tag: str | None = N
 
 def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
     """The versions as they are now; of several, those that have the tag."""
-    versions = []
-    for folder in version_folders(path) if tag is None else _all_folders(path):
-        try:
-            version = Version.open(folder)
-        except DamagedError:
-            if name in (None, folder.name, _name_of(folder)):
-                raise
-            continue  # damage in a version that was not asked for
-        if name in (None, version.info.name, folder.name):
-            versions.append(version)
+    folders = version_folders(path) if tag is None else _all_folders(path)
+    asked_for = [folder for folder in folders if name is None or name in (folder.name, _name_of(folder))]
+    versions = [Version.open(folder) for folder in asked_for]
     if tag is not None and len(versions) > 1:
         from featcache.version.tags import tag_names
 
