@@ -69,7 +69,7 @@ class Cache:
         if tiers is None and isinstance(version.path, Path):
             self._shards = Shards(version, self.index, check=check)
         else:
-            from featcache.loader.remote_shards import open_shards
+            from featcache.loader.local_copies import open_shards
 
             self._shards = open_shards(version, self.index, check, tiers)
         self._buffers = Buffers()

@@ -1,19 +1,27 @@
-"""Batches made ahead of training: gathered by threads, copied to the device while it works on the previous batch."""
+"""Batches made ahead of training: gathered by threads, copied to the device while it works on the previous batch.
+
+**Ahead of batches**, shards of an object store are fetched while training works on those before. A sampler that takes
+the utterances of a few shards at a time knows what comes next. While the batches of one window are made, the shards of
+the next ones are copied to the local disk or into memory, in the order in which they are read, as far as there is room
+for them beside what is still needed. A copy is held until the last batch of these windows that reads it has been made;
+then it may make room for others at once."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, repeat
+from itertools import chain, groupby, islice, repeat
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -24,7 +32,7 @@ from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
 from featcache.loader.cache import Buffers
 from featcache.loader.dataset import FeatureDataset, FrameRanges
 from featcache.loader.display import Batch
-from featcache.loader.remote_shards import ShardsAhead, remote_copies
+from featcache.loader.local_copies import ObjectShards
 from featcache.loader.sampler import Batching, BucketBatchSampler
 from featcache.loader.utterances import DatasetVersion, by_version
 from featcache.quantize import dequantize
@@ -32,6 +40,12 @@ from featcache.quantize import dequantize
 _PREFETCH = 2
 _PREFETCH_ASKED = 8
 """Batches that are prepared ahead if each waits for its own requests."""
+
+_SHARDS_AT_ONCE = 8
+"""Shards that are fetched side by side ahead of batches."""
+
+_MOST_WINDOWS = 4
+"""Windows that are taken ahead."""
 
 
 class DataLoader:
@@ -109,7 +123,7 @@ class DataLoader:
             self.device = parse_device(device)
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
-        asks = any(not copies.places for copies in remote_copies(self.dataset))
+        asks = any(not shards.copies.places for _, shards in _remote(self.dataset))
         default = _PREFETCH_ASKED if asks else _PREFETCH
         self.prefetch = default if prefetch is None else require_int("prefetch", prefetch, 1, 1 << 20)
         self._dtypes = _dtypes(self.dataset, dtype)
@@ -194,7 +208,7 @@ class DataLoader:
         ahead: deque[Future[list[Any]]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
         counted = _counted(batches, progress)
-        are_fetched = any(copies.places for copies in remote_copies(self.dataset))
+        are_fetched = any(shards.copies.places for _, shards in _remote(self.dataset))
         shards = ShardsAhead(self.dataset) if are_fetched and getattr(batches, "has_windows", False) else None
         given = zip(counted, repeat(nullcontext())) if shards is None else shards.windows(counted, batches)
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
@@ -322,6 +336,153 @@ def _counted(batches: Iterator[Iterable[int]], progress: _Progress) -> Iterator[
             ) from None
         progress.ahead += 1
         yield rows
+
+
+def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
+    """The versions that are in an object store; of those whose copies have no places, batches ask the store for their
+    own bytes."""
+    versions = ((version, version.cache._shards) for version in dataset.versions)
+    return [(version, shards) for version, shards in versions if isinstance(shards, ObjectShards)]
+
+
+_Key: TypeAlias = tuple[ObjectShards, int]
+"""A shard by its number."""
+
+_Hold: TypeAlias = Future[Callable[[], None] | None]
+"""A copy that is made, and then held: what lets go of it, if it is there."""
+
+
+class ShardsAhead:
+    """The shards that the batches of one iteration will read. Safe to use from several threads.
+
+    A batch waits for its shards, unless it is the first of those that have not been made: so whatever there is room
+    for, there is one that goes on. What cannot be fetched is no error here, but where it is read."""
+
+    def __init__(self, dataset: FeatureDataset) -> None:
+        self._versions = [(version, shards) for version, shards in _remote(dataset) if shards.copies.places]
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._threads = ThreadPoolExecutor(_SHARDS_AT_ONCE, "featcache-ahead")
+        self._is_closed = False
+        self._batches: list[frozenset[_Key]] = []  # what those read that have not been made, in their order
+        self._holds: dict[_Key, _Hold | None] = {}  # of all these, in the order in which they begin; None before that
+
+    def windows(
+        self, batches: Iterator[list[int]], sampler: Any
+    ) -> Iterator[tuple[list[int], AbstractContextManager[None]]]:
+        """The batches, of which windows are taken ahead: at least one, and as many as keep all threads fetching while
+        there is room; each with the context to make it in. `sampler`, which gives them, has the `window` of the latest.
+
+        The context raises CancelledError if all was closed meanwhile."""
+        upcoming: deque[list[tuple[list[int], AbstractContextManager[None]]]] = deque()
+        for _, group in groupby(batches, lambda batch: sampler.window):
+            window = [(rows, self._keys_of(rows)) for rows in group]
+            are_begun = self._expect([keys for _, keys in window])
+            upcoming.append([(rows, self._reading(keys)) for rows, keys in window])
+            if len(upcoming) > 1 and (not are_begun or len(upcoming) > _MOST_WINDOWS):
+                yield from upcoming.popleft()
+        for rest in upcoming:
+            yield from rest
+
+    def _keys_of(self, rows: list[int]) -> frozenset[_Key]:
+        """The shards that are copied to read some rows."""
+        at = np.array(rows, np.int64)
+        numbers = (
+            (shards, shards.index.shard[version.positions_of(at)].tolist()) for version, shards in self._versions
+        )
+        return frozenset((shards, number) for shards, some in numbers for number in some)
+
+    def _expect(self, window: list[frozenset[_Key]]) -> bool:
+        """Fetch what the batches of a window read, as soon as there is room; whether all that is expected has been
+        begun."""
+        with self._changed:
+            self._batches += window
+            for key in chain.from_iterable(window):
+                self._holds.setdefault(key)
+            self._begin()
+            return None not in self._holds.values()
+
+    @contextmanager
+    def _reading(self, keys: frozenset[_Key]) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._may_read(keys))
+            if self._is_closed:
+                raise CancelledError
+        try:
+            yield
+        finally:
+            self._end(keys)
+
+    # A default, since at the interpreter's exit the module's own names may be gone.
+    def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Fetch nothing more, and hold nothing."""
+        if is_ending() or os.getpid() != self._process:  # a forked child has neither the threads nor the locks
+            return
+        with self._changed:
+            self._is_closed = True
+            holds = [*self._holds.values()]
+            self._holds.clear()
+            self._changed.notify_all()
+        self._threads.shutdown(wait=False)
+        for hold in filter(None, holds):
+            hold.add_done_callback(_let_go)
+
+    def _may_read(self, keys: frozenset[_Key]) -> bool:
+        """Whether a batch's shards are there; for the first one, those that there is room for."""
+        holds = [self._holds[key] for key in keys]
+        if any(map(_is_under_way, holds)):
+            return False
+        return None not in holds or (keys == self._batches[0] and self._next() is None)
+
+    def _next(self) -> _Key | None:
+        """What is to begin next, if there is room for it."""
+        key = next((key for key, hold in self._holds.items() if hold is None), None)
+        if key is None or (room := key[0].copies.room) is None:
+            return key
+        begun = [other for other, hold in self._holds.items() if hold and other[0].copies.where == key[0].copies.where]
+        return key if sum(int(shards.sizes[number]) for shards, number in [*begun, key]) <= room else None
+
+    def _begin(self) -> None:
+        """Begin, in their order, what there are threads and room for: no more than that, since the interpreter does not
+        end before what has been begun."""
+        while (key := self._next()) is not None and sum(map(_is_under_way, self._holds.values())) < _SHARDS_AT_ONCE:
+            shards, number = key
+            try:
+                hold = self._holds[key] = self._threads.submit(shards.hold, number)
+            except RuntimeError:  # the interpreter is ending, or there are no more threads: who reads it fetches it
+                hold = self._holds[key] = Future()
+                hold.set_result(None)
+                self._changed.notify_all()
+            else:
+                hold.add_done_callback(self._go_on)
+
+    def _go_on(self, _: object) -> None:
+        """Begin what can be begun since a fetch has ended, and wake who waits for it."""
+        with self._changed:
+            self._begin()
+            self._changed.notify_all()
+
+    def _end(self, keys: frozenset[_Key]) -> None:
+        """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._batches.remove(keys)
+            for key in keys:
+                if not any(key in others for others in self._batches) and (hold := self._holds.pop(key)):
+                    hold.add_done_callback(_let_go)
+            self._begin()
+            self._changed.notify_all()
+
+
+def _is_under_way(hold: _Hold | None) -> bool:
+    return hold is not None and not hold.done()
+
+
+def _let_go(hold: _Hold) -> None:
+    """Let go of a copy, if there is one."""
+    if hold.exception() is None and (let_go := hold.result()) is not None:
+        let_go()
 
 
 class Transfer:

@@ -1,4 +1,5 @@
-"""Copies of shards nearer than the cache: on a local disk, in memory, or both: memory is filled from the disk.
+"""Copies of shards nearer than the cache, on a local disk, in memory, or both (memory is filled from the disk); and
+shards that are read from such copies, or asked of an object store.
 
 **Of a cache in a folder**, copies are made in the background, and a shard is read from its copy once that is complete.
 One thread in each process makes them for all its caches, one after another, in the order in which shards were first
@@ -24,20 +25,25 @@ import time
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, StoreError, is_number, refuse_url
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Frames
 from featcache.loader.places import CopyRefused, Disk, Place, changing, memory
+from featcache.loader.shards import Shards
+from featcache.storage.base import in_parallel
+from featcache.storage.directory import Directory
+from featcache.version.index import Index
 from featcache.version.version import Version
 
 _IDLE_SECONDS = 60.0
@@ -404,3 +410,108 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+def open_shards(version: Version, index: Index, check: bool, tiers: Tiers | None) -> Shards:
+    """The shards of a version that has copies, or is in an object store. Raises ArgumentError if it is in an object
+    store, and there is room for less than a shard."""
+    copies = LocalCopies(version, index.shards, [] if tiers is None else [*tiers.places(version)])
+    if isinstance(version.path, Path):
+        return _CopiedShards(version, index, check, copies)
+    shards = ObjectShards(version, index, check, copies)
+    most = int(shards.sizes.max(initial=0))
+    if copies.places and copies.room is not None and copies.room < most:
+        setting = " and ".join(place.setting for place in copies.places)
+        raise ArgumentError(
+            f"{setting} is {copies.room:,} bytes: the largest shard of {version.path} has {most:,}, and "
+            f"shards are copied whole: give more, or no {setting.replace('copy_limit', 'copy_to')}="
+        )
+    return shards
+
+
+class _CopiedShards(Shards):
+    """The shards of a version in a folder, in copies as soon as they are complete; `copies` makes them."""
+
+    def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies) -> None:
+        super().__init__(version, index, check=check)
+        self.copies = copies
+
+    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+        if self.copies.has_news:
+            for copy in self.copies.collect():  # the thread that makes them changes nothing of this itself
+                self._features[copy.number] = copy.features
+                self._copied[copy.number] = copy
+                self._files.pop(copy.number, None)
+        return super()._slices(shards, firsts, counts)
+
+    def _open(self, number: int) -> NDArray[Any]:
+        features = super()._open(number)
+        self.copies.want(number)
+        return features
+
+    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
+        copy = self._copied.get(number)
+        if copy is not None and copy.path is None:  # in this process's memory
+            out[...] = copy.features[first : first + len(out)]
+            return
+        with nullcontext() if copy is None else blaming_the_copy():
+            super()._read_into(out, number, first, frames)
+
+    def _open_file(self, number: int) -> Frames:
+        copy = self._copied.get(number)
+        if copy is None or copy.path is None:
+            return super()._open_file(number)
+        opened = Directory(copy.path.parent).open(copy.path.name, None)
+        return Frames(opened, copy.features.shape, copy.features.dtype, str(copy.path), None)
+
+
+class ObjectShards(Shards):
+    """The frames and side arrays of a version's utterances in an object store. Safe to use from several threads.
+
+    What a batch takes of a shard is asked for at once, neighbours in one request, and of all its shards side by side.
+    Nothing of features is kept in memory. `copies` makes copies of whole shards before they are read; if it has no
+    places, ranges are read."""
+
+    def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies) -> None:
+        super().__init__(version, index, check=check)
+        self.copies = copies
+        self._most_files = max(1, len(index.shards))  # none of them takes a descriptor
+
+    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
+        """The context to read such arrays in: they are in memory, or copied from the store just now."""
+        return nullcontext()
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """The bytes of the features of each shard, as far as the index tells; int64 `[shards]`."""
+        frames = np.zeros(len(self.index.shards), np.int64)
+        ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
+        np.maximum.at(frames, np.asarray(self.index.shard), ends)
+        return frames * self.version.info.spec.bytes_per_frame
+
+    def hold(self, number: int) -> Callable[[], None] | None:
+        """Copy a shard, and keep the copy until the function is called that is returned; see `LocalCopies.hold`."""
+        return self.copies.hold(number, self._file(number))
+
+    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+        ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, first, count in zip(shards, firsts, counts, strict=True):
+            ranges[number].append((first, count))
+        read = in_parallel(self._of_shard, [*ranges.items()])
+        frames_of = dict(zip(ranges, map(iter, read), strict=True))
+        return [next(frames_of[number]) for number in shards]
+
+    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
+        out[...] = frames
+
+    def _of_shard(self, number_and_ranges: tuple[int, list[tuple[int, int]]]) -> list[NDArray[Any]]:
+        number, ranges = number_and_ranges
+        firsts, counts = zip(*ranges, strict=True)
+        chunk = self._file(number)
+        chunk.require_within(firsts, counts)
+        copy = self.copies.features(number, chunk, sum(counts)) if self.copies.places else None
+        if copy is None:
+            self._copied.pop(number, None)
+            return chunk.read_ranges(firsts, counts)
+        self._copied[number] = copy
+        return [copy.features[first : first + count] for first, count in ranges]

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import StoreError
+from featcache.loader.data_loader import ShardsAhead
 from featcache.loader.local_copies import LocalCopies
-from featcache.loader.remote_shards import ShardsAhead
 
 pytest.importorskip("obstore")
 SHARDS, EACH = 8, 12
@@ -148,7 +148,7 @@ def interruptible():
 def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, tmp_path, monkeypatch, interruptible):
     """One shard hangs in the network, and others wait for its thread."""
     may_end = threading.Event()
-    monkeypatch.setattr("featcache.loader.remote_shards._AT_ONCE", 1)
+    monkeypatch.setattr("featcache.loader.data_loader._SHARDS_AT_ONCE", 1)
 
     def hang(*_):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -167,11 +167,11 @@ def test_without_more_threads_batches_fetch_their_shards(s3, uploaded, expected,
 
     class Ending(ThreadPoolExecutor):
         def submit(self, *args):
-            if self._work_queue.qsize() or self._threads:
+            if self._thread_name_prefix == "featcache-ahead" and (self._work_queue.qsize() or self._threads):
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
             return super().submit(*args)
 
-    monkeypatch.setattr("featcache.loader.remote_shards.ThreadPoolExecutor", Ending)
+    monkeypatch.setattr("featcache.loader.data_loader.ThreadPoolExecutor", Ending)
     assert_same(loader_of(featcache.open(uploaded, copy_to=tmp_path)), expected)
 
 
