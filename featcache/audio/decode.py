@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
+from featcache.audio.formats import UNKNOWN
 from featcache.audio.members import beginning_of, copy_of
-from featcache.audio.recording import END_TOLERANCE_SECONDS, UNKNOWN, Recording, Span
+from featcache.audio.recording import END_TOLERANCE_SECONDS, Recording, Span
 from featcache.audio.remote import Fetched
 from featcache.audio.resample import error_if_too_long
 from featcache.errors import AudioError, Reason
@@ -84,14 +85,15 @@ def decode(
         yield from repeat(fault, len(segments))
         return
     with closing(recording):
-        spans = [span_of(recording, recording.num_samples, segment, max_seconds) for segment in segments]
+        header = recording.header
+        spans = [span_of(recording, header.num_samples, segment, max_seconds) for segment in segments]
         good = [span for span in spans if not isinstance(span, AudioError)]
         if reserve is not None:
             longest = max((stop - first for first, stop in good if stop != UNKNOWN), default=0)
-            num_bytes = longest * recording.num_channels * np.dtype(np.float32).itemsize
-            reserve(num_bytes, longest / recording.sample_rate)
+            num_bytes = longest * header.num_channels * np.dtype(np.float32).itemsize
+            reserve(num_bytes, longest / header.sample_rate)
         content_hash = recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
-        identity = FileIdentity(*recording.stamp, recording.sample_rate, content_hash, recording.by_ffmpeg)
+        identity = FileIdentity(*recording.stamp, header.sample_rate, content_hash, header.by_ffmpeg)
         cuts = recording.cut(good)
         for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
@@ -100,7 +102,7 @@ def decode(
             try:
                 samples = next(cuts)
             except MemoryError:
-                seconds, rate = (span[1] - span[0]) / recording.sample_rate, recording.sample_rate
+                seconds, rate = (span[1] - span[0]) / header.sample_rate, header.sample_rate
                 length = "" if span[1] == UNKNOWN else f": {seconds:,.0f} s at {rate} Hz"
                 yield AudioError(Reason.OUT_OF_MEMORY, f"decoding it takes more memory than there is{length}")
                 rest = segments[number + 1 :]
@@ -118,25 +120,26 @@ def probe_seconds(location: AudioSource | str) -> float | None:
     if isinstance(location, Command):
         return None
     with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
-        if recording.num_samples != UNKNOWN and (recording.can_seek or not isinstance(location, Url)):
-            return recording.num_samples / recording.sample_rate
+        header = recording.header
+        if header.num_samples != UNKNOWN and (header.can_seek or not isinstance(location, Url)):
+            return header.num_samples / header.sample_rate
     return None
 
 
 def probe_rate(location: AudioSource | str) -> int | None:
     """The sample rate of a file in Hz, by its header; None if the file cannot be read."""
     with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
-        return recording.sample_rate
+        return recording.header.sample_rate
     return None
 
 
 def span_of(recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None) -> Span | AudioError:
     """Where a segment lies in a recording of `num_samples` samples, or what is wrong with it."""
-    rate = recording.sample_rate
+    rate, shortfall = recording.header.sample_rate, recording.header.shortfall
     first = nearest_sample(segment.start or 0.0, rate)
     stop = num_samples if segment.duration is None else first + nearest_sample(segment.duration, rate)
-    if recording.shortfall and (segment.duration is None or stop > num_samples):
-        return AudioError(Reason.TRUNCATED, recording.shortfall)
+    if shortfall and (segment.duration is None or stop > num_samples):
+        return AudioError(Reason.TRUNCATED, shortfall)
     if num_samples == 0:
         return AudioError(Reason.EMPTY, f"its {recording.stamp.size:,} bytes hold no samples, according to its header")
     if not 0 <= first < num_samples or stop > num_samples + round(END_TOLERANCE_SECONDS * rate):
@@ -156,20 +159,20 @@ def _fault(
 ) -> AudioError | None:
     """What is wrong with the samples that were cut for a span; None if nothing is."""
     first, stop = span
-    rate = recording.sample_rate
+    rate, num_samples = recording.header.sample_rate, recording.header.num_samples
     if recording.has_changed():
         return AudioError(Reason.FILE_UNREADABLE, "the file changed while it was read")
     if len(samples) < stop - first:
         if recording.damage:
             return recording.damage
-        if recording.num_samples != UNKNOWN:
-            promised, held = recording.num_samples / rate, recording.position / rate
+        if num_samples != UNKNOWN:
+            promised, held = num_samples / rate, recording.position / rate
             message = f"its header promises {promised:.3f} s, but the file holds {held:.3f} s"
             return AudioError(Reason.TRUNCATED, message)
         refitted = span_of(recording, recording.position, segment, max_seconds)  # now that the length is known
         if isinstance(refitted, AudioError):
             return refitted
-    if recording.is_float and not all_finite(samples):
+    if recording.header.is_float and not all_finite(samples):
         at = first + int(np.isfinite(samples).all(axis=1).argmin())
         return AudioError(Reason.NON_FINITE_AUDIO, f"holds NaN or infinity at {at / rate:.3f} s")
     return error_if_too_long(len(samples), rate, max_seconds)

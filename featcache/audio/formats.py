@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import AudioError, Reason
 
+UNKNOWN = 2**63 - 1  # the number of samples of a file whose header does not say it; libsndfile uses the same number
+
 _FORMATS = {
     "mov": re.compile(rb".{4}(?:ftyp|moov|mdat|wide|free|skip)", re.S),  # M4A, MP4, MOV, 3GP
     "matroska": re.compile(rb"\x1a\x45\xdf\xa3"),  # WebM
@@ -72,17 +74,10 @@ def format_of(beginning: bytes) -> str | None:
 
 
 class FFmpegDecoder:
-    """Decodes a file from its beginning on. It has what `Recording` needs of a soundfile.SoundFile.
+    """Decodes a file from its beginning on, as a soundfile.SoundFile does.
 
     `format_name` is what `format_of` says of the file. The descriptor's position stays. Raises AudioError if the file
     cannot be read, has no sound, or PyAV is not installed."""
-
-    subtype = "FLOAT"
-    """Samples may be NaN or infinite."""
-    frames = 0
-    """The number of samples, which is not known."""
-    extra_info = ""
-    """What libsndfile logs."""
 
     def __init__(self, descriptor: int, format_name: str) -> None:
         try:
@@ -92,7 +87,7 @@ class FFmpegDecoder:
             message = f"cannot be decoded here: {needed}: pip install 'featcache[formats]'"
             raise AudioError(Reason.FILE_UNREADABLE, message) from error
         self._error: type[Exception] = av.FFmpegError
-        self.format, self.samplerate, self.channels = format_name, 0, 0
+        self._format, self.samplerate, self.channels = format_name, 0, 0
         try:
             self._container: Any = av.open(f"/proc/self/fd/{descriptor}", format=format_name)
         except (av.FFmpegError, ValueError) as error:
@@ -149,7 +144,7 @@ class FFmpegDecoder:
 
     def _seconds_by_header(self, stream: Any) -> float:
         """How long the sound is; 0 if the header does not say."""
-        if self.format in _ESTIMATED:
+        if self._format in _ESTIMATED:
             return 0.0
         if stream.duration is not None:
             return float(stream.duration * stream.time_base)
@@ -195,8 +190,8 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
             return None
         case "MP3":
             return _mp3_shortfall(fd, size)
-        case "OGG" | "ogg":  # the latter is FFmpeg's
-            return _ogg_shortfall(fd, size)
+        case "OGG":
+            return ogg_shortfall(fd, size)
         case "NIST":
             counted = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
             promised = int(counted[1]) if counted else 0
@@ -212,7 +207,7 @@ def cut_in_header(fd: int, size: int) -> str | None:
     9639, section 8.1, and RFC 3533)."""
     head = os.pread(fd, 12, 0)
     if head.startswith(b"OggS\0\x02"):
-        return _ogg_shortfall(fd, size)
+        return ogg_shortfall(fd, size)
     promised = int.from_bytes(head[4:8], "little") + 8
     if (head[:4], head[8:]) == (b"RIFF", b"WAVE") and size < promised < _UNFINISHED_SIZE:
         return f"its header promises {promised:,} bytes, and it holds {size:,}"
@@ -228,17 +223,27 @@ def cut_in_header(fd: int, size: int) -> str | None:
     return None
 
 
-class PlainHeader(NamedTuple):
-    """What a file says that can be decoded without libsndfile."""
+class Header(NamedTuple):
+    """What a file says of its samples."""
 
     sample_rate: int
-    num_channels: int
+    """In Hz."""
     num_samples: int
-    samples_at: int | None
-    """The first byte of the samples of a WAV; None for a FLAC."""
+    """The number of samples, but no more than the file has room for, if that can be told; `UNKNOWN` if the header does
+    not say."""
+    num_channels: int
+    shortfall: str | None = None
+    """What the file lacks of what it promises; None if nothing is known to be missing."""
+    can_seek: bool = True
+    """Whether any sample can be reached by itself, so that the header alone tells how many there are."""
+    is_float: bool = False
+    """Whether samples can be NaN or infinite."""
+    by_ffmpeg: bool = False
+    samples_at: int | None = None
+    """The first byte of the samples of a WAV that needs no decoder; None of other files."""
 
 
-def plain_header(fd: int, size: int) -> PlainHeader | None:
+def plain_header(fd: int, size: int) -> Header | None:
     """The header of a FLAC file (RFC 9639, section 8.2), or of a WAV of 16-bit integers that ends with its samples;
     None if it has no such header, or one that libsndfile should look at."""
     head = os.pread(fd, _HEAD_BYTES, 0)
@@ -251,10 +256,10 @@ def plain_header(fd: int, size: int) -> PlainHeader | None:
     num_samples = packed & (1 << 36) - 1
     if not (rate and num_samples and bits in (8, 16, 24)):
         return None
-    return PlainHeader(rate, channels, num_samples, None)
+    return Header(rate, num_samples, channels)
 
 
-def _wav_header(head: bytes, size: int) -> PlainHeader | None:
+def _wav_header(head: bytes, size: int) -> Header | None:
     if head[8:12] != b"WAVE" or int.from_bytes(head[4:8], "little") + 8 != size:
         return None
     at, form = 12, None
@@ -268,7 +273,7 @@ def _wav_header(head: bytes, size: int) -> PlainHeader | None:
             is_plain = kind == 1 and bits == 16 and 0 < channels <= 8 and frame_bytes == 2 * channels
             if not (is_plain and rate and length and length % frame_bytes == 0):
                 return None
-            return PlainHeader(rate, channels, length // frame_bytes, at)
+            return Header(rate, length // frame_bytes, channels, samples_at=at)
         if name == b"fmt " and length == 16 and at + length <= len(head):
             form = struct.unpack_from("<HHIIHH", head, at)
         at += length + length % 2
@@ -301,7 +306,8 @@ def _mp3_shortfall(fd: int, size: int) -> str | None:
     return None
 
 
-def _ogg_shortfall(fd: int, size: int) -> str | None:
+def ogg_shortfall(fd: int, size: int) -> str | None:
+    """What an Ogg file lacks of its end; None if it seems to be whole."""
     tail = os.pread(fd, _PAGE, max(0, size - _PAGE))
     start = tail.rfind(b"OggS")
     if start < 0:

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import state_of
+from featcache.audio.formats import UNKNOWN
 from featcache.audio.kept import Kept
 from featcache.audio.resample import Channel, to_mono, to_waveform
 from featcache.errors import AudioError, ConfigError, ManifestError, Reason, listing
@@ -163,22 +164,23 @@ def noise_content(clips: Sequence[NoiseClip]) -> str:
 def _noise_clip(manifest: Manifest, row: Utterance) -> NoiseClip | str:
     """The noise of a row, or what is wrong with it."""
     from featcache.audio.decode import Cut, span_of
-    from featcache.audio.recording import UNKNOWN, Recording
+    from featcache.audio.recording import Recording
 
     path = manifest.resolve(row.path)
     if not isinstance(path, Path):
         return f"{row.id}: {row.path}: is at a URL or in a container: copy the noise to this machine, as a file"
     try:
         with closing(Recording(path)) as recording:
-            if recording.num_samples == UNKNOWN:
+            header = recording.header
+            if header.num_samples == UNKNOWN:
                 raise AudioError(Reason.NOT_AUDIO, "its header does not say how long it is: make it WAV or FLAC")
-            if row.channel is not None and row.channel >= recording.num_channels:
+            if row.channel is not None and row.channel >= header.num_channels:
                 raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {row.channel}")
-            span = span_of(recording, recording.num_samples, Cut(row.start, row.duration), None)
+            span = span_of(recording, header.num_samples, Cut(row.start, row.duration), None)
             if isinstance(span, AudioError):
                 raise span
             first, stop = span
-            return NoiseClip(path, first, stop - first, recording.sample_rate, row.channel)
+            return NoiseClip(path, first, stop - first, header.sample_rate, row.channel)
     except AudioError as error:
         return f"{row.id}: {row.path}: {error}"
 

@@ -27,12 +27,15 @@ from numpy.typing import NDArray
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_bytes, hash_of_content
 from featcache.audio.formats import (
     BEGINNING,
+    UNKNOWN,
     EndlessFile,
     FFmpegDecoder,
+    Header,
     cut_in_header,
     format_of,
     is_shorten,
     mp3_end,
+    ogg_shortfall,
     plain_header,
     shortfall,
 )
@@ -49,8 +52,6 @@ try:
     import miniaudio
 except ImportError as error:
     raise MissingDependencyError("miniaudio", "decoding FLAC") from error
-
-UNKNOWN = 2**63 - 1  # the number of samples of a file whose header does not say it; libsndfile uses the same number
 
 END_TOLERANCE_SECONDS = 0.1
 """A segment may end this much after the end of its file, and is cut off there: manifests round durations, and encoders
@@ -74,23 +75,11 @@ class Recording:
 
     stamp: FileStamp
     """The file's size, and when it was last modified, before it was opened."""
-    sample_rate: int
-    """In Hz."""
-    num_channels: int
-    num_samples: int
-    """The number of samples by the header, but no more than the file has room for, if that can be told; `UNKNOWN` if
-    the header does not say."""
-    shortfall: str | None
-    """What the file lacks of what its header promises; None if nothing is known to be missing."""
-    is_float: bool
-    """Whether samples can be NaN or infinite."""
+    header: Header
     position: int
     """The position of the sample that would be decoded next."""
     damage: AudioError | None
     """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
-    by_ffmpeg: bool
-    can_seek: bool
-    """Whether any sample can be reached by itself, so that the header alone tells how many there are."""
 
     def __init__(self, location: AudioSource | str, fetched: Callable[[CopiedSource], Fetched] = copy_of) -> None:
         self._is_copy = isinstance(location, CopiedSource)
@@ -105,29 +94,15 @@ class Recording:
             self._file, self.stamp = open_file(location)
         self._bytes: bytes | None = None  # all of a small file, once they were read
         self._decoder: _Decoder | FFmpegDecoder | None = None  # of a FLAC or WAV, made when it must be
-        self.position, self.damage, self.shortfall = 0, None, None
+        self.position, self.damage = 0, None
         try:
-            self._plain = plain_header(self._file.fileno(), self.stamp.size)
-            if self._plain is None or (self._plain.samples_at is None and self.stamp.size > _FLAC_AT_ONCE):
-                self._open_decoder()
-                return
+            header = plain_header(self._file.fileno(), self.stamp.size)
+            if header is None or (header.samples_at is None and self.stamp.size > _FLAC_AT_ONCE):
+                self._decoder, header = _start(self._file)
         except _FAULTS as error:
             self._file.close()
             raise _fault(error) from None
-        self.sample_rate, self.num_channels, self.num_samples, _ = self._plain
-        self.is_float, self.by_ffmpeg, self.can_seek = False, False, True
-
-    def _open_decoder(self) -> None:
-        """Open the file with libsndfile or FFmpeg, and take from there what the recording says of it."""
-        self._decoder, states_length = _start(self._file)
-        self.shortfall = shortfall(self._decoder, self._file.fileno(), self.stamp.size)
-        self.sample_rate = self._decoder.samplerate
-        self.num_channels = self._decoder.channels
-        self.num_samples = self._decoder.frames if states_length else UNKNOWN
-        subtype = self._decoder.subtype
-        self.is_float = subtype in ("FLOAT", "DOUBLE")
-        self.by_ffmpeg = isinstance(self._decoder, FFmpegDecoder)
-        self.can_seek, self._plain = states_length and subtype in _SEEKABLE, None
+        self.header, self._is_plain = header, self._decoder is None
 
     def close(self) -> None:
         """Close the file."""
@@ -164,7 +139,7 @@ class Recording:
         """Yield the samples of each span, float32 `[num_samples, channels]`, in the order given: fewer than asked for
         if the recording ends before, or is damaged. A file that cannot be seeked is decoded once, in its own order;
         spans that are due later wait in memory."""
-        return self._cut_seeking(spans) if self.can_seek else self._cut_forwards(spans)
+        return self._cut_seeking(spans) if self.header.can_seek else self._cut_forwards(spans)
 
     def _cut_seeking(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
         for first, stop in spans:
@@ -213,19 +188,20 @@ class Recording:
 
     def _plain_samples(self, first: int, stop: int) -> NDArray[np.float32] | None:
         """Samples of a WAV as they lie in it, or all of a FLAC by dr_flac; None if that does not give each of them."""
-        if self._plain is None or not self._is_believable(self.num_samples):
+        header = self.header
+        if not (self._is_plain and self._is_believable(header.num_samples)):
             return None
         with suppress(OSError):  # libsndfile meets it too, and says where
-            if self._plain.samples_at is not None:
-                return self._levels(self._plain.samples_at + 2 * self.num_channels * first, stop - first)
-            if (first, stop) == (0, self.num_samples):
-                samples = np.empty((self.num_samples, self.num_channels), np.float32)
+            if header.samples_at is not None:
+                return self._levels(header.samples_at + 2 * header.num_channels * first, stop - first)
+            if (first, stop) == (0, header.num_samples):
+                samples = np.empty((header.num_samples, header.num_channels), np.float32)
                 return samples if _decode_flac(self._all_bytes(), samples) else None
         return None
 
     def _levels(self, at: int, num_samples: int) -> NDArray[np.float32] | None:
         """So many 16-bit samples from a byte on; None if they are not there."""
-        samples = np.empty((num_samples, self.num_channels), np.float32)
+        samples = np.empty((num_samples, self.header.num_channels), np.float32)
         flat, done = samples.reshape(-1), 0
         while done < len(flat):
             first, num_bytes = at + 2 * done, 2 * min(len(flat) - done, _SMALL_BYTES)
@@ -250,13 +226,13 @@ class Recording:
         try:
             self._decoder.seek(position)
         except soundfile.LibsndfileError as error:
-            self.damage = _fault(error, position / self.sample_rate)
+            self.damage = _fault(error, position / self.header.sample_rate)
 
     def _read(self, num_samples: int) -> NDArray[np.float32]:
         """The next samples, `[num_samples, channels]`; fewer if the recording ends before, or is damaged."""
         room_for = num_samples if self._is_believable(num_samples) else _BLOCK  # which grows with what is found
-        samples = np.empty((room_for, self.num_channels), np.float32)
-        at_once = num_samples if self.can_seek else _BLOCK  # at most this is lost if a stream breaks off
+        samples = np.empty((room_for, self.header.num_channels), np.float32)
+        at_once = num_samples if self.header.can_seek else _BLOCK  # at most this is lost if a stream breaks off
         filled = 0
         while filled < num_samples and not self.damage:
             assert self._decoder is not None
@@ -266,7 +242,7 @@ class Recording:
             try:
                 count = len(self._decoder.read(out=room))
             except (soundfile.LibsndfileError, AudioError) as error:
-                self.damage = _fault(error, self.position / self.sample_rate)
+                self.damage = _fault(error, self.position / self.header.sample_rate)
                 break
             if count == 0:
                 break
@@ -285,26 +261,34 @@ class _Decoder(soundfile.SoundFile):  # type: ignore[misc]
         return False
 
 
-def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, bool]:
-    """A decoder at the start of a file, and whether the file says how many samples it holds."""
+def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
+    """A decoder at the start of a file, and what the file says."""
     file.seek(0)
+    descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
     try:
-        decoder = _Decoder(file.fileno(), closefd=False)
+        decoder = _Decoder(descriptor, closefd=False)
     except soundfile.LibsndfileError:
-        if is_shorten(file.fileno()):
+        if is_shorten(descriptor):
             message = "NIST SPHERE compressed by shorten cannot be read: `sph2pipe -f wav` makes a WAV file of it"
             raise AudioError(Reason.NOT_AUDIO, message) from None
-        format_name = format_of(os.pread(file.fileno(), BEGINNING, 0))
+        format_name = format_of(os.pread(descriptor, BEGINNING, 0))
         if format_name is None:
-            if why := cut_in_header(file.fileno(), os.fstat(file.fileno()).st_size):
+            if why := cut_in_header(descriptor, size):
                 raise AudioError(Reason.TRUNCATED, why) from None
             raise
-        return FFmpegDecoder(file.fileno(), format_name), False
-    if decoder.format != "MP3" or mp3_end(file.fileno()) is not None:
-        return decoder, decoder.frames != UNKNOWN
-    decoder.close()
-    file.seek(0)
-    return _Decoder(EndlessFile(file.fileno(), closefd=False)), False
+        by_ffmpeg = FFmpegDecoder(descriptor, format_name)
+        lack = ogg_shortfall(descriptor, size) if format_name == "ogg" else None
+        form = by_ffmpeg.samplerate, UNKNOWN, by_ffmpeg.channels
+        return by_ffmpeg, Header(*form, lack, can_seek=False, is_float=True, by_ffmpeg=True)
+    num_samples = decoder.frames
+    if decoder.format == "MP3" and mp3_end(descriptor) is None:
+        decoder.close()
+        file.seek(0)
+        decoder, num_samples = _Decoder(EndlessFile(descriptor, closefd=False)), UNKNOWN
+    lack = shortfall(decoder, descriptor, size)
+    can_seek = num_samples != UNKNOWN and decoder.subtype in _SEEKABLE
+    is_float = decoder.subtype in ("FLOAT", "DOUBLE")
+    return decoder, Header(decoder.samplerate, num_samples, decoder.channels, lack, can_seek, is_float)
 
 
 def _decode_flac(data: bytes, samples: NDArray[np.float32]) -> bool:

@@ -76,7 +76,7 @@ def manifest(
             found = read_headers(read, threads, bar.update, every=kind == "lhotse")
         failures = found.failures
         rows = np.array([row for row in range(len(read)) if row not in failures], np.int64)
-        files = {number: found.headers[row] for number, row in enumerate(rows.tolist()) if row in found.headers}
+        files = {number: found.headers[row][:3] for number, row in enumerate(rows.tolist()) if row in found.headers}
         data = WRITTEN[kind](replace(read, duration=found.durations).take(rows), files)
         for row, (reason, message) in list(failures.items())[:_SHOWN]:
             note(f"{read.ids[row]}: {reason}: {read.paths[row]}: {message}")

@@ -13,15 +13,15 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import hash_of_content
 from featcache.audio.decode import Cut, probe_seconds, span_of
+from featcache.audio.formats import UNKNOWN, Header
 from featcache.audio.members import beginning_of, check_container, copy_of, stamp_now
-from featcache.audio.recording import UNKNOWN, Recording
+from featcache.audio.recording import Recording
 from featcache.audio.remote import URLS_AT_ONCE, each_at_once, require, stamp_of
 from featcache.audio.tables import pyarrow
 from featcache.errors import AudioError, ManifestError, Reason, counted
@@ -331,17 +331,6 @@ NOT_SAID = "length_not_in_header"
 frame, or M4A. Its audio may be good."""
 
 
-class Header(NamedTuple):
-    """What the header of a file says."""
-
-    sample_rate: int
-    """In Hz."""
-    num_samples: int
-    """The samples of each channel."""
-    num_channels: int
-    """The number of channels."""
-
-
 @dataclass(frozen=True, eq=False)
 class FileHeaders:
     """What the headers of the files of a manifest's rows say."""
@@ -399,14 +388,13 @@ def _look_at(manifest: Manifest, path: str, rows: Sequence[int]) -> Sequence[Hea
     location = manifest.resolve(path)
     try:
         with closing(Recording(location, beginning_of)) as recording:
-            num_samples = recording.num_samples
-            if num_samples == UNKNOWN and not (recording.shortfall or isinstance(location, Url)):
-                num_samples = recording.count_samples()
+            header = recording.header
+            if header.num_samples == UNKNOWN and not (header.shortfall or isinstance(location, Url)):
+                header = header._replace(num_samples=recording.count_samples())
     except AudioError as error:
         return [(error.reason.value, str(error))] * len(rows)
-    if num_samples == UNKNOWN and not recording.shortfall:
+    if header.num_samples == UNKNOWN and not header.shortfall:
         what = "its header does not say how long it is, and what is at a URL is not fetched whole for that"
         return [(NOT_SAID, what)] * len(rows)
-    header = Header(recording.sample_rate, num_samples, recording.num_channels)
-    spans = [span_of(recording, num_samples, Cut(manifest[row].start), None) for row in rows]
+    spans = [span_of(recording, header.num_samples, Cut(manifest[row].start), None) for row in rows]
     return [(span.reason.value, str(span)) if isinstance(span, AudioError) else header for span in spans]
