@@ -191,8 +191,9 @@ def mask_(x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return x_RCT
 
 
-def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """A group norm with the mean and variance of each row's own steps; overwrites `x_RCT` if it is float32."""
+def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A group norm with the mean and variance of each row's own steps, and the lengths; overwrites `x_RCT` if it is
+    float32."""
     num_rows, channels, _ = x_RCT.shape
     x_RCT = mask_(x_RCT.float(), lengths)
     grouped = x_RCT.view(num_rows, norm.num_groups, -1)
@@ -202,9 +203,9 @@ def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -
     scale = (variance + norm.eps).rsqrt()  # [R, G, 1]
     if not norm.affine:
         grouped *= scale
-        return x_RCT
+        return x_RCT, lengths
     scale = scale.repeat_interleave(channels // norm.num_groups, 1) * norm.weight[:, None]  # [R, C, 1]
-    return x_RCT.mul_(scale).add_(norm.bias[:, None])
+    return x_RCT.mul_(scale).add_(norm.bias[:, None]), lengths
 
 
 def normalized(x: torch.Tensor, lengths: torch.Tensor, epsilon: float, correction: int = 0) -> torch.Tensor:
@@ -219,7 +220,8 @@ def normalized(x: torch.Tensor, lengths: torch.Tensor, epsilon: float, correctio
 
 
 class RaggedLSTM:
-    """An LSTM, in eval mode and without projections, in one direction or in two, over rows of different lengths.
+    """The output of an LSTM plus its input, of as many channels, over rows of different lengths. The LSTM is in eval
+    mode, has no projections, and runs in one direction or in two.
 
     For the backward direction, each row is reversed within its own length. `torch.nn.utils.rnn.pack_padded_sequence`
     would do this too, but each of its matrix products covers only the rows that have not ended, so a row's bits would
@@ -231,8 +233,9 @@ class RaggedLSTM:
             every = [_one_direction(lstm, weights) for weights in lstm.all_weights]  # forward, backward, forward …
             self._layers = list(zip(every[::2], every[1::2], strict=True))
 
-    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """The output of the last layer, `[R, C', T]`: of both directions, one after the other along `C'`."""
+    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output of the last layer plus the input, `[R, C, T]`, and the lengths. If it runs in both directions,
+        their outputs follow one another along `C`, and the input is added to each."""
         steps = torch.arange(x_RCT.shape[-1], device=x_RCT.device)[:, None]
         source_TR1 = torch.where(steps < lengths, lengths - 1 - steps, steps)[..., None]  # its own inverse
         hidden_TRC = x_RCT.permute(2, 0, 1)
@@ -242,7 +245,8 @@ class RaggedLSTM:
                 reversed_TRC = lstm(hidden_TRC.gather(0, source_TR1.expand_as(hidden_TRC)))[0]
                 outputs.append(reversed_TRC.gather(0, source_TR1.expand_as(reversed_TRC)))
             hidden_TRC = torch.cat(outputs, dim=2) if backward else outputs[0]
-        return hidden_TRC.permute(1, 2, 0)
+        y_RCT = hidden_TRC.permute(1, 2, 0)
+        return y_RCT + x_RCT.repeat(1, y_RCT.shape[1] // x_RCT.shape[1], 1), lengths
 
 
 def _one_direction(lstm: nn.LSTM, weights: Sequence[nn.Parameter]) -> nn.LSTM:
@@ -269,7 +273,7 @@ def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
         elif isinstance(block := getattr(module, "block", None), Iterable):
             layers.append(partial(_residual, seanet_layers(block), _convolution(getattr(module, "shortcut", None))))
         elif isinstance(lstm := getattr(module, "lstm", None), nn.LSTM):
-            layers.append(partial(_beside_its_input, RaggedLSTM(lstm)))
+            layers.append(RaggedLSTM(lstm))
         elif isinstance(module, nn.ELU):
             activation = partial(_elu, module.alpha)
         elif isinstance(alpha := getattr(module, "alpha", None), nn.Parameter):
@@ -293,7 +297,7 @@ def _convolution(module: Any, activation: Activation | None = None) -> list[Laye
     right = 0 if module.causal else columns // 2
     padding = Padding(columns - right, right, module.pad_mode, whole_strides=True)
     convolution = Convolution(conv, padding, activation)
-    return [convolution, partial(_normed, norm)] if isinstance(norm, nn.GroupNorm) else [convolution]
+    return [convolution, partial(group_norm, norm)] if isinstance(norm, nn.GroupNorm) else [convolution]
 
 
 def run(layers: Iterable[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -304,24 +308,12 @@ def run(layers: Iterable[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> 
     return x_RCT, lengths
 
 
-def _normed(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return group_norm(norm, x_RCT, lengths), lengths
-
-
 def _residual(
     block: Sequence[Layer], shortcut: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of a block's output and its input, which may go through layers too, the block's shortcut."""
     through, _ = run(block, x_RCT, lengths)
     return through.add_(run(shortcut, x_RCT, lengths)[0]), lengths
-
-
-def _beside_its_input(
-    lstm: RaggedLSTM, x_RCT: torch.Tensor, lengths: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output of an LSTM plus its input; twice, side by side, if it runs in both directions."""
-    y_RCT = lstm(x_RCT, lengths)
-    return y_RCT + x_RCT.repeat(1, y_RCT.shape[1] // x_RCT.shape[1], 1), lengths
 
 
 def _elu(alpha: float, x: torch.Tensor, out: torch.Tensor) -> None:
