@@ -25,7 +25,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from featcache.config import Config, config_from, load_config
+from featcache.config import Config, as_config, config_from, load_config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError
 from featcache.extraction.padded_rows import BATCHINGS, declared_batchings
@@ -176,17 +176,20 @@ class ExtractorSuite:
         """Shapes, rates and dtypes make sense."""
         spec, rate = extractor.spec, loaded.audio.sample_rate
         assert isinstance(spec, FeatureSpec), f"spec is {spec!r}, and not a featcache.extractors.FeatureSpec"
-        assert _is_shape(spec.item_shape), f"spec.item_shape: {spec.item_shape!r} is not a tuple of sizes"
         assert spec.frame_rate > 0, f"spec.frame_rate: {spec.frame_rate!r} frames per second"
         assert spec.frame_length >= 0, f"spec.frame_length: {spec.frame_length!r} samples; 0 is for not finite"
         assert spec.sample_rate == rate, f"spec.sample_rate: {spec.sample_rate}, but it was built for {rate}"
         assert spec.units, "spec.units: say what a value means"
-        assert _is_dtype(spec.dtype), f"spec.dtype: {spec.dtype!r} is not the name of a dtype of numpy and torch"
         names = [side.name for side in spec.side]
         assert len(set(names)) == len(names), f"spec.side: names are given twice: {names}"
-        for side in spec.side:
-            assert _is_shape(side.item_shape), f"spec.side, {side.name}: {side.item_shape!r} is not a tuple of sizes"
-            assert _is_dtype(side.dtype), f"spec.side, {side.name}: {side.dtype!r} is not a dtype of numpy and torch"
+        described: dict[str, Any] = {"spec": spec, **{f"spec.side, {side.name}": side for side in spec.side}}
+        for place, one in described.items():
+            shape, dtype = one.item_shape, one.dtype
+            is_shape = isinstance(shape, tuple) and all(isinstance(size, int) and size > 0 for size in shape)
+            assert is_shape, f"{place}: item_shape {shape!r} is not a tuple of sizes"
+            in_torch = getattr(torch, dtype, None) if isinstance(dtype, str) else None
+            is_dtype = isinstance(in_torch, torch.dtype) and hasattr(np, dtype)
+            assert is_dtype, f"{place}: {dtype!r} is not the name of a dtype of numpy and torch"
 
     def test_the_class_declares_what_it_must(self, extractor: AnyExtractor) -> None:
         """`Params`, `revision`, `batching` and `max_seconds` are valid."""
@@ -423,7 +426,7 @@ class ExtractorSuite:
         overlap = math.ceil(max(field if is_short else 4 * hop, shortest) / hop) * hop
         chunk = {"seconds": 3 * overlap / rate, "overlap": overlap / rate}
         try:
-            chunked = with_params(loaded, chunk=chunk).build(torch.device(self.device)).as_row_extractor()
+            chunked = as_config(loaded, {"params.chunk": chunk}).build(torch.device(self.device)).as_row_extractor()
         except ConfigError as error:
             pytest.skip(str(error))
         assert chunked is not None
@@ -482,12 +485,6 @@ def hop_of(extractor: AnyExtractor) -> int:
     return max(1, round(extractor.spec.sample_rate / extractor.spec.frame_rate))
 
 
-def with_params(config: Config, **params: object) -> Config:
-    """The config with some parameters changed."""
-    document = config.resolved()
-    return config_from({**document, "params": {**document["params"], **params}})
-
-
 def make_clip(seed: int, num_samples: int, device: str = "cpu") -> Clip:
     """A clip of a tone that swells and fades in noise. Each seed gives another tone and level; none is clipped."""
     generator = np.random.default_rng(seed)
@@ -542,15 +539,7 @@ def _with_weights_in(folder: Path, config: Config) -> Config:
     if not named or not (weights := Path(named)).exists():
         pytest.skip("the config names no weights in a folder or file")
     shutil.copytree(weights if weights.is_dir() else weights.parent, folder)
-    return with_params(config, weights=str(folder if weights.is_dir() else folder / weights.name))
-
-
-def _is_shape(shape: object) -> bool:
-    return isinstance(shape, tuple) and all(isinstance(size, int) and size > 0 for size in shape)
-
-
-def _is_dtype(name: object) -> bool:
-    return isinstance(name, str) and isinstance(getattr(torch, name, None), torch.dtype) and hasattr(np, name)
+    return as_config(config, {"params.weights": str(folder if weights.is_dir() else folder / weights.name)})
 
 
 def _torch_settings() -> dict[str, object]:
