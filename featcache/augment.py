@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from featcache.errors import ArgumentError, is_number, require_int, require_number
-from featcache.masks import expand, frame_mask
+from featcache.masks import check_floats, expand, frame_mask
 from featcache.strings import hash_of
 
 __all__ = ["Augmentation", "GaussianNoise", "MixEnergies", "Mixed", "Mixup", "SpecAugment"]
@@ -98,24 +98,6 @@ class Augmentation(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in settings if isinstance(value, (int, float, str, tuple)))
 
 
-def check_floats(features: Tensor) -> None:
-    """Refuse codes, and what is not a tensor."""
-    if not isinstance(features, Tensor):
-        raise ArgumentError(f"features is a {type(features).__name__}: give a tensor")
-    if not features.is_floating_point():
-        raise ArgumentError(f"features is {features.dtype}: only floats are augmented")
-
-
-def check_batch(features: Tensor, lengths: Tensor | None, *, dimensions: int | None = None) -> Tensor:
-    """Check floats `[batch, frames, ...]`, of so many `dimensions` if they are given, and their lengths; returns which
-    are frames and not padding, bool `[batch, frames]`."""
-    check_floats(features)
-    if features.ndim < 2 or dimensions not in (None, features.ndim):
-        shape = "[batch, frames, dims]" if dimensions else "[batch, frames, ...]"
-        raise ArgumentError(f"features is {list(features.shape)}: give {shape}")
-    return frame_mask(features, lengths)
-
-
 def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
     """Return a range (low, high) as it is, and a number as the range from it to itself; an ArgumentError if it is
     neither."""
@@ -157,8 +139,8 @@ class GaussianNoise(Augmentation):
         dtype. See `Augmentation` for the arguments."""
         if not self.training:
             return features
-        check_floats(features)
-        is_frame = None if lengths is None else check_batch(features, lengths)
+        check_floats(features, "batch", "...")
+        is_frame = None if lengths is None else frame_mask(features, lengths)
         draws = self.draws(step, features.device)
         limits = self.std or self.snr_db
         assert isinstance(limits, tuple)
@@ -217,7 +199,7 @@ class Mixup(Augmentation):
         """Mix a batch. See `Augmentation` for the arguments."""
         if not self.training:
             return _unmixed(features)
-        is_frame = check_batch(features, lengths)
+        is_frame = frame_mask(features, lengths)
         draws = self.draws(step, features.device)
         partner, weight = draws.partners(len(features)), draws.beta(self.alpha, len(features))
         weight = weight.where(self.chosen(draws, len(features)), 1.0)
@@ -251,7 +233,7 @@ class MixEnergies(Augmentation):
         `Augmentation` for the arguments."""
         if not self.training:
             return _unmixed(features)
-        is_frame = check_batch(features, lengths)
+        is_frame = frame_mask(features, lengths)
         draws = self.draws(step, features.device)
         partner = draws.partners(len(features))
         assert isinstance(self.snr_db, tuple)
@@ -315,7 +297,8 @@ class SpecAugment(Augmentation):
         `Augmentation` for the arguments."""
         if not self.training:
             return features
-        is_frame = check_batch(features, lengths, dimensions=3)
+        check_floats(features, "batch", "frames", "dims")
+        is_frame = frame_mask(features, lengths)
         if lengths is None:
             lengths = torch.full(features.shape[:1], features.shape[1], device=features.device)
         lengths = lengths.clamp(0, features.shape[1])

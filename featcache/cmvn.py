@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -20,21 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featcache.errors import ArgumentError, StoreError, listing, naming
-from featcache.masks import expand, frame_mask
+from featcache.masks import check_floats, expand, frame_mask
 from featcache.stats import Stats
 
 __all__ = ["Cmvn", "normalize_utterances"]
 
 _CONSTANT = 1e-6
 """A dimension whose standard deviation is at most this part of its mean counts as constant: it varies by rounding."""
-
-
-class HasVersion(Protocol):
-    """What `Cmvn.load` needs of a `featcache.Cache`."""
-
-    @property
-    def version(self) -> Any:
-        """The version, with its `path` and its `info.fingerprint`."""
 
 
 class GroupStatistics(TypedDict, total=False):
@@ -120,12 +112,12 @@ class Cmvn(nn.Module):
         self._number_of = _numbers_by_name(self.group_names)
 
     @classmethod
-    def load(cls, path: str | Path, *, cache: HasVersion | None = None, **options: Any) -> Self:
+    def load(cls, path: str | Path, *, cache: Any = None, **options: Any) -> Self:
         """Read the statistics that `featcache stats -o` wrote.
 
         Args:
             path: The file.
-            cache: A cache; statistics of any other version than its own are refused.
+            cache: A `featcache.Cache`; statistics of any other version than its own are refused.
             options: `norm_means`, `norm_vars`, `unknown` and `dtype`, as for the class.
 
         Raises:
@@ -203,7 +195,7 @@ class Cmvn(nn.Module):
 
     def _statistics(self, features: Tensor, groups: Sequence[str] | Tensor | None) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, `[*item_shape]`; with groups, those of each row, `[batch, 1, *item_shape]`."""
-        _check_batch(features, tuple(self.mean.shape[1:]))
+        check_floats(features, "batch", "frames", *self.mean.shape[1:])
         if groups is None:
             return self.mean[0], self.std[0]
         numbers = groups
@@ -276,7 +268,6 @@ def normalize_utterances(
     Raises:
         ArgumentError: Shapes or dtypes do not fit.
     """
-    _check_batch(features)
     is_frame = expand(frame_mask(features, lengths), features)
     counts = is_frame.sum(1, keepdim=True).clamp(min=1).double()
     values = features.double()
@@ -331,16 +322,6 @@ def _exact_sum(values: Tensor, counts: Tensor) -> Tensor:
     scale = ((52 - exponent + 1023) << 52).view(torch.float64)  # a power of two, by its bits
     total: Tensor = (values * scale).round().sum(1, keepdim=True)
     return total / scale
-
-
-def _check_batch(features: Tensor, item_shape: tuple[int, ...] | None = None) -> None:
-    """Refuse what is not a batch of floats, of frames of this shape (or of any)."""
-    if not isinstance(features, Tensor):
-        raise ArgumentError(f"features is a {type(features).__name__}: give a tensor")
-    is_other = item_shape is not None and tuple(features.shape[2:]) != item_shape
-    if not features.is_floating_point() or features.ndim < 2 or is_other:
-        shape = ", ".join(["batch", "frames", *map(str, ("...",) if item_shape is None else item_shape)])
-        raise ArgumentError(f"features is {features.dtype} {list(features.shape)}: give floats [{shape}]")
 
 
 def _finish(normalised: Tensor, features: Tensor, lengths: Tensor | None, dtype: torch.dtype | None) -> Tensor:

@@ -33,6 +33,11 @@ __all__ = ["attention_mask", "causal_mask", "chunk_mask", "for_multihead_attenti
 _SHARED_BYTES = 64 << 20
 """The bytes of all shared masks, on all devices together: sixteen masks of 2,000 frames."""
 
+_shared: OrderedDict[Hashable, Tensor] = OrderedDict()
+"""The chunk masks that were used last, the latest at the end."""
+
+_sharing = Lock()
+
 
 def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
     """True for the frames of a padded batch, False for padding.
@@ -100,7 +105,7 @@ def chunk_mask(
     device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", and None the default device
     if _is_recorded(device):
         return _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
-    return _shared.get(num_frames, chunk_size, num_left_chunks, device)
+    return _shared_mask(num_frames, chunk_size, num_left_chunks, device)
 
 
 def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
@@ -161,9 +166,25 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
     return (~mask).expand(batch, num_heads, num_frames, num_frames).flatten(0, 1)
 
 
+def check_floats(features: Tensor, *shape: str | int) -> None:
+    """Refuse what is not a tensor of floats of this shape, in which a name stands for any size, and "..." at the end
+    for any more of them."""
+    if not isinstance(features, Tensor):
+        raise ArgumentError(f"features is a {type(features).__name__}: give a tensor")
+    sizes = [*shape[:-1], *features.shape[len(shape) - 1 :]] if shape[-1] == "..." else shape
+    fits = len(sizes) == features.ndim and all(
+        isinstance(size, str) or size == found for size, found in zip(sizes, features.shape, strict=True)
+    )
+    if not (features.is_floating_point() and fits):
+        wanted = f"floats [{', '.join(map(str, shape))}]"
+        raise ArgumentError(f"features is {features.dtype} {list(features.shape)}: give {wanted}")
+
+
 def frame_mask(features: Tensor, lengths: Tensor | None) -> Tensor:
-    """What are frames of features `[batch, frames, ...]`, and not padding, of which there is none without lengths: bool
-    `[batch, frames]`. An ArgumentError refuses lengths that are not one for each row, on the features' device."""
+    """What are frames of features, floats `[batch, frames, ...]`, and not padding, of which there is none without
+    lengths: bool `[batch, frames]`. An ArgumentError refuses other features, and lengths that are not one for each row,
+    on the features' device."""
+    check_floats(features, "batch", "frames", "...")
     if lengths is None:
         return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
     is_frame = padding_mask(lengths, features.shape[1])
@@ -203,39 +224,29 @@ def _is_recorded(device: torch.device) -> bool:
     return torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
-class _SharedMasks:
-    """The chunk masks that were used last, up to a number of bytes; safe for several threads at once."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._masks: OrderedDict[Hashable, Tensor] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device) -> Tensor:
-        # shared within a stream only: another stream might read a mask before it is written
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        key = (num_frames, chunk_size, num_left_chunks, device, stream)
-        with self._lock:
-            if key in self._masks:
-                self._masks.move_to_end(key)
-                return self._masks[key]
-        # made without the lock: a process that is forked meanwhile would never get it
-        with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
-            mask = _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
-        if _num_bytes(mask) > self._max_bytes:
-            return mask
-        with self._lock:
-            mask = self._masks.setdefault(key, mask)  # another thread may have put its own first
-            while sum(map(_num_bytes, self._masks.values())) > self._max_bytes:
-                self._masks.popitem(last=False)
-            return mask
+def _shared_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device) -> Tensor:
+    """A chunk mask, of those that were used last if it is among them; for several threads at once."""
+    # shared within a stream only: another stream might read a mask before it is written
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (num_frames, chunk_size, num_left_chunks, device, stream)
+    with _sharing:
+        if key in _shared:
+            _shared.move_to_end(key)
+            return _shared[key]
+    # made without the lock: a process that is forked meanwhile would never get it
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
+        mask = _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
+    if _num_bytes(mask) > _SHARED_BYTES:
+        return mask
+    with _sharing:
+        mask = _shared.setdefault(key, mask)  # another thread may have put its own first
+        while sum(map(_num_bytes, _shared.values())) > _SHARED_BYTES:
+            _shared.popitem(last=False)
+        return mask
 
 
 def _num_bytes(mask: Tensor) -> int:
     return mask.untyped_storage().nbytes()
-
-
-_shared = _SharedMasks(_SHARED_BYTES)
 
 
 def _check(name: str, value: int, least: int, hint: str = "") -> None:

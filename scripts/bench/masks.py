@@ -122,7 +122,7 @@ def measure(num_frames: int, chunk_size: int, left: int | None, asked: argparse.
 
     def prepare(name: str) -> None:
         if name == MADE:
-            masks._shared = masks._SharedMasks(masks._SHARED_BYTES)
+            masks._shared.clear()
         if asked.cold:
             OTHER_MEMORY.add_(1)
 
