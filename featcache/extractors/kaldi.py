@@ -218,11 +218,9 @@ class Mfcc(_Kaldi[MfccParams]):
         self.spec = self._spec(num_ceps, "mel-frequency cepstrum")
         # The cosine transform, the lifter and HTK's order are one matrix.
         transform = _cosine_transform(num_ceps, num_bins) * _lifter(params)
-        self._energy_at = 0
         if params.htk_compat:
             transform[:, 0] *= math.sqrt(2)  # HTK's transform is not orthonormal
             transform = transform.roll(-1, dims=1)
-            self._energy_at = num_ceps - 1
         self._transform = with_whole_columns(transform).to(device, torch.float32)
 
     def compute(self, block: torch.Tensor) -> torch.Tensor:
@@ -230,7 +228,7 @@ class Mfcc(_Kaldi[MfccParams]):
         energies = self._mel_bank(mel.power_spectrum(windowed, self._fft_length))
         cepstra = (energies.clamp_(min=_EPSILON).log_() @ self._transform)[:, : self._params.num_ceps]
         if log_energy is not None:
-            cepstra[:, self._energy_at] = log_energy
+            cepstra[:, -1 if self._params.htk_compat else 0] = log_energy
         return cepstra
 
 
