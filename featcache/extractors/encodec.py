@@ -40,52 +40,49 @@ class Encodec(CodecExtractor[BandwidthParams]):
     def __init__(self, params: BandwidthParams, sample_rate: int, device: torch.device) -> None:
         super().__init__(params, sample_rate, device)
         model = self._load_model("EncodecModel")
-        config = model.config
+        self._config = config = model.config
         if config.chunk_length and params.chunk:
             raise ConfigError(f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s")
         count = num_codebooks_at_bandwidth(params, model)
         self.causal = config.use_causal_conv
-        self._channels = config.audio_channels
-        self._normalize = config.normalize
-        self._chunk_length = config.chunk_length
         self._chunk_stride = config.chunk_stride or config.chunk_length
         self._layers = ragged.seanet_layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
         self.granularity = config.hop_length
         self._set_spec("EnCodec", count, config.codebook_size)
-        if self._chunk_length:
+        if config.chunk_length:
             self.max_seconds = None
-            frame_rate = super().num_frames(self._chunk_length) * sample_rate / self._chunk_stride
+            frame_rate = super().num_frames(config.chunk_length) * sample_rate / self._chunk_stride
             self.spec = replace(self.spec, frame_rate=frame_rate)
-        if self._normalize:
+        if config.normalize:
             self.spec = replace(self.spec, side=(_SCALES,))
 
     def num_frames(self, num_samples: int) -> int:
-        if not self._chunk_length:
+        if not self._config.chunk_length:
             return super().num_frames(num_samples)
         return sum(piece.num_frames for piece in self.pieces(num_samples))
 
     def pieces(self, num_samples: int) -> list[Piece]:
         """The whole clip, or its chunks as `EncodecModel.encode` cuts them."""
-        if not self._chunk_length:
+        if not self._config.chunk_length:
             return super().pieces(num_samples)
         starts = range(0, num_samples, self._chunk_stride)
-        sizes = [(start, min(self._chunk_length, num_samples - start)) for start in starts]
+        sizes = [(start, min(self._config.chunk_length, num_samples - start)) for start in starts]
         return [Piece(start, size, 0, -(-size // self.granularity)) for start, size in sizes]
 
     def padded_length(self, num_samples: int) -> int:
         """The samples of a piece's padded row. Most pieces are full chunks, which are not padded."""
         length = super().padded_length(num_samples)
-        return min(length, self._chunk_length) if self._chunk_length else length
+        return min(length, self._config.chunk_length) if self._config.chunk_length else length
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         rows = super().encode(waveforms, num_samples)
-        return Rows(rows.features, {"scales": _scales(waveforms, num_samples)} if self._normalize else {})
+        return Rows(rows.features, {"scales": _scales(waveforms, num_samples)} if self._config.normalize else {})
 
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
-        if self._normalize:
+        if self._config.normalize:
             waveforms = waveforms / _scales(waveforms, num_samples)
-        x_RCT = waveforms[:, None].expand(-1, self._channels, -1)
+        x_RCT = waveforms[:, None].expand(-1, self._config.audio_channels, -1)
         return ragged.run(self._layers, x_RCT, num_samples)[0].mT
 
 
