@@ -37,41 +37,17 @@ Activation = Callable[[torch.Tensor, torch.Tensor], None]
 Length = TypeVar("Length", int, torch.Tensor)
 
 
-@dataclass(frozen=True)
-class Padding:
-    """What a convolution adds to the two ends of a row."""
-
-    left: int
-    """The number of columns before the row."""
-    right: int
-    """The number of columns after the row."""
-    mode: Mode = "constant"
-    """What the columns hold, as in `torch.nn.functional.pad`; `constant` is zero. A row too short to be reflected is
-    first extended by zeros, as in EnCodec (`EncodecConv1d._pad1d`)."""
-    whole_strides: bool = False
-    """Whether further columns after the row complete the last stride, as in EnCodec. Otherwise, steps that do not fill
-    a stride are left out."""
-
-
 def span(conv: nn.Conv1d) -> int:
     """The number of input columns that one step of the output depends on."""
     return (conv.kernel_size[0] - 1) * conv.dilation[0] + 1
 
 
-def own_padding(conv: nn.Conv1d) -> Padding:
-    """The padding of a convolution module that pads with zeros by itself."""
+def own_padding(conv: nn.Conv1d) -> int:
+    """The columns of zeros that a convolution module adds to each end by itself."""
     columns = conv.padding[0]
     assert isinstance(columns, int)
     assert conv.padding_mode == "zeros"
-    return Padding(columns, columns)
-
-
-def output_lengths(lengths: Length, conv: nn.Conv1d, padding: Padding) -> Length:
-    """The number of steps that a convolution makes of `lengths` steps; 0 or less if they are too few."""
-    beyond_first = lengths + padding.left + padding.right - span(conv)
-    if padding.whole_strides:
-        beyond_first = beyond_first + conv.stride[0] - 1
-    return beyond_first // conv.stride[0] + 1
+    return columns
 
 
 def convolutions(encoder: nn.Module) -> list[nn.Conv1d]:
@@ -81,9 +57,10 @@ def convolutions(encoder: nn.Module) -> list[nn.Conv1d]:
 
 
 def steps_after(lengths: Length, convs: Iterable[nn.Conv1d]) -> Length:
-    """The number of steps after convolutions, one after another, that pad with zeros by themselves."""
+    """The number of steps that convolutions, one after another, which pad with zeros by themselves, make of `lengths`
+    steps; 0 or less if they are too few."""
     for conv in convs:
-        lengths = output_lengths(lengths, conv, own_padding(conv))
+        lengths = (lengths + 2 * own_padding(conv) - span(conv)) // conv.stride[0] + 1
     return lengths
 
 
@@ -103,29 +80,41 @@ def is_inside(lengths: torch.Tensor, steps: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of each row, padded at its own ends."""
+    """A convolution of each row, padded at its own ends as in EnCodec: by as many columns as its span is longer than
+    its stride, and by those that complete the last stride. So n steps become n / stride, rounded up."""
 
     conv: nn.Conv1d
     """The module, whose own padding is not used."""
-    padding: Padding
+    causal: bool
+    """Whether all columns come before the row, but for those that complete a stride. Otherwise, half of them do."""
+    mode: Mode
+    """What the columns hold, as in `torch.nn.functional.pad`; `constant` is zero. A row too short to be reflected is
+    first extended by zeros, as in EnCodec (`EncodecConv1d._pad1d`)."""
     activation: Activation | None = None
     """What is applied to the rows first, without an extra pass over memory, since rows are copied anyway to be
     padded."""
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The numbers of columns before and after a row, without those that complete a stride."""
+        columns = span(self.conv) - self.conv.stride[0]
+        right = 0 if self.causal else columns // 2
+        return columns - right, right
+
     def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The convolved rows, `[R, C', T']`, and their lengths `[R]`."""
-        conv, padding = self.conv, self.padding
-        after = padding.right + (conv.stride[0] - 1 if padding.whole_strides else 0)
-        if padding.left or after or self.activation:
+        conv, (left, right) = self.conv, self.sides
+        after = right + conv.stride[0] - 1
+        if left or after or self.activation:
             x_RCT = self._padded(x_RCT, lengths, after)
         y_RCT = F.conv1d(x_RCT, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
-        return y_RCT, output_lengths(lengths, conv, padding)
+        return y_RCT, -(-lengths // conv.stride[0])
 
     def _padded(self, x_RCT: torch.Tensor, lengths: torch.Tensor, after: int) -> torch.Tensor:
-        """A copy of the rows, `[R, C, left + T + after]`, in which each row is padded at its own ends. With
-        `whole_strides`, `after` is `stride - 1` more than `right`: columns of which a row needs some, all or none."""
+        """A copy of the rows, `[R, C, left + T + after]`, in which each row is padded at its own ends; `after` is
+        `stride - 1` more than `right`: columns of which a row needs some, all or none."""
         num_rows, channels, steps = x_RCT.shape
-        left = self.padding.left
+        left, _ = self.sides
         padded_RCT = x_RCT.new_empty(num_rows, channels, left + steps + after)
         inside_RCT = padded_RCT[..., left : left + steps]
         if self.activation:
@@ -133,7 +122,7 @@ class Convolution:
         else:
             inside_RCT.copy_(x_RCT)
         padded_RCT[..., left + steps :] = 0  # nothing uninitialised may get into sums, even into those left out
-        if self.padding.mode == "constant":
+        if self.mode == "constant":
             padded_RCT[..., :left] = 0
             zero_after_(padded_RCT, left + lengths, after)
             return padded_RCT
@@ -144,14 +133,11 @@ class Convolution:
 
     def _columns(self, x_RCT: torch.Tensor, lengths: torch.Tensor, at_RN: torch.Tensor) -> torch.Tensor:
         """The columns that belong at the steps `at_RN`, before the rows (below 0) or after them: `[R, C, N]`."""
-        ends, left, right = lengths[:, None], self.padding.left, self.padding.right
-        if self.padding.mode == "replicate":
+        ends, (left, right) = lengths[:, None], self.sides
+        if self.mode == "replicate":
             source_RN, is_zero = at_RN.clamp(min=0).minimum(ends - 1), None
         else:
-            mirror = (ends - 1).clamp(min=max(left, right))
-            if self.padding.whole_strides:
-                missing = (span(self.conv) - ends - left - right) % self.conv.stride[0]
-                mirror = torch.maximum(mirror, right + missing)
+            mirror = (ends - 1).clamp(min=max(left, right)).maximum(right + (-ends) % self.conv.stride[0])
             # Below 0 are columns that the row does not need; from its end on, zeros that made it long enough.
             source_RN = torch.where(at_RN < 0, -at_RN, 2 * mirror - at_RN).clamp(min=0)
             is_zero = ((at_RN >= 0) & (at_RN <= mirror)) | (source_RN >= ends)
@@ -165,16 +151,13 @@ def zero_padded_conv1d(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A convolution of each row that pads with zeros by itself: a `Convolution` without a copy. In `x_RCT`, the columns
     after each row's end that the convolution looks at are overwritten."""
-    padding = own_padding(conv)
-    zero_after_(x_RCT, lengths, padding.right)
+    zero_after_(x_RCT, lengths, own_padding(conv))
     y_RCT = F.conv1d(x_RCT, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, conv.groups)
-    return y_RCT, output_lengths(lengths, conv, padding)
+    return y_RCT, steps_after(lengths, [conv])
 
 
 def zero_after_(x_RCT: torch.Tensor, lengths: torch.Tensor, columns: int) -> None:
     """Set so many columns after each row's end to zero, in place; fewer if the tensor ends before."""
-    if not columns:
-        return
     last = x_RCT.shape[-1] - 1
     at = (lengths[:, None] + torch.arange(columns, device=x_RCT.device)).clamp_(max=last)
     at = at[:, None].expand(-1, x_RCT.shape[1], -1)
@@ -183,17 +166,16 @@ def zero_after_(x_RCT: torch.Tensor, lengths: torch.Tensor, columns: int) -> Non
 
 
 def mask_(x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Set everything after each row's end to zero, in place, and return `x_RCT`."""
+    """Set everything after each row's end to zero, in place, and return `x_RCT`, float32."""
     inside_R1T = is_inside(lengths, x_RCT.shape[-1])[:, None]
     # Bitwise, since a product would keep NaN, and masked_fill_ takes ten times as long on a CPU.
-    bits = x_RCT.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x_RCT.element_size()])
-    bits.bitwise_and_(-inside_R1T.to(bits.dtype))
+    x_RCT.view(torch.int32).bitwise_and_(-inside_R1T.int())
     return x_RCT
 
 
 def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A group norm with the mean and variance of each row's own steps, and the lengths; overwrites `x_RCT` if it is
-    float32."""
+    """A group norm, which has weights, with the mean and variance of each row's own steps, and the lengths; overwrites
+    `x_RCT` if it is float32."""
     num_rows, channels, _ = x_RCT.shape
     x_RCT = mask_(x_RCT.float(), lengths)
     grouped = x_RCT.view(num_rows, norm.num_groups, -1)
@@ -201,9 +183,6 @@ def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -
     grouped -= grouped.sum(2, keepdim=True) / counts
     variance = mask_(x_RCT, lengths).view_as(grouped).square().sum(2, keepdim=True) / counts
     scale = (variance + norm.eps).rsqrt()  # [R, G, 1]
-    if not norm.affine:
-        grouped *= scale
-        return x_RCT, lengths
     scale = scale.repeat_interleave(channels // norm.num_groups, 1) * norm.weight[:, None]  # [R, C, 1]
     return x_RCT.mul_(scale).add_(norm.bias[:, None]), lengths
 
@@ -293,10 +272,7 @@ def _convolution(module: Any, activation: Activation | None = None) -> list[Laye
     conv = getattr(conv, "conv", conv)  # SpeechTokenizer has one more module around it
     if not isinstance(conv, nn.Conv1d):
         return []
-    columns = span(conv) - conv.stride[0]
-    right = 0 if module.causal else columns // 2
-    padding = Padding(columns - right, right, module.pad_mode, whole_strides=True)
-    convolution = Convolution(conv, padding, activation)
+    convolution = Convolution(conv, module.causal, module.pad_mode, activation)
     return [convolution, partial(group_norm, norm)] if isinstance(norm, nn.GroupNorm) else [convolution]
 
 

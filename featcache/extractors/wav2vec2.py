@@ -138,7 +138,7 @@ class WideConvolution(nn.Module):
     def __init__(self, conv: nn.Conv1d) -> None:
         super().__init__()
         assert conv.bias is not None
-        self._padding = own_padding(conv).left
+        self._padding = own_padding(conv)
         self._width = conv.kernel_size[0] + _BLOCK - 1
         self._bias_C1 = conv.bias[:, None]
         weight_GOIK = conv.weight.detach().view(conv.groups, -1, *conv.weight.shape[1:])
