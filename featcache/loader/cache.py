@@ -69,9 +69,10 @@ class Cache:
         if tiers is None and isinstance(version.path, Path):
             self._shards = Shards(version, self.index, check=check)
         else:
-            from featcache.loader.local_copies import open_shards
+            from featcache.loader.local_copies import FolderShards, ObjectShards, Tiers
 
-            self._shards = open_shards(version, self.index, check, tiers)
+            kind = FolderShards if isinstance(version.path, Path) else ObjectShards
+            self._shards = kind(version, self.index, check, [*(tiers or Tiers()).places(version)])
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:

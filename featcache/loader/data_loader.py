@@ -123,7 +123,7 @@ class DataLoader:
             self.device = parse_device(device)
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
-        asks = any(not shards.copies.places for _, shards in _remote(self.dataset))
+        asks = any(not shards.places for _, shards in _remote(self.dataset))
         default = _PREFETCH_ASKED if asks else _PREFETCH
         self.prefetch = default if prefetch is None else require_int("prefetch", prefetch, 1, 1 << 20)
         self._dtypes = _dtypes(self.dataset, dtype)
@@ -208,7 +208,7 @@ class DataLoader:
         ahead: deque[Future[list[Any]]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
         counted = _counted(batches, progress)
-        are_fetched = any(shards.copies.places for _, shards in _remote(self.dataset))
+        are_fetched = any(shards.places for _, shards in _remote(self.dataset))
         shards = ShardsAhead(self.dataset) if are_fetched and getattr(batches, "has_windows", False) else None
         given = zip(counted, repeat(nullcontext())) if shards is None else shards.windows(counted, batches)
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
@@ -339,8 +339,7 @@ def _counted(batches: Iterator[Iterable[int]], progress: _Progress) -> Iterator[
 
 
 def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
-    """The versions that are in an object store; of those whose copies have no places, batches ask the store for their
-    own bytes."""
+    """The versions that are in an object store; of those without places for copies, batches ask it for their bytes."""
     versions = ((version, version.cache._shards) for version in dataset.versions)
     return [(version, shards) for version, shards in versions if isinstance(shards, ObjectShards)]
 
@@ -359,7 +358,7 @@ class ShardsAhead:
     for, there is one that goes on. What cannot be fetched is no error here, but where it is read."""
 
     def __init__(self, dataset: FeatureDataset) -> None:
-        self._versions = [(version, shards) for version, shards in _remote(dataset) if shards.copies.places]
+        self._versions = [(version, shards) for version, shards in _remote(dataset) if shards.places]
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(_SHARDS_AT_ONCE, "featcache-ahead")
@@ -437,9 +436,9 @@ class ShardsAhead:
     def _next(self) -> _Key | None:
         """What is to begin next, if there is room for it."""
         key = next((key for key, hold in self._holds.items() if hold is None), None)
-        if key is None or (room := key[0].copies.room) is None:
+        if key is None or (room := key[0].room) is None:
             return key
-        begun = [other for other, hold in self._holds.items() if hold and other[0].copies.where == key[0].copies.where]
+        begun = [other for other, hold in self._holds.items() if hold and other[0].where == key[0].where]
         return key if sum(int(shards.sizes[number]) for shards, number in [*begun, key]) <= room else None
 
     def _begin(self) -> None:

@@ -66,7 +66,7 @@ _TOUCH_SECONDS = 1.0
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kmgt])(i?))?b?", re.ASCII)
 
-_all: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
+_all: weakref.WeakSet[CopiedShards] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 
 
@@ -158,145 +158,33 @@ class LocalCopy:
             self.place.touch(self.name, is_needed=False)
 
 
-class LocalCopies:
-    """The copies of a version's shards, whose names are given by their numbers in the index, in places of which the
-    nearest is the first. Safe to use from several threads."""
+class CopiedShards(Shards):
+    """The shards of a version that are read from copies, in places of which the nearest is the first."""
 
-    def __init__(self, version: Version, shards: Sequence[str], places: Sequence[Place]) -> None:
+    def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
+        super().__init__(version, index, check=check)
         self.places = places
-        self._version, self._shards = version, shards
-        self._names = [shard.rpartition("/")[2] for shard in shards]  # without the part of a corpus
         self._used_up: set[Place] = set()  # where a copy has failed, and no more are made
-        self._wanted: dict[int, None] = {}  # the shards' numbers, in the order they were asked for
-        self._finished: list[LocalCopy] = []
+        self._wanted: dict[int, None] = {}  # the numbers of shards to be copied, in the order they were asked for
         self._warnings: list[str] = []
         self._warned_of: set[type] = set()
-        self._has_copies = False
         self._begin_anew()
         with changing:
             _all.add(self)
 
     def _begin_anew(self) -> None:
-        self.has_news = True  # to go on, in a child, with what the parent was asked for
-        """Whether `collect` is to be called before the next read."""
-        self._copies: dict[int, LocalCopy] = {}  # those that are read before the store is, by the shard's number
-        self._one_at_a_time: dict[int, threading.Lock] = defaultdict(threading.Lock)
-        self._fetching = threading.Semaphore(_COPIES_AT_ONCE)
-        self._num_held = 0
+        """What a forked child does when it is there."""
+        self._has_news = True  # to go on with what the parent was asked for
 
     @property
-    def room(self) -> int | None:
-        """The bytes of the largest place; None if one has no limit."""
-        limits = [math.inf if place.limit is None else place.limit for place in self.places]
-        return None if math.inf in limits else int(max(limits))
+    def is_at_work(self) -> bool:
+        """Whether there are shards still to be copied in the background."""
+        return bool(self._wanted)
 
     @property
     def where(self) -> str:
         """The places, for messages."""
         return ", ".join(place.where for place in self.places)
-
-    # Of a cache in a folder: in the background.
-
-    def want(self, number: int) -> None:
-        """Ask for a copy of a shard, whose features have just been mapped."""
-        with changing:
-            self._wanted[number] = None
-            _wake()
-
-    def collect(self) -> list[LocalCopy]:
-        """The copies that were finished since the last call, to be read from now on. Warns of what went wrong; in a
-        forked child, goes on with what its parent had asked for."""
-        with changing:
-            self.has_news = False
-            finished, self._finished = self._finished, []
-            if self.is_at_work:
-                _wake()
-        self._tell()
-        return finished
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether there are shards still to be copied."""
-        return bool(self._wanted)
-
-    def copy_next(self) -> bool:
-        """Copy one of the wanted shards; False if others are copying all of them just now. For the thread."""
-        for number in list(self._wanted):
-            copy: LocalCopy | CopyRefused | None = None
-            try:
-                chunk = self._version.shard(self._shards[number]).open_features()
-                copy = self._find_or_make(number, chunk)
-            except StoreError as error:
-                what = error.what if isinstance(error, DamagedError) else error
-                self._warn(type(error), f"{what}; it is not copied, but read in place")
-            except Exception as error:  # noqa: BLE001 - in a thread that nobody waits for, nobody would hear of it
-                self._used_up.update(self.places)
-                self._warn_of_the_end(error, f"{type(error).__name__}: {error}", self.where)
-            if copy is CopyRefused.UNDER_WAY:
-                continue
-            with changing:
-                self._wanted.pop(number, None)
-                if isinstance(copy, LocalCopy):
-                    self._has_copies = self.has_news = True
-                    self._finished.append(copy)
-            if copy is CopyRefused.FULL and not self._has_copies:
-                self._warn_of_no_room(chunk, "shards are not copied, but")
-            return True
-        return False
-
-    # Of a cache in an object store: before they are read.
-
-    def features(self, number: int, chunk: Frames, num_frames: int) -> LocalCopy | None:
-        """The copy of a shard, to read so many frames of it, which is made now if there is none; None if there is no
-        room for it. A StoreError says that the shard is not what was written, or cannot be fetched."""
-        copy = self._opened(number, chunk)
-        if copy is None:
-            self._warn_of_no_room(chunk, "parts of shards are")
-        self._tell()  # here, and not in threads in which a warning would be lost
-        if copy is not None:
-            copy.count(num_frames)
-        return copy
-
-    def hold(self, number: int, chunk: Frames) -> Callable[[], None] | None:
-        """As `features`, but keep the copy until the function is called that is returned; None if there is no room."""
-        copy = self._opened(number, chunk)
-        if copy is None:
-            return None
-        with changing:
-            release = copy.place.hold(copy.name) if self._num_held < _MOST_HELD else None
-            self._num_held += release is not None
-            copy.is_held = True
-        return partial(self._let_go, copy, release)
-
-    def _let_go(self, copy: LocalCopy, release: Callable[[], None] | None) -> None:
-        with changing:
-            self._copies.pop(copy.number, None)
-            if release is not None:
-                self._num_held -= 1
-                release()
-        copy.place.touch(copy.name, is_needed=False)
-
-    def _opened(self, number: int, chunk: Frames) -> LocalCopy | None:
-        with changing:
-            one_at_a_time = self._one_at_a_time[number]
-        with one_at_a_time:
-            copy = self._copies.get(number)
-            if copy is not None and copy.is_there():
-                return copy
-            with changing:  # of what has been removed, there is room again once it is not mapped any more
-                self._copies = {at: one for at, one in self._copies.items() if one.place.has(one.name)}
-            while True:
-                with self._fetching:
-                    made = self._find_or_make(number, chunk)
-                if isinstance(made, LocalCopy):
-                    with changing:
-                        self._copies[number] = made
-                    return made
-                if made is CopyRefused.FULL:
-                    return None
-                time.sleep(_POLL_SECONDS)
-
-    # For both.
 
     def _find_or_make(self, number: int, chunk: Frames) -> LocalCopy | CopyRefused:
         """The nearest copy of a shard, whose features these are; where a nearer place has none, it is made there. A
@@ -312,23 +200,26 @@ class LocalCopies:
         for place in reversed([place for place in nearer if place not in self._used_up]):
             blocks = partial(self._blocks, number, None if copy is None else copy.path)
             with self._giving_up(place):
-                refused = place.make(self._names[number], chunk.num_bytes + CHECKSUM_BYTES, blocks)
+                refused = place.make(self._name(number), chunk.num_bytes + CHECKSUM_BYTES, blocks)
                 if refused is CopyRefused.UNDER_WAY and copy is None:
                     return refused
                 copy = self._find(place, number, chunk) or copy
         return copy or CopyRefused.FULL
 
     def _find(self, place: Place, number: int, chunk: Frames) -> LocalCopy | None:
-        name = self._names[number]
+        name = self._name(number)
         if (copied := place.find(name, chunk.num_bytes + CHECKSUM_BYTES)) is None:
             return None
         features = copied[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
         return LocalCopy(number, place, name, features)
 
+    def _name(self, number: int) -> str:
+        return self.index.shards[number].rpartition("/")[2]  # without the part of a corpus
+
     def _blocks(self, number: int, copy: Path | None) -> Iterator[memoryview]:
         """The file of a shard's features, or the copy of it, in blocks; it is checked on the way."""
-        with nullcontext() if copy is None else blaming_the_copy():
-            yield from self._version.shard(self._shards[number]).feature_blocks(copy)
+        with nullcontext() if copy is None else _blaming_the_copy():
+            yield from self.version.shard(self.index.shards[number]).feature_blocks(copy)
 
     @contextmanager
     def _giving_up(self, place: Place) -> Iterator[None]:
@@ -340,7 +231,7 @@ class LocalCopies:
             self._warn_of_the_end(error, f"{error.filename or place.where}: {error.strerror}", place.where)
 
     def _warn_of_the_end(self, error: Exception, reason: str, where: str) -> None:
-        rest = f"no more shards are copied to {where}; the others are read from {self._version.path}"
+        rest = f"no more shards are copied to {where}; the others are read from {self.version.path}"
         self._warn(type(error), f"{reason}: {rest}")
 
     def _warn_of_no_room(self, chunk: Frames, what_is: str) -> None:
@@ -350,7 +241,7 @@ class LocalCopies:
                 self._warn(
                     CopyRefused,
                     f"{place.where}: has no room for a shard of {chunk.num_bytes:,} bytes besides what is in use: "
-                    f"{what_is} read from {self._version.path}, unless {place.setting} is {unless}",
+                    f"{what_is} read from {self.version.path}, unless {place.setting} is {unless}",
                 )
 
     def _warn(self, kind: type, message: str) -> None:
@@ -359,7 +250,7 @@ class LocalCopies:
             if kind not in self._warned_of:
                 self._warned_of.add(kind)
                 self._warnings.append(message)
-                self.has_news = True
+                self._has_news = True
 
     def _tell(self) -> None:
         with changing:
@@ -368,8 +259,193 @@ class LocalCopies:
             warnings.warn(message, FeatcacheWarning, stacklevel=2)
 
 
+class FolderShards(CopiedShards):
+    """The shards of a version in a folder, which are copied in the background once they are read, and read from their
+    copies as soon as these are complete."""
+
+    def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
+        super().__init__(version, index, check, places)
+        self._finished: list[LocalCopy] = []
+        self._has_copies = False
+
+    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+        if self._has_news:
+            self._collect()
+        return super()._slices(shards, firsts, counts)
+
+    def _collect(self) -> None:
+        """Take what the thread has copied since the last time: it changes nothing itself of what is read. Warn of what
+        went wrong; in a forked child, go on with what its parent had asked for."""
+        with changing:
+            self._has_news = False
+            finished, self._finished = self._finished, []
+            if self.is_at_work:
+                _wake()
+        for copy in finished:
+            self._features[copy.number] = copy.features
+            self._copied[copy.number] = copy
+            self._files.pop(copy.number, None)
+        self._tell()
+
+    def _open(self, number: int) -> NDArray[Any]:
+        features = super()._open(number)
+        with changing:
+            self._wanted[number] = None
+            _wake()
+        return features
+
+    def copy_next(self) -> bool:
+        """Copy one of the wanted shards; False if others are copying all of them just now. For the thread."""
+        for number in list(self._wanted):
+            copy: LocalCopy | CopyRefused | None = None
+            try:
+                chunk = self.version.shard(self.index.shards[number]).open_features()
+                copy = self._find_or_make(number, chunk)
+            except StoreError as error:
+                what = error.what if isinstance(error, DamagedError) else error
+                self._warn(type(error), f"{what}; it is not copied, but read in place")
+            except Exception as error:  # noqa: BLE001 - in a thread that nobody waits for, nobody would hear of it
+                self._used_up.update(self.places)
+                self._warn_of_the_end(error, f"{type(error).__name__}: {error}", self.where)
+            if copy is CopyRefused.UNDER_WAY:
+                continue
+            with changing:
+                self._wanted.pop(number, None)
+                if isinstance(copy, LocalCopy):
+                    self._has_copies = self._has_news = True
+                    self._finished.append(copy)
+            if copy is CopyRefused.FULL and not self._has_copies:
+                self._warn_of_no_room(chunk, "shards are not copied, but")
+            return True
+        return False
+
+    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
+        copy = self._copied.get(number)
+        if copy is not None and copy.path is None:  # in this process's memory
+            out[...] = copy.features[first : first + len(out)]
+            return
+        with nullcontext() if copy is None else _blaming_the_copy():
+            super()._read_into(out, number, first, frames)
+
+    def _open_file(self, number: int) -> Frames:
+        copy = self._copied.get(number)
+        if copy is None or copy.path is None:
+            return super()._open_file(number)
+        opened = Directory(copy.path.parent).open(copy.path.name, None)
+        return Frames(opened, copy.features.shape, copy.features.dtype, str(copy.path), None)
+
+
+class ObjectShards(CopiedShards):
+    """The shards of a version in an object store, which are copied whole before they are read; if there are no places
+    for copies, ranges of them are read.
+
+    What a batch takes of a shard is asked for at once, neighbours in one request, and of all its shards side by side.
+    Nothing of features is kept in memory. Raises ArgumentError if there is room for less than a shard."""
+
+    def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
+        super().__init__(version, index, check, places)
+        self._most_files = max(1, len(index.shards))  # none of them takes a descriptor
+        if self.room is not None and self.room < (most := int(self.sizes.max(initial=0))):
+            setting = " and ".join(place.setting for place in places)
+            raise ArgumentError(
+                f"{setting} is {self.room:,} bytes: the largest shard of {version.path} has {most:,}, and "
+                f"shards are copied whole: give more, or no {setting.replace('copy_limit', 'copy_to')}="
+            )
+
+    def _begin_anew(self) -> None:
+        self._copied: dict[int, LocalCopy] = {}
+        self._one_at_a_time: dict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._fetching = threading.Semaphore(_COPIES_AT_ONCE)
+        self._num_held = 0
+
+    @property
+    def room(self) -> int | None:
+        """The bytes of the largest place; None if one has no limit, or there is none."""
+        limits = [math.inf if place.limit is None else place.limit for place in self.places]
+        most = max(limits, default=math.inf)
+        return None if most == math.inf else int(most)
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """The bytes of the features of each shard, as far as the index tells; int64 `[shards]`."""
+        frames = np.zeros(len(self.index.shards), np.int64)
+        ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
+        np.maximum.at(frames, np.asarray(self.index.shard), ends)
+        return frames * self.version.info.spec.bytes_per_frame
+
+    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
+        """The context to read such arrays in: they are in memory, or copied from the store just now."""
+        return nullcontext()
+
+    def hold(self, number: int) -> Callable[[], None] | None:
+        """Copy a shard, and keep the copy until the function is called that is returned; None if there is no room. A
+        StoreError says that the shard is not what was written, or cannot be fetched."""
+        copy = self._copy_of(number, self._file(number))
+        if copy is None:
+            return None
+        with changing:
+            release = copy.place.hold(copy.name) if self._num_held < _MOST_HELD else None
+            self._num_held += release is not None
+            copy.is_held = True
+        return partial(self._let_go, copy, release)
+
+    def _let_go(self, copy: LocalCopy, release: Callable[[], None] | None) -> None:
+        with changing:
+            self._copied.pop(copy.number, None)
+            if release is not None:
+                self._num_held -= 1
+                release()
+        copy.place.touch(copy.name, is_needed=False)
+
+    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
+        ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, first, count in zip(shards, firsts, counts, strict=True):
+            ranges[number].append((first, count))
+        read = in_parallel(self._of_shard, [*ranges.items()])
+        frames_of = dict(zip(ranges, map(iter, read), strict=True))
+        return [next(frames_of[number]) for number in shards]
+
+    def _of_shard(self, number_and_ranges: tuple[int, list[tuple[int, int]]]) -> list[NDArray[Any]]:
+        number, ranges = number_and_ranges
+        firsts, counts = zip(*ranges, strict=True)
+        chunk = self._file(number)
+        chunk.require_within(firsts, counts)
+        copy = self._copy_of(number, chunk)
+        if copy is None:
+            self._warn_of_no_room(chunk, "parts of shards are")
+        self._tell()  # of what has happened ahead, too
+        if copy is None:
+            return chunk.read_ranges(firsts, counts)
+        copy.count(sum(counts))
+        return [copy.features[first : first + count] for first, count in ranges]
+
+    def _copy_of(self, number: int, chunk: Frames) -> LocalCopy | None:
+        """The copy of a shard, which is made now if there is none; None if there is no room for it."""
+        with changing:
+            one_at_a_time = self._one_at_a_time[number]
+        with one_at_a_time:
+            copy = self._copied.get(number)
+            if copy is not None and copy.is_there():
+                return copy
+            with changing:  # of what has been removed, there is room again once it is not mapped any more
+                self._copied = {at: one for at, one in self._copied.items() if one.place.has(one.name)}
+            while True:
+                with self._fetching:
+                    made = self._find_or_make(number, chunk)
+                if isinstance(made, LocalCopy):
+                    with changing:
+                        self._copied[number] = made
+                    return made
+                if made is CopyRefused.FULL:
+                    return None
+                time.sleep(_POLL_SECONDS)
+
+    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
+        out[...] = frames
+
+
 @contextmanager
-def blaming_the_copy() -> Iterator[None]:
+def _blaming_the_copy() -> Iterator[None]:
     """Have damage that is found within be mended by removing the copy."""
     try:
         yield
@@ -392,7 +468,7 @@ def _work() -> None:
     global _thread
     while True:
         with changing:
-            caches = [cache for cache in _all if cache.is_at_work]
+            caches = [cache for cache in _all if isinstance(cache, FolderShards) and cache.is_at_work]
             if not caches:
                 _thread = None
                 return
@@ -410,108 +486,3 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
-
-
-def open_shards(version: Version, index: Index, check: bool, tiers: Tiers | None) -> Shards:
-    """The shards of a version that has copies, or is in an object store. Raises ArgumentError if it is in an object
-    store, and there is room for less than a shard."""
-    copies = LocalCopies(version, index.shards, [] if tiers is None else [*tiers.places(version)])
-    if isinstance(version.path, Path):
-        return _CopiedShards(version, index, check, copies)
-    shards = ObjectShards(version, index, check, copies)
-    most = int(shards.sizes.max(initial=0))
-    if copies.places and copies.room is not None and copies.room < most:
-        setting = " and ".join(place.setting for place in copies.places)
-        raise ArgumentError(
-            f"{setting} is {copies.room:,} bytes: the largest shard of {version.path} has {most:,}, and "
-            f"shards are copied whole: give more, or no {setting.replace('copy_limit', 'copy_to')}="
-        )
-    return shards
-
-
-class _CopiedShards(Shards):
-    """The shards of a version in a folder, in copies as soon as they are complete; `copies` makes them."""
-
-    def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies) -> None:
-        super().__init__(version, index, check=check)
-        self.copies = copies
-
-    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
-        if self.copies.has_news:
-            for copy in self.copies.collect():  # the thread that makes them changes nothing of this itself
-                self._features[copy.number] = copy.features
-                self._copied[copy.number] = copy
-                self._files.pop(copy.number, None)
-        return super()._slices(shards, firsts, counts)
-
-    def _open(self, number: int) -> NDArray[Any]:
-        features = super()._open(number)
-        self.copies.want(number)
-        return features
-
-    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
-        copy = self._copied.get(number)
-        if copy is not None and copy.path is None:  # in this process's memory
-            out[...] = copy.features[first : first + len(out)]
-            return
-        with nullcontext() if copy is None else blaming_the_copy():
-            super()._read_into(out, number, first, frames)
-
-    def _open_file(self, number: int) -> Frames:
-        copy = self._copied.get(number)
-        if copy is None or copy.path is None:
-            return super()._open_file(number)
-        opened = Directory(copy.path.parent).open(copy.path.name, None)
-        return Frames(opened, copy.features.shape, copy.features.dtype, str(copy.path), None)
-
-
-class ObjectShards(Shards):
-    """The frames and side arrays of a version's utterances in an object store. Safe to use from several threads.
-
-    What a batch takes of a shard is asked for at once, neighbours in one request, and of all its shards side by side.
-    Nothing of features is kept in memory. `copies` makes copies of whole shards before they are read; if it has no
-    places, ranges are read."""
-
-    def __init__(self, version: Version, index: Index, check: bool, copies: LocalCopies) -> None:
-        super().__init__(version, index, check=check)
-        self.copies = copies
-        self._most_files = max(1, len(index.shards))  # none of them takes a descriptor
-
-    def read_ahead(self, arrays: Iterable[NDArray[Any]]) -> AbstractContextManager[None]:
-        """The context to read such arrays in: they are in memory, or copied from the store just now."""
-        return nullcontext()
-
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """The bytes of the features of each shard, as far as the index tells; int64 `[shards]`."""
-        frames = np.zeros(len(self.index.shards), np.int64)
-        ends = np.asarray(self.index.first_frame) + np.asarray(self.index.num_frames)
-        np.maximum.at(frames, np.asarray(self.index.shard), ends)
-        return frames * self.version.info.spec.bytes_per_frame
-
-    def hold(self, number: int) -> Callable[[], None] | None:
-        """Copy a shard, and keep the copy until the function is called that is returned; see `LocalCopies.hold`."""
-        return self.copies.hold(number, self._file(number))
-
-    def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
-        ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for number, first, count in zip(shards, firsts, counts, strict=True):
-            ranges[number].append((first, count))
-        read = in_parallel(self._of_shard, [*ranges.items()])
-        frames_of = dict(zip(ranges, map(iter, read), strict=True))
-        return [next(frames_of[number]) for number in shards]
-
-    def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
-        out[...] = frames
-
-    def _of_shard(self, number_and_ranges: tuple[int, list[tuple[int, int]]]) -> list[NDArray[Any]]:
-        number, ranges = number_and_ranges
-        firsts, counts = zip(*ranges, strict=True)
-        chunk = self._file(number)
-        chunk.require_within(firsts, counts)
-        copy = self.copies.features(number, chunk, sum(counts)) if self.copies.places else None
-        if copy is None:
-            self._copied.pop(number, None)
-            return chunk.read_ranges(firsts, counts)
-        self._copied[number] = copy
-        return [copy.features[first : first + count] for first, count in ranges]

@@ -78,9 +78,9 @@ def settle(cache):
     """Read all of a cache, wait until nothing more is copied, and read the copies from now on."""
     for row in range(len(cache)):
         cache[row]
-    wait_until(lambda: not cache._shards.copies.is_at_work)
+    wait_until(lambda: not cache._shards.is_at_work)
     wait_until_idle()
-    if not cache._shards.copies._warnings:  # of which the next read warns
+    if not cache._shards._warnings:  # of which the next read warns
         cache[0]
 
 

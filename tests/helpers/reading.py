@@ -43,5 +43,5 @@ def read_with_local_copies(cache: str, disk: str, expected: str) -> None:
         for _ in range(3):
             for id_, data in values.items():
                 assert np.asarray(opened[id_]).tobytes() == data, id_
-            while opened._shards.copies.is_at_work:
+            while opened._shards.is_at_work:
                 opened.item(0)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache.errors import StoreError
 from featcache.loader.data_loader import ShardsAhead
-from featcache.loader.local_copies import LocalCopies
+from featcache.loader.local_copies import ObjectShards
 
 pytest.importorskip("obstore")
 SHARDS, EACH = 8, 12
@@ -132,7 +132,7 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
     cache._shards._files.clear()
     for path in copies_in(tmp_path).values():
         path.unlink()
-    cache._shards.copies._copies.clear()
+    cache._shards._copied.clear()
     with pytest.raises(StoreError, match="denied"):
         list(iteration)
 
@@ -154,7 +154,7 @@ def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, tmp_path
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         may_end.wait(30)
 
-    monkeypatch.setattr(LocalCopies, "hold", hang)
+    monkeypatch.setattr(ObjectShards, "hold", hang)
     with pytest.raises(KeyboardInterrupt):
         next(iter(loader_of(featcache.open(uploaded, copy_to=tmp_path), window=SHARDS)))
     assert len(ahead_threads()) == 1  # still in the network: nobody has waited for it

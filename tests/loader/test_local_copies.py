@@ -41,7 +41,7 @@ import featcache
 from featcache.errors import DamagedError
 from featcache.format.shard import Shard
 from featcache.loader import places
-from featcache.loader.local_copies import LocalCopies
+from featcache.loader.local_copies import ObjectShards
 from featcache.loader.places import CopyRefused
 from featcache.storage import files
 
@@ -277,9 +277,10 @@ def test_threads_that_copy_different_shards_do_not_meet(tmp_path, fast_switches)
     shard = SimpleNamespace(feature_blocks=lambda copy: [memoryview(bytes(BYTES))])
     version = SimpleNamespace(path="memory://b/v", shard=lambda name: shard)
     chunk = SimpleNamespace(num_bytes=BYTES - 4, dtype=np.dtype(np.uint8), shape=(BYTES - 4,))
-    copies = LocalCopies(version, [f"{number:016x}" for number in range(80)], [disk_of(tmp_path)])
+    index = SimpleNamespace(shards=[f"{number:016x}" for number in range(80)])
+    shards = ObjectShards(version, index, False, [disk_of(tmp_path)])
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda number: copies.features(number, chunk, 1), range(80)))
+        found = list(pool.map(lambda number: shards._copy_of(number, chunk), range(80)))
     assert len({copy.path for copy in found}) == 80
 
 
