@@ -45,6 +45,9 @@ lengths, 0.94 is wanted with 16 h, and 0.88 with 4; in batches of 240 s, 0.92 an
 _ROWS_AHEAD_BYTES = 4 << 30
 """The most bytes, about, of features of those batches."""
 
+_READ_AHEAD = 1024
+"""Batches that are looked at for what is to be fetched: a container may be much longer."""
+
 _FULL_SECONDS = 1800.0
 """Audio in full batches of rows, at which nothing more is decoded: more would only take memory."""
 
@@ -97,7 +100,7 @@ class _Workers:
         self._in_flight, self._isolated, self._downloads = in_flight, isolated, downloads
         self._extract_batch = batch_extractor(group.root, group.configs, group.device, group.source, downloads.take)
         # One worker at a time takes from it.
-        self._batches = self._cut(downloads.looked_ahead(tasks) if group.has_urls else tasks)
+        self._batches = self._cut(tasks)
         if group.has_urls:
             self._batches = _read_ahead(self._batches, downloads)
         row_jobs = [job for job in group.jobs if group.source is None and job.built.row_extractor is not None]
@@ -288,6 +291,6 @@ def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batc
         has_files = not batch.is_suspect and downloads.expect(batch.utterances)
         ahead.append(batch)
         # After a batch of which nothing is fetched, none is taken before it is wanted.
-        while ahead and not (has_files and downloads.is_room):
+        while ahead and not (has_files and downloads.is_room and len(ahead) < _READ_AHEAD):
             yield ahead.popleft()
     yield from ahead

@@ -4,23 +4,22 @@ The engine says which files will be wanted (`expect`), a batch at a time and in 
 worker that decodes a file takes it. Rows that cut the same file share what was fetched as long as one of them is
 expected. A file that nobody expected is fetched when it is wanted.
 
-Containers at URLs are large, and each is wanted for long, so the next ones are found by looking at the tasks that
-follow (`looked_ahead`), and fetched while the one before is decoded. Their copies are those of `audio/members.py`."""
+Containers at URLs are large, and each is wanted for long, so there is room for the next two while one is decoded. Their
+copies are those of `audio/members.py`."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import groupby, islice
+from itertools import groupby
 
 from featcache.audio.members import copy_of, fetch_ahead
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
 from featcache.errors import AudioError, Reason, counted
-from featcache.extraction.tasks import ShardTask
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, CopiedSource, Member, Url, locate
+from featcache.manifest.audio_locations import AudioLocation, CopiedSource, Member, Url, locate, url_of
 from featcache.manifest.segments import Utterance
 
 _PER_WORKER = 32
@@ -35,10 +34,7 @@ _AHEAD_BYTES = 256 << 20
 """The bytes that may be held ahead, approximately. One batch is held in any case."""
 
 _CONTAINERS_AHEAD = 2
-"""Containers that are fetched, or have been, before they are wanted."""
-
-_TASKS_AHEAD = 16
-"""Tasks that are looked at for the next containers."""
+"""Containers that are fetched, or have been, besides the one that is wanted now or next."""
 
 _FILES_PER_CONTAINER = 25
 """A container that cannot be fetched counts as so many files."""
@@ -70,19 +66,16 @@ class Downloads:
         self._lock = threading.Lock()  # guards what follows
         self._files: dict[Url, Future[Fetched]] = {}
         self._wanted: Counter[Url] = Counter()  # how often each will be taken
-        self._sizes: dict[Url, int] = {}  # of those that have been fetched
         self._fetched_bytes = self._fetched_files = 0
         self._in_vain = 0  # files in a row
-        self._containers: dict[Url, int] = {}  # all that have been seen, with their numbers in the order of the tasks
+        self._containers: dict[Url, int] = {}  # all that have been expected, with their numbers in this order
         self._wanted_containers = 0  # the number after that of the last one that was wanted
-        self._begun_containers = 0  # the number of the next one to be fetched
 
     def __enter__(self) -> Downloads:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.closed.set()
-        self._containers.clear()
         self._threads.shutdown(cancel_futures=True)
         self._containers_pool.shutdown(cancel_futures=True)
 
@@ -91,46 +84,45 @@ class Downloads:
         """Whether more should be expected, so that threads and memory are used."""
         with self._lock:
             mean = self._fetched_bytes / self._fetched_files if self._fetched_files else 0.0
-            under_way = len(self._files) - len(self._sizes)
-            held = sum(self._sizes.values()) + mean * under_way
+            fetched = [file for file in self._files.values() if file.done() and file.exception() is None]
+            under_way = len(self._files) - len(fetched)
+            held = sum(file.result().stamp.size for file in fetched) + mean * under_way
             # Before any has come, nobody knows how large they are: the number doubles with those that have.
-            return under_way < min(2 * self._at_once, 8 + 2 * self._fetched_files) and held < _AHEAD_BYTES
+            for_files = under_way < min(2 * self._at_once, 8 + 2 * self._fetched_files) and held < _AHEAD_BYTES
+            return for_files and len(self._containers) - self._wanted_containers <= _CONTAINERS_AHEAD
 
-    def looked_ahead(self, tasks: Iterator[ShardTask]) -> Iterator[ShardTask]:
-        """The same tasks; the containers of those that follow are fetched ahead."""
-        ahead: deque[ShardTask] = deque()
-        for task in tasks:
-            ahead.append(task)
-            with self._lock:
-                for location in self._locations(task.utterances):
-                    if isinstance(location, Member) and isinstance(location.container, Url):
-                        self._containers.setdefault(location.container, len(self._containers))
-            self._fetch_containers()
-            while len(ahead) > _TASKS_AHEAD or (
-                ahead and len(self._containers) > self._begun_containers + _CONTAINERS_AHEAD
-            ):
-                yield ahead.popleft()
-        yield from ahead
-
-    def expect(self, utterances: Sequence[Utterance]) -> bool:
-        """Begin to fetch the files of a batch, which will be taken in this order, once for each run of equal paths.
+    def expect(self, utterances: Iterable[Utterance]) -> bool:
+        """Begin to fetch what a batch needs: files, which will be taken in this order, once for each run of equal
+        paths, and containers.
 
         Returns:
-            Whether there are any.
+            Whether there is any.
         """
-        urls = [location for location in self._locations(utterances) if isinstance(location, Url)]
-        for url in urls:
+        is_any = False
+        for path, _ in groupby(utterances, key=lambda utterance: utterance.path):
+            location = locate(self._root, path)
+            url = url_of(location)
+            if url is None:
+                continue
+            is_any = True
             with self._lock:
+                if isinstance(location, Member):
+                    if url not in self._containers:
+                        number = self._containers[url] = len(self._containers)
+                        self._containers_pool.submit(self._fetch_container, url, number)
+                    continue
                 self._wanted[url] += 1
                 if url not in self._files:
                     self._files[url] = self._threads.submit(self._fetch, url)
-        return bool(urls)
+        return is_any
 
     def take(self, source: CopiedSource) -> Fetched:
         """A copy of what is no file of this machine; waits for it. Raises AudioError if there is none, or it is empty;
         StoppedError if the run is being stopped, and a container or a command takes long."""
         if isinstance(source, Member) and isinstance(source.container, Url):
-            self._fetch_containers(source.container)
+            with self._lock:
+                number = self._containers.get(source.container, -1)
+                self._wanted_containers = max(self._wanted_containers, number + 1)
         if not isinstance(source, Url):
             return copy_of(source, self._wait_for_copy)
         url = source
@@ -140,26 +132,11 @@ class Downloads:
                 self._wanted[url] -= 1
                 if not self._wanted[url]:
                     del self._wanted[url], self._files[url]
-                    self._sizes.pop(url, None)
         return fetch(url, self._wait) if future is None else future.result()
 
-    def _locations(self, utterances: Iterable[Utterance]) -> Iterator[AudioSource]:
-        return (locate(self._root, path) for path, _ in groupby(utterances, key=lambda utterance: utterance.path))
-
-    def _fetch_containers(self, wanted: Url | None = None) -> None:
-        """Begin to fetch the containers that come after the one that is wanted now; those before it are no more to be
-        fetched ahead. (Other runs may have done them.)"""
-        with self._lock:
-            after = self._containers.get(wanted, -1) + 1 if wanted else 0
-            self._wanted_containers = max(self._wanted_containers, after)
-            first = max(self._begun_containers, self._wanted_containers)
-            end = self._wanted_containers + _CONTAINERS_AHEAD
-            coming = [*islice(self._containers, first, end)] if first < end else []
-            self._begun_containers = first + len(coming)
-            for container in coming:
-                self._containers_pool.submit(self._fetch_container, container)
-
-    def _fetch_container(self, container: Url) -> None:
+    def _fetch_container(self, container: Url, number: int) -> None:
+        if number < self._wanted_containers:
+            return  # whoever wants it fetches it
         # Whoever wants it gets the error.
         with suppress(AudioError, StoppedError), self._counting(container, _FILES_PER_CONTAINER):
             fetch_ahead(container, self._wait_for_copy)
@@ -190,8 +167,6 @@ class Downloads:
         with self._lock:
             self._fetched_bytes += fetched.stamp.size
             self._fetched_files += 1
-            if url in self._files:
-                self._sizes[url] = fetched.stamp.size
         return fetched
 
     def _wait(self, seconds: float) -> None:
