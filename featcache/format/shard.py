@@ -45,8 +45,6 @@ COLUMNS = {
 _READ_AT_ONCE = 256
 """Items that are fetched together."""
 
-_BLOCK_BYTES = 4 << 20
-
 _REPEATED = 4096
 """Half the number of values that numpy's buffer holds."""
 
@@ -132,18 +130,6 @@ class Frames:
         with self._naming_remedy():
             ranges = self._file.read_ranges(starts, sizes)
         return [np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:]) for data in ranges]
-
-    def take(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
-        """Frames by their numbers, which rise: `[numbers, *item_shape]`."""
-        frames: NDArray[Any] = np.empty((len(numbers), *self.shape[1:]), self.dtype)
-        at, most = 0, max(1, _BLOCK_BYTES // max(1, self._frame_bytes))
-        while at < len(numbers):
-            first = int(numbers[at])
-            end = int(np.searchsorted(numbers, first + most))
-            (block,) = self.read_ranges([first], [int(numbers[end - 1]) + 1 - first])
-            frames[at:end] = block[numbers[at:end] - first]
-            at = end
-        return frames
 
     @contextmanager
     def _naming_remedy(self) -> Iterator[None]:
