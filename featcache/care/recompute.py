@@ -6,7 +6,6 @@ Of quantised features the values are compared, and one level counts as rounding.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,11 +50,6 @@ class Recomputed:
     """The number of differing codes in frames where rounding decides between codewords."""
     problems: list[Problem] = field(default_factory=list)
     """What differs by more than rounding, or could not be extracted again."""
-
-
-def items_at_random(index: Index, count: int) -> list[int]:
-    """Sample positions of the index at random, distinct and sorted."""
-    return sorted(random.Random().sample(range(len(index)), min(count, len(index))))
 
 
 def recompute(

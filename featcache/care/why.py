@@ -48,16 +48,14 @@ def compare_versions(config: Config, fingerprint: str, versions: list[Version]) 
 def find_causes(plan: VersionPlan) -> list[Cause]:
     """Why the rows that a plan is to extract are to be extracted, the most frequent cause first. Raises DamagedError if
     a shard that holds older features is not what was written."""
-    rows: dict[tuple[str, bool], list[NDArray[np.int64]]] = {}
-    examples: dict[tuple[str, bool], tuple[int, str]] = {}
-    for found, why, again, example in _reasons(plan):
-        rows.setdefault((why, again), []).append(found)
-        of_first = int(found[0]), example
-        examples[why, again] = min(examples.get((why, again), of_first), of_first)
+    found: dict[tuple[str, bool], list[tuple[NDArray[np.int64], str]]] = {}
+    for rows, why, again, example in _reasons(plan):
+        found.setdefault((why, again), []).append((rows, example))
     causes = []
-    for (why, again), parts in rows.items():
-        numbers = np.sort(np.concatenate(parts))
-        causes.append(Cause(why, numbers, plan.manifest.ids.take(numbers), examples[why, again][1], again))
+    for (why, again), parts in found.items():
+        numbers = np.sort(np.concatenate([rows for rows, _ in parts]))
+        _, example = min(parts, key=lambda part: int(part[0][0]))
+        causes.append(Cause(why, numbers, plan.manifest.ids.take(numbers), example, again))
     return sorted(causes, key=lambda cause: -len(cause.rows))
 
 

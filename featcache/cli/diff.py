@@ -47,8 +47,7 @@ def diff(first: Location, second: Location, values: int) -> None:
     found = compare(Cache(select_version(first)), Cache(select_version(second)), values)
     if printing.as_json:
         lists = {name: [*getattr(found, name)] for name in ("gone", "added", "changed")}
-        rest = {name: getattr(found, name) for name in ("same_fingerprint", "config", "common")}
-        say_json({**rest, **lists, "values": found.values and asdict(found.values)})
+        say_json({**vars(found), **lists, "values": found.values and asdict(found.values)})
     if found.same_fingerprint:
         say("config: the same")
     else:

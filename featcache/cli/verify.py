@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 from collections import Counter
@@ -137,13 +138,14 @@ def verify(
 def _recompute(
     version: Version, root: AudioLocation | None, count: int, device: str | None, threads: int, urls: CallersUrls
 ) -> Recomputed:
-    from featcache.care.recompute import items_at_random, recompute
+    from featcache.care.recompute import recompute
     from featcache.device import Device
     from featcache.version.index import open_index
 
     def again() -> Recomputed:
         index = open_index(version)
-        return recompute(version, index, items_at_random(index, count), root, Device(device, threads), urls)
+        positions = sorted(random.sample(range(len(index)), min(count, len(index))))
+        return recompute(version, index, positions, root, Device(device, threads), urls)
 
     return version.reading(again)
 
