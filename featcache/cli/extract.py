@@ -65,7 +65,7 @@ _Ends = dict[Location, tuple[int, dict[str, Any]]]
 @click.option(
     "--shard-size",
     "shard_megabytes",
-    type=float,
+    type=click.FloatRange(min=0, min_open=True),
     metavar="MB",
     help="Approximate size of a shard. A kill loses the shards being written. Does not change values.  [default: 128]",
 )
@@ -131,8 +131,6 @@ def extract(
     progress: str,
     log: Path | None,
     quiet: bool,
-    reading: dict[str, Any],
-    keys: dict[str, Any],
     **chosen: Any,
 ) -> int:
     """Extract the features of the MANIFEST's utterances into a cache.
@@ -190,6 +188,8 @@ def extract(
     from featcache.version.corpus import manifests_of_parts
     from featcache.version.selection import is_corpus
 
+    reading = {name: chosen.pop(name) for name in options.READING}
+    keys = options.take_keys(reading)
     run_options = Options(**{name: value for name, value in chosen.items() if value is not None})
     loaded = [load_config(config, keys) for config in configs]
     if sys.stderr.isatty():

@@ -33,9 +33,7 @@ _LOOKING_THREADS = 4
 @options.threads("Files that are looked at side by side.  [default: 4 for each core, at most 32]")
 @options.force
 @options.as_json()
-def manifest(
-    manifest: str, output: Path, to: str | None, threads: int | None, force: bool, reading: dict[str, Any]
-) -> int:
+def manifest(manifest: str, output: Path, to: str | None, threads: int | None, force: bool, **reading: Any) -> int:
     """Write the MANIFEST, whatever its format, as another one: the same ids, segments and columns.
 
     As CSV, JSONL or Parquet, paths stay as they are, so that features that were extracted with either are those of the

@@ -130,7 +130,8 @@ force = flag("--force", "Replace FILE if it exists.")
 dry_run = flag("--dry-run", "Say what would be removed, and remove nothing.")
 yes = flag("--yes", "Do not ask. Needed where nobody can be asked: not on a terminal.")
 
-_READING = ("root", "format", "values", "allow_commands", "allow_queries")
+READING = ("root", "format", "values", "allow_commands", "allow_queries")
+"""What a command is given that are arguments of `read_manifest`."""
 
 _OF_MANIFEST = "What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
 _OF_CONFIGS = (
@@ -150,34 +151,23 @@ def root(default: str = "the manifest's folder") -> Decorator:
     return click.option("--root", type=_ROOT, metavar="FOLDER", help=help_text)
 
 
-def manifest_format(command: Callable[..., Any], has_configs: bool = False) -> Callable[..., Any]:
-    """`--format`, `--set`, `--allow-commands` and `--allow-queries`, for every command that reads a manifest.
-
-    The command gets them as one dictionary, `reading`: arguments of `read_manifest`. So it gets `--root`, if it has
-    that."""
-
-    @functools.wraps(command)
-    def gathered(**given: Any) -> Any:
-        reading = {name: given.pop(name) for name in _READING if name in given}
-        if has_configs:
-            given["keys"] = _take_keys(reading["values"])
-        return command(**given, reading=reading)
-
-    text = _OF_CONFIGS if has_configs else _OF_MANIFEST
-    setting = click.option("--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=text)
-    return _FORMAT(setting(_ALLOW_COMMANDS(_ALLOW_QUERIES(gathered))))
+def manifest_format(command: Callable[..., Any], setting: str = _OF_MANIFEST) -> Callable[..., Any]:
+    """`--format`, `--set`, `--allow-commands` and `--allow-queries`, for every command that reads a manifest: arguments
+    of `read_manifest`, as is `--root`, if it has that. They may be gathered as `**reading`."""
+    values = click.option("--set", "values", multiple=True, callback=_values, metavar="NAME=VALUE", help=setting)
+    return _FORMAT(values(_ALLOW_COMMANDS(_ALLOW_QUERIES(command))))
 
 
-manifest_and_config_keys = functools.partial(manifest_format, has_configs=True)
-"""The same, for every command that reads a manifest and configs. The keys of configs that `--set` gives are apart, in
-the dictionary `keys`: an argument of `load_config`."""
+manifest_and_config_keys = functools.partial(manifest_format, setting=_OF_CONFIGS)
+"""The same, for every command that reads a manifest and configs; see `take_keys`."""
 
 
-def _take_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Take the keys of configs out of what `--set` gives."""
+def take_keys(reading: dict[str, Any]) -> dict[str, Any]:
+    """Take the keys of configs out of what `--set` gives: an argument of `load_config`."""
     from featcache.config.config import KEYS
     from featcache.config.strict_yaml import load_yaml
 
+    values = reading["values"] = {**reading["values"]}  # for the other parts of a corpus, it stays as it was
     keys = {}
     for name in [name for name in values if name.partition(".")[0] in KEYS]:
         try:

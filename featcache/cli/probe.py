@@ -46,8 +46,7 @@ def probe(
     device: str | None,
     threads: int | None,
     utterances: int,
-    reading: dict[str, Any],
-    keys: dict[str, Any],
+    **reading: Any,
 ) -> None:
     """Measure, on this device, how batching and precision change the values of CONFIG, with some of the
     MANIFEST's utterances.
@@ -70,7 +69,7 @@ def probe(
     from featcache.version.records import write_probe
     from featcache.version.version import Version
 
-    loaded = load_config(config, keys)
+    loaded = load_config(config, options.take_keys(reading))
     wanted = options.read_manifest(manifest, reading, loaded.keys, carry=False)
     for said in copying_notes(wanted):
         note(said)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @options.dry_run
 @options.yes
 @options.as_json()
-def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, reading: dict[str, Any]) -> int:
+def prune(path: Location, manifest: str | None, force: bool, dry_run: bool, yes: bool, **reading: Any) -> int:
     """Remove what no reader needs from all versions of a cache, or from one: items of utterances that were extracted
     again; with --manifest, utterances that it does not have; and what killed processes have left.
 

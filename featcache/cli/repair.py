@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @options.threads("As for extract.")
 @options.trust_remote_code
 @options.as_json()
-def repair(path: Location, manifest: str, reading: dict[str, Any], **chosen: Any) -> int:
+def repair(path: Location, manifest: str, device: str | None, threads: int | None, **reading: Any) -> int:
     """Read every byte of a version (or of all versions of a cache), and re-extract the damaged utterances.
 
     The undamaged utterances of a damaged shard are kept, bit for bit: they are written to a new shard before
@@ -52,8 +52,9 @@ def repair(path: Location, manifest: str, reading: dict[str, Any], **chosen: Any
     from featcache.version.selection import version_folders
 
     read = options.read_manifest(manifest, reading, carry=False)
+    chosen = Options(device=device, threads=threads)
     with stoppable(kill_commands) as stop:
-        repaired = [repair_version(folder, read, Options(**chosen), stop=stop) for folder in version_folders(path)]
+        repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
     say_json({"versions": [as_document(version) for version in repaired]})
     codes = [_say(version) for version in repaired]
     return 1 if 1 in codes else worst(codes)

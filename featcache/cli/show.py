@@ -152,9 +152,9 @@ def why(
     manifest: str | None,
     config: str,
     utterance: str | None,
-    reading: dict[str, Any],
-    keys: dict[str, Any],
-    **chosen: Any,
+    retry_failed: bool,
+    check_sources: bool,
+    **reading: Any,
 ) -> None:
     """Say how CONFIG differs from the versions in the cache: in which keys, in the extractor's revision, or in the
     content of its weights. With a MANIFEST, say which utterances `featcache extract` would extract, and why: they are
@@ -175,7 +175,7 @@ def why(
     from featcache.extraction.plan import plan_extraction
     from featcache.version.selection import select_versions
 
-    loaded = load_config(config, keys)
+    loaded = load_config(config, options.take_keys(reading))
     fingerprint = loaded.fingerprint()
     if manifest is None:
         options.refuse_unused(reading["values"], loaded.keys)
@@ -198,8 +198,8 @@ def why(
     if manifest is not None:
         read = options.read_manifest(manifest, reading, loaded.keys, carry=False)
         # As `extract` would do it; `--replace` is taken as given.
-        run_options = Options(device="cpu", replace=True, **chosen)
-        plan = plan_extraction(read, [loaded], versions[0].path.parent, run_options).versions[0]
+        chosen = Options(device="cpu", retry_failed=retry_failed, check_sources=check_sources, replace=True)
+        plan = plan_extraction(read, [loaded], versions[0].path.parent, chosen).versions[0]
         causes = find_causes(plan)
         document["plan"] = {
             "path": str(plan.path),

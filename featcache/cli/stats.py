@@ -33,13 +33,7 @@ _SHOWN = 20
 @options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
 def stats(
-    path: Location,
-    manifest: str | None,
-    by: str | None,
-    output: Path | None,
-    force: bool,
-    threads: int,
-    reading: dict[str, Any],
+    path: Location, manifest: str | None, by: str | None, output: Path | None, force: bool, threads: int, **reading: Any
 ) -> None:
     """Compute the mean and variance of every dimension of a version's features in one pass: over all frames and, with
     --by, for each speaker or other group. For codes, report how many are used.

@@ -74,7 +74,7 @@ def verify(
     recompute: int,
     device: str | None,
     threads: int,
-    reading: dict[str, Any],
+    **reading: Any,
 ) -> int:
     """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
     utterance, non-finite values, frame counts, duplicate ids, shards of other versions; whether utterances are

@@ -183,6 +183,7 @@ def test_commands_do_each_part(cli, audio, corpus, extract, scratch):
     assert "4 utterances: 4 there, 0 to extract\n" in why
     assert "p1/fbank80" in why
     assert "p0/fbank80" not in why
+    assert cli("why", corpus, "-c", "fbank80", "--set", "params.low_freq=0").out.count("low_freq: 20.0 -> 0.0") == 3
     why = cli("why", corpus, "-c", "fbank80", "--set", "mistyped=1")
     assert (why.code, why.err.count("featcache: --set mistyped: it is not a key of the config\n")) == (2, 3)
     missing = cli("show", corpus, "utt-99")
