@@ -7,7 +7,8 @@ import operator
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 
@@ -76,7 +77,8 @@ class Cache:
         self._buffers = Buffers()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.version, self.index.shards, self.check, self._tiers)
+        version = replace(self.version, shards=self.index.shards)
+        return partial(Cache, check=self.check, tiers=self._tiers), (version,)
 
     def __repr__(self) -> str:
         from featcache.loader.display import line_of
@@ -354,11 +356,6 @@ class Cache:
         if len(keys) and isinstance(next(iter(keys)), str):
             return self.find(cast("Iterable[str]", keys))
         return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
-
-
-def _reopen(version: Version, shards: Sequence[str], check: bool, tiers: Tiers | None) -> Cache:
-    """A cache of the same utterances in another process."""
-    return Cache(version, check=check, index=open_index(version, shards), tiers=tiers)
 
 
 class Buffers:

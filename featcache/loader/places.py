@@ -136,18 +136,12 @@ class Disk:
         except OSError:
             self._is_broken = True  # nobody waits for it again
             raise
-        try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        try:
-            if os.fstat(descriptor).st_size != num_bytes:
-                return None
-            with suppress(PermissionError):  # another user's
-                os.utime(descriptor)
-            return map_file(descriptor, num_bytes)
-        finally:
-            os.close(descriptor)
+        with suppress(FileNotFoundError), Lock(self.path(name), os.O_RDONLY | os.O_NOFOLLOW) as file:
+            if os.fstat(file.descriptor).st_size == num_bytes:
+                with suppress(PermissionError):  # another user's
+                    os.utime(file.descriptor)
+                return map_file(file.descriptor, num_bytes)
+        return None
 
     def has(self, name: str) -> bool:
         """Whether there is a copy of that name."""
