@@ -48,11 +48,6 @@ _VIRTUAL_MEMORY = 102
 _SYSTEM = Path("/sys")
 
 
-def available_threads() -> int:
-    """The number of cores that this process may use: those of its affinity, not those of the machine."""
-    return len(os.sched_getaffinity(0))
-
-
 def parse_device(name: str | torch.device) -> torch.device:
     """A torch device of this machine by its name: `cpu`, `cuda`, `cuda:1`, or another that torch knows. A ValueError
     says why there is none, without the name."""
@@ -148,7 +143,8 @@ class Device:
         self.batch_seconds = BATCH_SECONDS["cuda" if self.is_cuda else "cpu"]
         if threads is not None:
             threads = require_int("threads", threads, 1, MOST_THREADS)
-        self.threads = threads or min(available_threads(), 1 << 16 if self.is_cuda else MAX_CPU_THREADS)
+        cores = len(os.sched_getaffinity(0))  # that this process may use, which may be fewer than the machine has
+        self.threads = threads or (cores if self.is_cuda else min(cores, MAX_CPU_THREADS))
         self.workers = self.threads + (_CUDA_SLOTS if self.is_cuda else 0)
         self.slots = _CUDA_SLOTS if self.is_cuda else self.workers
         self.row_workers = _CUDA_SLOTS if self.is_cuda else 0

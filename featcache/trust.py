@@ -38,9 +38,10 @@ def allowed_commands() -> frozenset[str]:
 
 
 @contextmanager
-def without_downloads() -> Iterator[None]:
-    """Within the block, look for weights on this machine only. Weights that only a cache names are loaded like this."""
-    before = _may_download.set(False)
+def without_downloads(is_recorded: bool = True) -> Iterator[None]:
+    """Within the block, look for weights on this machine only, unless they are the user's own: not `is_recorded` in a
+    cache, which alone names them."""
+    before = _may_download.set(may_download() and not is_recorded)
     try:
         yield
     finally:

@@ -6,7 +6,6 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -108,7 +107,7 @@ class Config:
             ConfigError: The parameters contradict each other or the sample rate, or weights cannot be loaded.
         """
         try:
-            with _weights_access(self.is_recorded):
+            with without_downloads(self.is_recorded):
                 return self.extractor_class(self.params, self.audio.sample_rate, device)
         except ConfigError as error:  # a run may have several configs, so the message names the one at fault
             raise ConfigError(f"config {self.source or self.name}: {error}") from error
@@ -131,7 +130,7 @@ class Config:
 
     def fingerprint(self) -> str:
         """SHA-256, in hex, of everything that decides the values: see `featcache.extractors.fingerprint`."""
-        with _weights_access(self.is_recorded):
+        with without_downloads(self.is_recorded):
             return extractors.fingerprint(self.resolved())
 
 
@@ -260,13 +259,8 @@ def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
             extractors.require_registered(name)
         except ConfigError as error:
             raise ConfigError(f"config {source}: {error}") from error
-    with _weights_access(is_recorded=True):
+    with without_downloads():
         return replace(config_from(document, source), is_recorded=True)
-
-
-def _weights_access(is_recorded: bool) -> AbstractContextManager[None]:
-    """The context in which a config's weights are looked for: for a recorded config, without downloads."""
-    return without_downloads() if is_recorded else nullcontext()
 
 
 def packaged_configs() -> dict[str, str]:

@@ -166,14 +166,6 @@ class Delivery:
     def append(self, batch: Batch) -> None:
         """Append a batch that was taken. Raises StoreError if the cache cannot be written: it is half written then."""
         started = perf_counter()
-        self._write(batch)
-        with self._state:
-            self.appended += 1
-            self.appended_seconds += batch.seconds
-            self._progress.stages["write"] += perf_counter() - started
-            self._state.notify_all()
-
-    def _write(self, batch: Batch) -> None:
         self._begun = shard = batch.shard
         while batch.parts:
             part = batch.parts.pop(0)
@@ -185,6 +177,11 @@ class Delivery:
             self._begun = None
             self._commit_slots.acquire()
             self._commits.submit(self._commit, shard).add_done_callback(self._committed)
+        with self._state:
+            self.appended += 1
+            self.appended_seconds += batch.seconds
+            self._progress.stages["write"] += perf_counter() - started
+            self._state.notify_all()
 
     def _commit(self, shard: OpenShard) -> None:
         try:

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 
 import torch
 
-from featcache.device import MAX_CPU_THREADS, available_threads
+from featcache.device import Device
 from featcache.engines.dispatch import dispatch
 from featcache.engines.process import OtherProcess
 from featcache.engines.worker import Died, Event, Message, WorkerSetup
@@ -23,11 +23,8 @@ _MAIN = "featcache.engines.worker:serve"
 
 
 def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
-    """Each device's share of the budget of threads; at least one."""
-    if threads is None:
-        threads = available_threads()
-        if all(name == "cpu" for name in devices):
-            threads = min(threads, MAX_CPU_THREADS)
+    """Each device's share of the budget of threads, by default the largest that one would have; at least one."""
+    threads = threads or max(Device(name).threads for name in devices)
     share, more = divmod(threads, len(devices))
     return [max(1, share + (number < more)) for number in range(len(devices))]
 

@@ -74,8 +74,6 @@ class IsolatedProcess:
             if ended == "SIGKILL" and kills_for_memory() > kills:
                 ended = "out of memory"
             return self._crashed(number, utterance, f"extracting it ended a process: {ended}")
-        if answer is None:
-            raise StoppedError
         if isinstance(answer, Exception):
             raise answer
         extracted, times_there = answer
@@ -114,8 +112,8 @@ class IsolatedProcess:
         return self._process
 
 
-_Answer = tuple[Extracted, WorkerTimes] | Exception | None
-"""What the other process says of an utterance: None if it has given up, because it was to stop."""
+_Answer = tuple[Extracted, WorkerTimes] | Exception
+"""What the other process says of an utterance."""
 
 
 # In the other process
@@ -165,8 +163,8 @@ def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _
             result.compute(device)
             result = result.extracted()
             times.extract += result.seconds
-    except StoppedError:
-        return None
+    except StoppedError as error:
+        return error
     except Exception as error:
         if device.is_lost():
             raise SystemExit(f"{utterance.id}: {error}") from error  # this process can compute nothing any more

@@ -127,25 +127,22 @@ class Inbox:
 
     def __init__(self) -> None:
         self.stop = threading.Event()
-        self._works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self.works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        """What is to be done, in order; None at the end."""
 
     def put(self, message: Message) -> None:
         """Take a message."""
         if isinstance(message, Stop):
             self.stop.set()
         else:
-            self._works.put(message)
-
-    def get(self) -> Work | None:
-        """What is to be done next; waits for it. None at the end."""
-        return self._works.get()
+            self.works.put(message)
 
     def close(self) -> None:
         """Nobody listens any more: commit what was begun, and end; at once if that was asked for already."""
         if self.stop.is_set():
             end_process()
         self.stop.set()
-        self._works.put(None)
+        self.works.put(None)
         limit = threading.Timer(_SECONDS_TO_COMMIT, end_process)
         limit.daemon = True
         with suppress(RuntimeError):  # this process is at its end, where Python 3.12 starts no thread
@@ -191,7 +188,7 @@ def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> Non
     try:
         worker = _Worker(setup, inbox.stop, send)
         send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
-        while (tasks := inbox.get()) is not None:
+        while (tasks := inbox.works.get()) is not None:
             worker.do(tasks)
     except Exception as error:  # noqa: BLE001 (whoever has started this is told)
         if worker is not None and worker.device.is_lost():

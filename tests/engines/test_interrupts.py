@@ -160,14 +160,14 @@ def clips(tmp_path) -> Path:
 
 def run(manifest: Path, config: Path, cache: Path, threads: int, stop_after: int | None = None):
     """Extract in this process; the run is stopped when so many batches are appended."""
-    stop, appended, write = threading.Event(), itertools.count(1), Delivery._write
+    stop, appended, write = threading.Event(), itertools.count(1), Delivery.append
 
     def counted(*batch):
         if next(appended) == stop_after:
             stop.set()
         write(*batch)
 
-    with mock.patch.object(Delivery, "_write", counted):
+    with mock.patch.object(Delivery, "append", counted):
         return featcache.extract(manifest, config, cache, featcache.Options("cpu", threads), stop=stop)
 
 

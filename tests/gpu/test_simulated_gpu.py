@@ -93,8 +93,8 @@ def test_a_whole_extraction_is_in_order(corpus, tmp_path, monkeypatch, name):
         monkeypatch.setitem(getattr(rows, constant), "cuda", value)
     manifest = corpus.manifest(corpus.rows[:8])
     expected = featcache.extract(manifest, [config], tmp_path / "cpu", featcache.Options("cpu", 2))
-    did, write, compute = defaultdict(set), Delivery._write, local.compute_rows
-    monkeypatch.setattr(Delivery, "_write", lambda *it: (did["append"].add(current_thread()), write(*it))[1])
+    did, write, compute = defaultdict(set), Delivery.append, local.compute_rows
+    monkeypatch.setattr(Delivery, "append", lambda *it: (did["append"].add(current_thread()), write(*it))[1])
     monkeypatch.setattr(local, "compute_rows", lambda *it: (did["compute"].add(current_thread()), compute(*it))[1])
     with as_gpu() as gpu:
         summary = featcache.extract(manifest, [config], tmp_path / "gpu", featcache.Options("cuda", 2))
