@@ -117,7 +117,7 @@ HOSTILE = {
     "a size beyond all": (patched(made(("a", b"d")), 124, b"\x80" + b"\xff" * 11), Reason.NOT_AUDIO, "no tar"),
     "a size beyond the tar": (patched(made(("a", b"d")), 124, b"77777777777\0"), Reason.TRUNCATED, "cut short"),
     "a huge PAX header": (patched(with_pax({"x": "y"}), 124, b"77777777777\0"), Reason.NOT_AUDIO, "header of more"),
-    "PAX headers of 32 kB": (with_pax({"x": "y" * 32768}), Reason.NOT_AUDIO, "header of more than 16,384 bytes"),
+    "PAX headers of 170 kB": (with_pax({"x": "y" * 170_000}), Reason.NOT_AUDIO, "header of more than 163,840 bytes"),
     "a PAX size that is none": (with_pax({"size": "-1"}), Reason.NOT_AUDIO, "no tar"),
     "a PAX record of no length": (with_pax({"x": "y"}).replace(b"6 x=y", b"0 x=y"), Reason.NOT_AUDIO, "no tar"),
     "a gzip": (b"\x1f\x8b" + bytes(2000), Reason.NOT_AUDIO, "no tar"),
@@ -132,6 +132,17 @@ def test_what_is_no_file_of_the_tar_is_refused(kind):
     with pytest.raises(AudioError, match=words) as refused:
         index_of(data)[0].find("a")
     assert refused.value.reason == reason
+
+
+def test_attributes_are_passed_over_and_records_that_overlap():
+    """These took the square of their 64 kB in tarfile."""
+    member = tarfile.TarInfo("long/" + "a" * 200)
+    member.size, member.pax_headers = 4, {"SCHILY.xattr.user.x": "2 " * (32 << 10)}
+    data = member.tobuf(tarfile.PAX_FORMAT) + b"data".ljust(1536, b"\0")
+    assert content(data, member.name) == b"data"
+    overlapping = data.replace(b"65563 SCHILY.xattr.user.x=", b"2 " * 13)
+    assert overlapping != data
+    assert content(overlapping, member.name[:100]) == b"data"
 
 
 def test_an_endless_chain_of_headers_ends():
