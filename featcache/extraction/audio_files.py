@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ from featcache.manifest.audio_locations import (
     why_no_file,
 )
 from featcache.manifest.segments import Utterance
-from featcache.manifest.utterances import CallersUrls, Manifest, nearest_sample, rows_at_even_steps
+from featcache.manifest.utterances import Manifest, nearest_sample, rows_at_even_steps
 from featcache.version.index import Index
 from featcache.version.join import RowStatus, find_other_files, refuse_paths, sources_of
 from featcache.version.ledger import Failure
@@ -120,10 +120,7 @@ def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, vers
     sources = sources_of(version, index, status.positions[rows])
 
     def look(some: NDArray[np.int64]) -> list[Stamp]:
-        locations = [manifest.resolve(path) for path in manifest.paths.take(some)]
-        if not any(map(url_of, locations)):
-            return [stat_of(location) for location in locations]
-        return each_at_once(stat_of, locations)
+        return stats_of([manifest.resolve(path) for path in manifest.paths.take(some)])
 
     with ThreadPoolExecutor(1 if manifest.has_urls else _STAT_THREADS) as pool:
         now = list(chain.from_iterable(pool.map(look, np.array_split(rows, 1 + len(rows) // 1024))))
@@ -289,6 +286,11 @@ def stat_of(location: AudioSource) -> Stamp:
     return stat.st_size, stat.st_mtime_ns
 
 
+def stats_of(locations: Sequence[AudioSource]) -> list[Stamp]:
+    """What `stat_of` says of each file; servers are asked about many at a time."""
+    return each_at_once(stat_of, locations) if any(map(url_of, locations)) else [*map(stat_of, locations)]
+
+
 def is_same(now: Stamp, was: Stamp) -> bool:
     """Whether a file is what it was: by its size, if it is known now, and its mtime."""
     size, mtime_ns = now
@@ -303,22 +305,14 @@ def where_missing(path: str, root: AudioLocation) -> str:
     return "" if str(location) == path or os.path.isabs(path) else f": {location}"
 
 
-def stats_of_failed(manifest: Manifest, failures: Iterable[Failure]) -> dict[AudioSource, Stamp]:
-    """What `stat_of` says of files at URLs that failed. Only the manifest's own are asked for: see `CallersUrls`."""
-    if not manifest.has_urls:
-        return {}
-    own = CallersUrls(manifest)
-    locations = {manifest.resolve(failure.path) for failure in failures if failure.reason not in _MAY_PASS}
-    urls = [location for location in locations if (url := url_of(location)) and url in own]
-    return dict(zip(urls, each_at_once(stat_of, urls), strict=True))
-
-
-def is_unchanged(path: AudioSource, failure: Failure, known: Mapping[AudioSource, Stamp]) -> bool:
-    """Whether a failure is of a kind that stays, and the file at `path` is still the one that failed; `known` is what
-    `stats_of_failed` gave."""
-    if failure.reason in _MAY_PASS or (url_of(path) and path not in known):
-        return False
-    return is_same(known[path] if url_of(path) else stat_of(path), (failure.size, failure.mtime_ns))
+def are_unchanged(failures: Sequence[Failure], files: Sequence[AudioSource]) -> list[bool]:
+    """Of each failure, whether it is of a kind that stays, and its file is still the one that failed."""
+    asked = {file for failure, file in zip(failures, files, strict=True) if failure.reason not in _MAY_PASS}
+    now = dict(zip(asked, stats_of([*asked]), strict=True))
+    return [
+        failure.reason not in _MAY_PASS and is_same(now[file], (failure.size, failure.mtime_ns))
+        for failure, file in zip(failures, files, strict=True)
+    ]
 
 
 # Headers

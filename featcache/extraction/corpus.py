@@ -34,7 +34,7 @@ from featcache.errors import (
 from featcache.extraction.extraction import Summary
 from featcache.extraction.options import Options
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.manifest.audio_locations import AudioLocation, Url, as_root
+from featcache.manifest.audio_locations import AudioLocation, as_root, locate, url_of
 from featcache.storage.base import open_store
 from featcache.storage.location import Location, as_location
 from featcache.version.corpus import (
@@ -300,4 +300,5 @@ def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocat
             return False
         root = as_root(recorded)
     failures = read_failures(version)
-    return not isinstance(root, Url) and all(built.would_fail_again(root, failure, {}) for failure in failures)
+    files = [locate(root, failure.path) for failure in failures]
+    return not any(map(url_of, files)) and all(built.would_fail_again(failures, files))

@@ -23,7 +23,6 @@ from featcache.extraction.audio_files import (
     refuse_other_paths,
     require_reading,
     row_seconds,
-    stats_of_failed,
     with_changed_files,
 )
 from featcache.extraction.from_version import SourceVersion, find_source
@@ -230,12 +229,13 @@ class _Planner:
     def _compare(self, version: Version, index: Index, failures: Mapping[str, Failure]) -> RowStatus:
         """Compare the rows with what the version holds, and refuse the manifest of another corpus."""
         options, keys, manifest = self.options, self.rows.keys, self.rows.manifest
-        known = {} if options.retry_failed else stats_of_failed(manifest, failures.values())
-
-        def is_unchanged(failure: Failure) -> bool:
-            return not options.retry_failed and self.built.would_fail_again(manifest.root, failure, known)
-
-        status = join(keys, index, failures, is_unchanged)
+        status = join(keys, index, failures)
+        rows = np.flatnonzero(status.failed)
+        failed = [failures[manifest.ids[row]] for row in rows.tolist()]
+        files = [manifest.resolve(path) for path in manifest.paths.take(rows)]
+        stands = status.failed.copy()
+        stands[rows] = not options.retry_failed and self.built.would_fail_again(failed, files)
+        status = replace(status, failed=stands)
         if options.check_sources:
             status = with_changed_files(manifest, status, index, version)
         elif self.only is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,12 +16,12 @@ from featcache.config import Config
 from featcache.config.config import find_differences
 from featcache.device import Device
 from featcache.errors import ArgumentError, ConfigError, FeatcacheError, Reason, StoreError, counted, listing
-from featcache.extraction.audio_files import Stamp, is_unchanged, stat_of
+from featcache.extraction.audio_files import are_unchanged, stat_of
 from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
-from featcache.manifest.audio_locations import AudioLocation, AudioSource, locate
+from featcache.manifest.audio_locations import AudioSource
 from featcache.manifest.utterances import Manifest
 from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import FeatureSpec
@@ -110,12 +110,16 @@ class BuiltConfig:
         limits = (self.config.audio.max_seconds, self.extractor.max_seconds)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def would_fail_again(self, root: AudioLocation, failure: Failure, known: Mapping[AudioSource, Stamp]) -> bool:
-        """Whether an utterance that failed would fail again: its file is the same, and is refused again if it was
-        refused. `root` is what paths are relative to, and `known` what `stats_of_failed` gave."""
-        path = locate(root, failure.path)
-        if not is_unchanged(path, failure, known):
-            return False
+    def would_fail_again(self, failures: Sequence[Failure], files: Sequence[AudioSource]) -> list[bool]:
+        """Which utterances that failed, with these files, would fail again: whose file is the same, and is refused
+        again if it was refused. Servers are asked about their files."""
+        unchanged = are_unchanged(failures, files)
+        return [
+            is_unchanged and self._would_be_refused(failure, file)
+            for failure, file, is_unchanged in zip(failures, files, unchanged, strict=True)
+        ]
+
+    def _would_be_refused(self, failure: Failure, path: AudioSource) -> bool:
         audio = self.config.audio
         if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
             rate = probe_rate(path)

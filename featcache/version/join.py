@@ -98,16 +98,10 @@ class RowStatus:
         return self.missing & self.changed
 
 
-def join(
-    rows: RowKeys,
-    index: Index,
-    failures: Mapping[str, Failure],
-    is_unchanged: Callable[[Failure], bool] = lambda _: True,
-) -> RowStatus:
+def join(rows: RowKeys, index: Index, failures: Mapping[str, Failure]) -> RowStatus:
     """Compare rows with the items of the same ids; `failures` are those that stand, by id.
 
-    A row of which one stands is not present: what there is of it is older than its file. `is_unchanged` says whether
-    the file is still the one that failed; else the failure does not count, and the row is tried again."""
+    A row of which one stands is not present: what there is of it is older than its file."""
     positions = index.find(rows.ids, rows.id_hashes)
     present = positions >= 0
     compared = np.flatnonzero(present & rows.has_path)
@@ -117,9 +111,8 @@ def join(
         failed_row = dict(zip(failures, SegmentColumns.of(failures.values()).hashes().tolist(), strict=True))
         may_have_failed = np.isin(rows.id_hashes, Strings.of(failures).hashes()) & rows.has_path
         for row in np.flatnonzero(may_have_failed).tolist():
-            if failed_row.get(id_ := rows.ids[row]) == int(rows.hashes[row]):
-                present[row] = False
-                failed[row] = is_unchanged(failures[id_])
+            if failed_row.get(rows.ids[row]) == int(rows.hashes[row]):
+                present[row], failed[row] = False, True
     return RowStatus(positions, present, failed)
 
 
