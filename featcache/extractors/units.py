@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError
 
 from featcache.errors import AudioError, ConfigError, MissingDependencyError, Reason, listing
 from featcache.extractors.base import (
@@ -26,7 +26,6 @@ from featcache.extractors.base import (
     Extractor,
     LocalPath,
     Params,
-    absolute_path,
     find,
     fingerprint,
     require_registered,
@@ -48,14 +47,9 @@ class UnitsParams(Params):
     weights: LocalPath
     """The file written by `featcache fit-kmeans`, with the centroids and the config of the features that they were
     fitted to. A relative path is relative to the config file."""
-    features: dict[str, str] = Field(default_factory=dict)
+    features: dict[str, LocalPath] = Field(default_factory=dict)
     """The location of the weights of those features, if it has changed since the centroids were fitted: `weights` and
     `revision`, as in their config. The content must be the same."""
-
-    @field_validator("features")
-    @classmethod
-    def _absolute_location(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        return {**value, "weights": absolute_path(value["weights"], info)} if "weights" in value else value
 
 
 class Units(RowExtractor[UnitsParams]):
@@ -281,17 +275,16 @@ def read_codebook(path: str | Path) -> Codebook:
             if fitted.pop("format", None) != FORMAT:
                 raise ConfigError(f"params.weights: {path}: not a file written by `featcache fit-kmeans`")
             centroids = file.get_tensor("centroids")
+        is_matrix = centroids.dtype == torch.float32 and centroids.ndim == 2 and centroids.numel() > 0
+        if not (is_matrix and centroids.isfinite().all()):
+            found = f"{centroids.dtype} {list(centroids.shape)}"
+            raise ValueError(f"centroids are finite float32 [k, D]; these are not: {found}")
         config = json.loads(fitted.pop("config"))
-        codebook = Codebook(centroids, config, fitted.pop("fingerprint"), fitted.pop("dtype"), fitted)
+        return Codebook(centroids, config, fitted.pop("fingerprint"), fitted.pop("dtype"), fitted)
     except OSError as error:
         raise ConfigError(f"params.weights: {path}: cannot be read: {error.strerror or error}") from error
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise ConfigError(f"params.weights: {path}: an incomplete file of `featcache fit-kmeans`: {error}") from error
-    is_matrix = centroids.dtype == torch.float32 and centroids.ndim == 2 and centroids.numel() > 0
-    if not (is_matrix and centroids.isfinite().all()):
-        found = f"{centroids.dtype} {list(centroids.shape)}"
-        raise ConfigError(f"params.weights: {path}: centroids are finite float32 [k, D]; these are not: {found}")
-    return codebook
 
 
 class Nearest:
