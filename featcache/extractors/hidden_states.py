@@ -99,12 +99,11 @@ class HiddenStates(ModelExtractor[H]):
             if number is not None and number > num_layers:
                 raise ConfigError(f"params.{key}: {number}; the model has layers 0 to {num_layers}")
         self._numbers = [num_layers + 1 if number is None else number for number in numbers]
-        self._stacked = params.layers is not None and params.weights_per_layer is None
         encoder.layers = encoder.layers[: min(max(self._numbers), num_layers)]
         self._encoder, self._epsilon = encoder, epsilon
         self.granularity = encoder.hop
         self.spec = FeatureSpec(
-            item_shape=(len(numbers), size) if self._stacked else (size,),
+            item_shape=(size,) if params.layers is None or params.weights_per_layer else (len(numbers), size),
             dtype="float32",
             frame_rate=self.sample_rate / encoder.hop,
             frame_length=0,  # attention looks at the whole clip
@@ -144,15 +143,14 @@ class HiddenStates(ModelExtractor[H]):
             waveforms = normalized(waveforms, num_samples, self._epsilon)
         hidden_states = islice(self._encoder.hidden_states(waveforms, num_samples), max(self._numbers) + 1)
         chosen = {number: state.float() for number, state in enumerate(hidden_states) if number in self._numbers}
-        first_RFD, *others = (chosen[number] for number in self._numbers)
-        if self._stacked:
-            return Rows(torch.stack([first_RFD, *others], dim=2))
-        if self.params.weights_per_layer is None:
-            return Rows(first_RFD)
-        first_weight, *weights = self.params.weights_per_layer
-        sum_RFD = first_RFD * first_weight
-        for hidden_RFD, weight in zip(others, weights, strict=True):
-            sum_RFD = sum_RFD.add_(hidden_RFD, alpha=weight)
+        states_RFD, weights = [chosen[number] for number in self._numbers], self.params.weights_per_layer
+        if self.params.layers is None:
+            return Rows(states_RFD[0])
+        if weights is None:
+            return Rows(torch.stack(states_RFD, dim=2))
+        sum_RFD = states_RFD[0] * weights[0]
+        for hidden_RFD, weight in zip(states_RFD[1:], weights[1:], strict=True):
+            sum_RFD.add_(hidden_RFD, alpha=weight)
         return Rows(sum_RFD)
 
 

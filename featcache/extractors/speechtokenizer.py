@@ -12,8 +12,8 @@ import importlib.util
 import sys
 import threading
 import warnings
-from importlib.machinery import ModuleSpec
 from textwrap import shorten
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -89,9 +89,8 @@ def _model_class() -> Any:
     with _importing, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it uses torch.jit.script
         if _ALIAS not in sys.modules:
-            spec = ModuleSpec(_ALIAS, None, is_package=True)
-            spec.submodule_search_locations = list(found.submodule_search_locations)
-            sys.modules[_ALIAS] = importlib.util.module_from_spec(spec)
+            sys.modules[_ALIAS] = ModuleType(_ALIAS)
+            sys.modules[_ALIAS].__path__ = found.submodule_search_locations
         try:
             return importlib.import_module(f"{_ALIAS}.model").SpeechTokenizer
         except ImportError as error:
