@@ -299,9 +299,7 @@ class SpecAugment(Augmentation):
             return features
         check_floats(features, "batch", "frames", "dims")
         is_frame = frame_mask(features, lengths)
-        if lengths is None:
-            lengths = torch.full(features.shape[:1], features.shape[1], device=features.device)
-        lengths = lengths.clamp(0, features.shape[1])
+        lengths = is_frame.sum(1)
         draws = self.draws(step, features.device)
         chosen = self.chosen(draws, len(features))
         if self.time_warp:

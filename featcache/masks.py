@@ -103,7 +103,8 @@ def chunk_mask(
     _check("num_left_chunks", num_left_chunks, 0, "; None is for all")
     num_left_chunks = min(num_left_chunks, others)
     device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", and None the default device
-    if _is_recorded(device):
+    # What is compiled, or captured in a CUDA graph, is recorded: its tensors have no values yet.
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
     return _shared_mask(num_frames, chunk_size, num_left_chunks, device)
 
@@ -217,11 +218,6 @@ def _chunk_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: 
     line[max(end - (num_left_chunks + 1) * chunk_size, 0) : end] = True
     rows = line.as_strided((num_chunks, chunk_size, num_frames), (chunk_size, 0, 1))
     return rows.flip(0).reshape(end, num_frames)[:num_frames]
-
-
-def _is_recorded(device: torch.device) -> bool:
-    """Whether operations are being compiled, or captured in a CUDA graph: their tensors have no values yet."""
-    return torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 def _shared_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device) -> Tensor:
