@@ -253,7 +253,7 @@ def _forget_failures(version: Version, index: Index, run: str) -> None:
     records can be read, it is left as it is."""
     damaged: list[str] = []
     failures = read_failures(version, damaged)
-    standing = find_missing([*read_all_wanted(version, damaged)], index, failures).failed
+    _, standing = find_missing([*read_all_wanted(version, damaged)], index, failures)
     if len(standing) < len(failures) and not damaged:
         with suppress(StoreError):
             rewrite_failures(version, f"{run}.000000", [*standing.values()])

@@ -16,19 +16,11 @@ import numpy as np
 
 from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.extraction.audio_files import some_paths
-from featcache.extraction.jobs import (
-    Engine,
-    JobGroup,
-    Progress,
-    RunControl,
-    VersionCounts,
-    VersionJob,
-    forget_marks,
-    maker,
-)
+from featcache.extraction.jobs import Engine, JobGroup, Progress, RunControl, VersionCounts, VersionJob, maker
 from featcache.extraction.plan import ExtractionPlan, group_versions
 from featcache.extraction.tasks import shard_tasks
 from featcache.extraction.version_plan import VersionPlan
+from featcache.version.in_flight import forget_suspects
 from featcache.version.records import Run
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted, damaged_wanted, read_all_wanted, read_wanted
@@ -143,7 +135,7 @@ def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
     with suppress(StoreError), nullcontext() if plan.options.partition else version.at_work("extract"):
         version.store.sweep()
         _want(plan, planned, version)
-        forget_marks(version, planned.index)
+        forget_suspects(version, planned.index)
 
 
 def _want(plan: ExtractionPlan, planned: VersionPlan, version: Version) -> None:

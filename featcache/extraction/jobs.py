@@ -25,11 +25,10 @@ from featcache.extraction.version_plan import BuiltConfig
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource
 from featcache.manifest.segments import Utterance
 from featcache.version.in_flight import Suspects, forget_suspects
-from featcache.version.index import Index, open_index
-from featcache.version.ledger import Failure, read_failures
+from featcache.version.index import open_index
+from featcache.version.ledger import Failure
 from featcache.version.records import Run
 from featcache.version.version import Version, library_versions
-from featcache.version.wanted import find_missing, read_all_wanted
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
 """`extract` includes waiting for a GPU; `wait` is for the disk, for a batch that comes first, or for a GPU while
@@ -240,14 +239,8 @@ class VersionJob:
         if not interrupted and builds_index:
             index = open_index(self.version)
             outcome["items"] = len(index)
-            forget_marks(self.version, index)
+            forget_suspects(self.version, index)
         self.run.finish({**outcome, "interrupted": interrupted})
-
-
-def forget_marks(version: Version, index: Index) -> None:
-    """Remove the marks of dead runs whose utterances have been extracted since, or have failed."""
-    missing = find_missing([*read_all_wanted(version)], index, read_failures(version))
-    forget_suspects(version, missing.id_hashes)
 
 
 def maker(device: Device) -> dict[str, Any]:

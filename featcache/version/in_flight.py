@@ -30,14 +30,15 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import Reason, StoreError
 from featcache.storage.base import open_store
 from featcache.storage.files import hold_folder, is_held
 from featcache.strings import Strings
-from featcache.version.ledger import Failure
+from featcache.version.index import Index
+from featcache.version.ledger import Failure, read_failures
 from featcache.version.version import Version
+from featcache.version.wanted import find_missing, read_all_wanted
 
 _MARK = "in_flight."
 _CRASH = "crash.txt"
@@ -138,11 +139,17 @@ def find_suspects(
     return Suspects(frozenset(suspects), fatal)
 
 
-def forget_suspects(version: Version, missing: NDArray[np.uint64]) -> None:
-    """Remove the marks of dead runs, unless one of their utterances is `missing`, by the hashes of such ids."""
-    for run in _dead_runs(version):
-        ids = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids})
-        if not np.isin(ids.hashes(), missing).any():
+def forget_suspects(version: Version, index: Index) -> None:
+    """Remove the marks of dead runs of which nothing is missing any more: by the version's index, each utterance has
+    been extracted since, or has failed."""
+    if not (runs := _dead_runs(version)):
+        return
+    wanted = [*read_all_wanted(version)]
+    missing, _ = find_missing(wanted, index, read_failures(version))
+    lacking = [one.rows[0, missing[one.manifest]] for one in wanted if one.manifest in missing]
+    for run in runs:
+        own = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids}).hashes()
+        if not any(np.isin(own, hashes).any() for hashes in lacking):
             remove_marks(run)
 
 

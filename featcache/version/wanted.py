@@ -160,26 +160,18 @@ def damaged_wanted(version: Version) -> list[str]:
     return sorted(damaged.intersection(version.store.names("wanted")))  # a run may have taken some away since
 
 
-@dataclass(frozen=True)
-class Missing:
-    """What a version lacks of what its manifests want."""
-
-    missing: Mapping[str, NDArray[np.int64]]
-    """By manifest, the numbers of its rows that have neither an item nor a failure that stands; none without such."""
-    failed: Mapping[str, Failure]
-    """The failures that stand, of rows that are wanted, by id."""
-    id_hashes: NDArray[np.uint64]
-    """The hashes of the ids of missing rows, uint64 `[n]`."""
-
-
-def find_missing(wanted: Iterable[Wanted], index: Index, failures: Sequence[Failure]) -> Missing:
-    """What an index lacks of wanted sets, with these failures in the ledger."""
+def find_missing(
+    wanted: Iterable[Wanted], index: Index, failures: Sequence[Failure]
+) -> tuple[dict[str, NDArray[np.int64]], dict[str, Failure]]:
+    """What an index lacks of wanted sets, with these failures in the ledger: by manifest, the numbers of its rows that
+    have neither an item nor a failure that stands, if there are any; and the failures that stand, of rows that are
+    wanted, by id."""
     ids, rows = Strings.of(failure.id for failure in failures).hashes(), SegmentColumns.of(failures).hashes()
     by_key = {
         (id_hash, row_hash, failure.generation): failure
         for id_hash, row_hash, failure in zip(ids.tolist(), rows.tolist(), failures, strict=True)
     }
-    missing, failed, hashes = {}, {}, [np.empty(0, np.uint64)]
+    missing, failed = {}, {}
     for one in wanted:
         numbers = np.flatnonzero(one.lacks(index))
         if failures:  # else 10^7 rows would be looked up for nothing
@@ -192,8 +184,7 @@ def find_missing(wanted: Iterable[Wanted], index: Index, failures: Sequence[Fail
             numbers = numbers[is_missing]
         if len(numbers):
             missing[one.manifest] = numbers
-            hashes.append(one.rows[0, numbers])
-    return Missing(missing, failed, np.concatenate(hashes))
+    return missing, failed
 
 
 @dataclass(frozen=True)
@@ -224,15 +215,15 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
     damaged, ledger, records = list[str](), list[str](), list[str]()
     wanted = [*read_all_wanted(version, damaged, index.complete)]
     known = {name for one in wanted for name in one.names}
-    missing = find_missing(wanted, index, read_failures(version, ledger))
-    failed = Strings.of(missing.failed).hashes()
+    missing, standing = find_missing(wanted, index, read_failures(version, ledger))
+    failed = Strings.of(standing).hashes()
     findings = [
         Unfinished(one.manifest, len(one), len(numbers), int(np.isin(failed, one.rows[0]).sum()))
         for one in wanted
-        if (numbers := missing.missing.get(one.manifest)) is not None
+        if (numbers := missing.get(one.manifest)) is not None
     ]
     if ledger and findings:  # it may have said that they have failed
-        count = counted(sum(map(len, missing.missing.values())), "utterance")
+        count = counted(sum(map(len, missing.values())), "utterance")
         findings, ledger = [], [f"{what}: {count} may be missing, or have failed" for what in ledger]
     if not known and not len(index) and not damaged:
         records.append(

@@ -4,14 +4,18 @@ import errno
 import os
 from threading import Timer
 
+import numpy as np
 import pytest
-from small_shards import create
+from small_shards import create, item, write
 
 from featcache.errors import StoreError
+from featcache.manifest.segments import SegmentColumns
 from featcache.storage.files import Lock, is_held
 from featcache.strings import Strings
 from featcache.version.in_flight import InFlight, Suspects, find_suspects, forget_suspects, remove_marks
+from featcache.version.index import open_index
 from featcache.version.ledger import Failure
+from featcache.version.wanted import Wanted
 
 NAMES = ["20260101T000000.000000Z-0001", "20260102T000000.000000Z-0002"]
 
@@ -49,9 +53,13 @@ def test_what_ends_runs_even_apart_is_not_tried_again(version):
 
 def test_marks_stay_while_what_they_name_is_missing(version):
     die(version, NAMES[0], ["a"])
-    forget_suspects(version, Strings.of(["a", "b"]).hashes())
+    rows = [item(id_) for id_ in "ab"]
+    hashes = [Strings.of("ab").hashes(), SegmentColumns.of(rows).hashes(), np.ones(2, np.uint64)]
+    Wanted("m", np.stack(hashes)).save(version)
+    forget_suspects(version, open_index(version))
     assert (version.store.desk / NAMES[0]).exists()
-    forget_suspects(version, Strings.of(["b"]).hashes())
+    write(version, rows[:1])
+    forget_suspects(version, open_index(version))
     assert not (version.store.desk / NAMES[0]).exists()
 
 
@@ -59,7 +67,7 @@ def test_a_run_that_lives_is_left_alone(version, scratch):
     other = create(scratch / "other")
     with InFlight([(version, NAMES[0]), (other, NAMES[1])], 2) as in_flight, in_flight.working_on(1, ["a"]):
         for one, run in ((version, NAMES[0]), (other, NAMES[1])):
-            forget_suspects(one, Strings.of([]).hashes())
+            forget_suspects(one, open_index(one))
             assert (one.store.desk / run / "in_flight.1").read_bytes().startswith(b'{"ids": ["a"]')
 
 
