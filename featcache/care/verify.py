@@ -309,11 +309,8 @@ def _notes(version: Version) -> Iterator[str]:
 
 def _notes_on_records(version: Version) -> Iterator[str]:
     """That records of what was done or measured cannot be read, on which nothing depends."""
-    store, runs = version.store, run_names(version.store)
-    unread = [name for name, run in zip(runs, in_parallel(partial(read_run, store), runs), strict=True) if run is None]
-    damaged_runs = len({*unread} & {*run_names(store)})  # the others have gone meanwhile
-    probes = probe_names(version)
-    counts = {"runs": (damaged_runs, len(runs)), "probes": (len(probes) - len(read_probes(version)), len(probes))}
+    runs, probes = in_parallel(partial(read_run, version.store), run_names(version.store)), probe_names(version)
+    counts = {"runs": (runs.count(None), len(runs)), "probes": (len(probes) - len(read_probes(version)), len(probes))}
     for folder, (damaged, there) in counts.items():
         if damaged:
             yield f"{version.path}/{folder}: damaged: {damaged} of {counted(there, 'record')}: they count for nothing"

@@ -58,7 +58,7 @@ class _Commands(click.Group):
                 printing.end()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        printing.errors_as_json = "--json" in args
+        printing.as_json = "--json" in args
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -127,7 +127,7 @@ def _fail(ctx: click.Context, kind: str, message: str, exit_code: int) -> NoRetu
 def _print_error(kind: str, message: str, exit_code: int) -> None:
     """Print an error as the document of `--json`; its kind is a class of `featcache.errors`, or another word."""
     try:
-        if printing.errors_as_json:
+        if printing.as_json:
             print_json({"error": {"type": kind, "message": message, "exit_code": exit_code}})
     except OSError:  # it is on stderr, too, and more worth telling than that stdout cannot be written
         _drop_output()

@@ -51,9 +51,7 @@ class Printing:
     quiet: bool = False
     """Whether nothing is printed for people but errors."""
     as_json: bool = False
-    """Whether the result is printed as one document, and not for people."""
-    errors_as_json: bool = False
-    """Whether an error is to be this document, as none is printed yet."""
+    """Whether the result, or an error, is printed as one document, and not for people."""
     document: Any = None
     """The result, until the command has ended."""
     is_part: bool = False
@@ -187,7 +185,7 @@ def say_json(document: Any) -> None:
 
 def print_json(document: Any) -> None:
     """Print a document on stdout: the only one that a command prints."""
-    printing.errors_as_json = False
+    printing.as_json = False
     text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
     # JSON itself escapes the first 32 characters; what it leaves is escaped its way, so that it is the same when read.
     click.echo("\n".join(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in text.split("\n")))
