@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from make_cache import make_features, make_version
+from make_cache import made_cache, make_features
 from processes import run_script
 from torch.utils.data import DataLoader
 
@@ -70,8 +70,7 @@ class TestRows:
         assert all(np.array_equal(row["features"], made.fbank[row["id"]]) for row in rows)
 
     def test_quantised_features_are_values(self, tmp_path):
-        make_version(tmp_path, make_features(4, (5,), "float32"), quantized=True)
-        cache = featcache.open(tmp_path)
+        cache = made_cache(tmp_path, make_features(4, (5,), "float32"), quantized=True)
         for row in to_hf(cache):
             assert np.array_equal(row["features"], cache[row["id"]])
             row["features"][:] = 0
@@ -79,8 +78,7 @@ class TestRows:
     def test_many_strings_are_strings(self, tmp_path):
         frames = np.zeros((1, 1), np.float16)
         ids = [f"{'é' * (number % 3)}{number}" for number in range(70_000)]
-        make_version(tmp_path, dict.fromkeys(ids, frames))
-        assert to_hf(featcache.open(tmp_path))["id"][:] == ids
+        assert to_hf(made_cache(tmp_path, dict.fromkeys(ids, frames)))["id"][:] == ids
 
 
 class TestFormats:
@@ -198,8 +196,7 @@ class TestCopy:
     @pytest.mark.parametrize(("shape", "dtype"), [((), "uint16"), ((2, 3), "float32")])
     def test_has_frames_of_any_shape(self, tmp_path, shape, dtype):
         stored = make_features(5, shape, dtype)
-        make_version(tmp_path / "features", stored)
-        rows = to_hf(featcache.open(tmp_path / "features"), copy=True, cache_dir=str(tmp_path / "copy"))
+        rows = to_hf(made_cache(tmp_path / "features", stored), copy=True, cache_dir=str(tmp_path / "copy"))
         assert all(np.array_equal(np.array(row["features"], dtype), stored[row["id"]]) for row in rows)
 
     def test_of_a_crop_holds_the_crop(self, made, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
-from make_cache import make_features, make_version
+from make_cache import made_cache, make_features, make_version
 from processes import run_script
 from torch.utils.data import DataLoader
 
@@ -86,16 +86,14 @@ class TestCuts:
 
     def test_nothing_grows_with_the_utterances(self, tmp_path, traced):
         frames = np.zeros((1, 2), np.float16)
-        make_version(tmp_path, {f"utterance-{number}": frames for number in range(2_000)})
-        cut_set = cuts(featcache.open(tmp_path))
+        cut_set = cuts(made_cache(tmp_path, {f"utterance-{number}": frames for number in range(2_000)}))
         assert sum(cut.num_frames for cut in cut_set) == 2_000
         assert traced(lambda: sum(cut.num_frames for cut in cut_set)).peak < 6e5  # a list of them has 1.3 MB
 
     @pytest.mark.parametrize("frame_rate", [50.0, 12.5, 16000 / 200, 16000 / 441, 16000 / 3])
     def test_have_as_many_frames_as_there_are_at_any_rate(self, tmp_path, frame_rate):
         stored = make_features(25, (3,), "float32", max_frames=4000, seed=1)
-        make_version(tmp_path, stored, frame_rate=frame_rate)
-        cut_set = cuts(featcache.open(tmp_path))
+        cut_set = cuts(made_cache(tmp_path, stored, frame_rate=frame_rate))
         validate(cut_set, read_data=True)
         for cut in cut_set:
             assert cut.features.frame_shift == pytest.approx(1 / frame_rate)
@@ -173,15 +171,13 @@ class TestReader:
         assert all(np.array_equal(array, made.fbank[f"utt-{number}"]) for number, array in enumerate(others))
 
     def test_reads_the_part_alone(self, tmp_path, traced):
-        make_version(tmp_path, {"long": np.zeros((100_000, 40), np.float32)})
-        reader = Reader(featcache.open(tmp_path).version.path)
+        reader = Reader(made_cache(tmp_path, {"long": np.zeros((100_000, 40), np.float32)}).version.path)
         assert reader.read("long", 50_000, 50_010).shape == (10, 40)
         assert traced(lambda: reader.read("long", 50_000, 50_010)).peak < 1e6  # all of it has 16 MB
 
     def test_reads_values_of_quantised_features(self, tmp_path):
         stored = make_features(5, (4,), "float32")
-        make_version(tmp_path, stored, quantized=True)
-        cache = featcache.open(tmp_path)
+        cache = made_cache(tmp_path, stored, quantized=True)
         for cut in cuts(cache):
             assert np.array_equal(cut.load_features(), cache[cut.id])
             np.testing.assert_allclose(cut.load_features(), stored[cut.id], atol=0.02)
@@ -262,9 +258,8 @@ class TestRefuses:
             cuts(made.both(codebooks={"codes": 4}))
 
     def test_frames_that_are_no_rows(self, tmp_path):
-        make_version(tmp_path / "units", make_features(3, (), "uint16"))
         with pytest.raises(StoreError, match=r"has features \[frames\], but Lhotse's cuts need"):
-            cuts(featcache.open(tmp_path / "units"))
+            cuts(made_cache(tmp_path / "units", make_features(3, (), "uint16")))
 
     def test_frames_between_samples(self, made):
         hop = f"{float(Fraction(16000, 75)):g}"

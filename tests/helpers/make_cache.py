@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from small_shards import create, item, publish
 
+import featcache
 from featcache.format.writing import ShardBuilder
 from featcache.loader.cache import Cache
 from featcache.quantize import quantize, stored_spec
@@ -64,6 +65,11 @@ def make_version(
         add_shard(version, features, row=row, rows=rows)
         row += len(features)
     return version
+
+
+def made_cache(folder, *shards, **options):
+    """The only version in a folder, made so and opened."""
+    return featcache.open(make_version(folder, *shards, **options).path)
 
 
 def in_three_shards(features):

@@ -25,13 +25,8 @@ SHARDS = ([5, 4], [7], [3, 3, 2], [6])
 
 
 def make_corpus(folder, *parts, augment=None):
-    """Make a corpus, whose parts have the given shards each; their ids begin with the names of the parts: `p0-3`.
-
-    Args:
-        folder: The corpus.
-        parts: The numbers of utterances in the shards of each part, `p0`, `p1` …
-        augment: The section of the config, for its copies.
-    """
+    """Make a corpus of the parts `p0`, `p1` …, of whose shards the numbers of utterances are given; of the third one of
+    the first shard of `p0`, the id is `p0-0-2`."""
     for number, sizes in enumerate(parts):
         name = f"p{number}"
         shards = [make_features(size, seed=100 * number + at, prefix=f"{name}-{at}") for at, size in enumerate(sizes)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from make_cache import assert_same, in_three_shards, make_features, make_version
+from make_cache import assert_same, in_three_shards, made_cache, make_features, make_version
 from torch.utils.data import ConcatDataset, DataLoader, Subset, SubsetRandomSampler, random_split
 
 import featcache
@@ -82,8 +82,7 @@ class TestFeatureDataset:
 
     def test_names_the_utterances_that_the_cache_has_not_and_goes_without_them_if_told_so(self, tmp_path, manifest):
         features = make_features(8)
-        make_version(tmp_path / "features", features, rows=ROWS)
-        cache = featcache.open(tmp_path / "features")
+        cache = made_cache(tmp_path / "features", features, rows=ROWS)
         with pytest.raises(MissingItemError, match=r"train.csv: 2 of 6 utterances are not in .*: utt-11, utt-19$"):
             featcache.FeatureDataset(cache, manifest)
         dataset = featcache.FeatureDataset(cache, manifest, skip_missing=True)

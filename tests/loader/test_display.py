@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from make_cache import make_features, make_version
+from make_cache import made_cache, make_features, make_version
 
 import featcache
 from featcache import DataLoader, FeatureDataset
@@ -66,8 +66,7 @@ def test_any_features_can_be_shown(features):
 @pytest.fixture
 def cache(tmp_path):
     features = {EVIL if name == "utt-0" else name: array for name, array in make_features(20).items()}
-    make_version(tmp_path / "features", features)
-    return featcache.open(tmp_path / "features")
+    return made_cache(tmp_path / "features", features)
 
 
 def test_a_cache_a_dataset_and_a_batch(cache):

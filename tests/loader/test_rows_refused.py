@@ -5,7 +5,7 @@ import pytest
 from cache_contents import check, only_version
 from changed_rows import dataset_of, make_corpus, refusal, with_row
 from corpora import Corpus
-from make_cache import codes_cache, make_features, make_version
+from make_cache import codes_cache, made_cache, make_features, make_version
 from manifests import manifest_of
 
 import featcache
@@ -118,8 +118,7 @@ def test_copies_have_the_row_of_their_utterance(tmp_path):
 
 def test_statistics_give_no_speakers_label_to_another_row(tmp_path):
     features = make_features(6)
-    make_version(tmp_path / "c", features, rows={"utt-0": {"path": "x.wav"}})
-    cache = featcache.open(tmp_path / "c")
+    cache = made_cache(tmp_path / "c", features, rows={"utt-0": {"path": "x.wav"}})
     rows = [(id_, f"audio/{id_}.wav", "anna") for id_ in features]
     manifest = manifest_of(tmp_path, rows, ("id", "path", "speaker"))
     told = r"for 1 of 6 utterances, .*: utt-0; utt-0: path x.wav → audio/utt-0.wav.* or a manifest without paths"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from damage import flip
 from hypothesis import given
-from make_cache import make_version
+from make_cache import made_cache, make_version
 
 import featcache
 from featcache import Crop
@@ -132,8 +132,7 @@ class TestSeveralVersions:
         assert not batch["features"]["fbank"][1, 30:].any()
 
     def test_need_all_to_hold_an_utterance(self, fbank, codes, tmp_path):
-        make_version(tmp_path / "few", timed(50.0, SECONDS[:3]), frame_rate=50.0)
-        few = featcache.open(tmp_path / "few")
+        few = made_cache(tmp_path / "few", timed(50.0, SECONDS[:3]), frame_rate=50.0)
         with pytest.raises(MissingItemError, match="utt-3"):
             featcache.FeatureDataset({"fbank": fbank, "few": few})
         dataset = featcache.FeatureDataset({"fbank": fbank, "codes": codes, "few": few}, skip_missing=True)
