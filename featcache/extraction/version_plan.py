@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -228,8 +229,10 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
     """How a version that does not exist yet differs from those of the same name with other fingerprints. Raises
     ArgumentError if there is a version with this fingerprint, whose folder has been renamed, or whose config has
     another name."""
-    notes = []
-    for name in version_names(cache):
+    notes, names = list[str](), list[str]()
+    with suppress(StoreError):  # what is wrong with the place is said when it is written to
+        names = version_names(cache)
+    for name in names:
         if name == info.folder_name:
             continue  # another run has created the version meanwhile
         try:
