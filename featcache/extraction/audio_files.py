@@ -76,25 +76,18 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
     unknown = np.flatnonzero(np.isnan(seconds))
     if not len(unknown):
         return seconds
-    probed, found = _probe_some(manifest, unknown)
+    near = rows_of_first_copy(manifest, unknown[:_FETCHED])
+    most = _FETCHED if isinstance(manifest.resolve(manifest.paths[unknown[0]]), Member) else _PROBED
+    probed = near if len(near) else unknown[rows_at_even_steps(len(unknown), most)]
+    locations = [manifest.resolve(path) for path in manifest.paths.take(probed)]
+    # A container is copied by this thread, which Ctrl-C ends.
+    found = [*map(probe_seconds, locations)] if len(near) else each_at_once(probe_seconds, locations)
     lengths = np.array([math.nan if length is None else length for length in found])
     lengths = (lengths - np.nan_to_num(manifest.start[probed])) / speed[probed]
     usable = lengths > 0
     seconds[unknown] = lengths[usable].mean() if usable.any() else 1.0
     seconds[probed[usable]] = lengths[usable]
     return seconds
-
-
-def _probe_some(manifest: Manifest, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[float | None]]:
-    """Some of these rows, and the length of each one's file by its header."""
-
-    near = rows_of_first_copy(manifest, rows[:_FETCHED])
-    most = _FETCHED if isinstance(manifest.resolve(manifest.paths[rows[0]]), Member) else _PROBED
-    some = near if len(near) else rows[rows_at_even_steps(len(rows), most)]
-    locations = [manifest.resolve(path) for path in manifest.paths.take(some)]
-    if len(near):  # here a container is copied by this thread, which Ctrl-C ends
-        return some, [*map(probe_seconds, locations)]
-    return some, each_at_once(probe_seconds, locations)
 
 
 def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:

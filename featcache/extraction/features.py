@@ -128,11 +128,6 @@ def compute_clips(
         return in_halves(partial(_compute, extractor, spec, device), clips)
 
 
-def cast(features: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Cast features to the stored dtype, on the device they are on."""
-    return features.to(getattr(torch, dtype))
-
-
 class RaisedError(AudioError):
     """An exception that an extractor has raised, as the failure of what it extracted.
 
@@ -221,7 +216,7 @@ def download(
     num_frames = [len(one) for one in features]
     together, ends = torch.cat([*features]), np.cumsum(num_frames)[:-1]
     if not quantizes:
-        stored = device.download(cast(together, spec.dtype))
+        stored = device.download(together.to(getattr(torch, spec.dtype)))
         return [ClipFeatures(one, {}) for one in np.split(stored, ends)]
     quantized, scales = quantize(together, num_frames)
     levels = np.split(device.download(quantized), ends)

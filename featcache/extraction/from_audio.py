@@ -323,16 +323,12 @@ def make_waveforms(
         # Copies of an utterance that differ only in noise are neighbours, and resampled once.
         this = id(audio[0]), row.channel, waveform_maker.speed(row.id)
         if this != previous or clean is None:
-            previous, clean = this, _at_speed(waveform_maker, row, *audio)
+            samples, source = audio
+            previous = this
+            try:
+                clean = waveform_maker.at_speed(samples, source.sample_rate, row.id, row.channel)
+            except AudioError as error:
+                clean = error.with_traceback(None)  # whose frames hold waveforms
         made.append(clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, row.id))
     times.resample += perf_counter() - started
     return made
-
-
-def _at_speed(
-    waveform_maker: WaveformMaker, row: Utterance, samples: NDArray[np.float32], source: FileIdentity
-) -> NDArray[np.float32] | AudioError:
-    try:
-        return waveform_maker.at_speed(samples, source.sample_rate, row.id, row.channel)
-    except AudioError as error:
-        return error

@@ -314,18 +314,15 @@ def choose_batching(
     disturbed = {batching: float(trial["disturbed"]) for batching, trial in measured.items()}
     declared = declared_batchings(extractor)
     clean = [batching for batching in declared if not disturbed.get(batching)] or ["single"]
-    loosest, chosen = declared[-1], clean[-1] if requested is None else requested
+    asked, chosen = (declared[-1], clean[-1]) if requested is None else (requested, requested)
     if chosen not in BATCHINGS:
         raise ConfigError(f"--batching {requested}: there is no such policy; choose from {listing(BATCHINGS)}")
     why = None
-    if requested is None:
-        if chosen != loosest:
-            why = f"by the probe of {device_label}, {loosest} changes {percent(disturbed[loosest])} of the frames"
-    elif disturbed.get(chosen):
-        why = f"the probe of {device_label} found that it changes {percent(disturbed[chosen])} of the frames"
-    elif chosen not in declared:
-        tested = "; a probe found no difference in its sample" if chosen in measured else ""
-        why = f"it is looser than {loosest}, the loosest policy that {kind} declares{tested}"
+    if disturbed.get(asked):
+        why = f"by the probe of {device_label}, {asked} changes {percent(disturbed[asked])} of the frames"
+    elif asked not in declared:
+        tested = "; a probe found no difference in its sample" if asked in measured else ""
+        why = f"it is looser than {declared[-1]}, the loosest policy that {kind} declares{tested}"
     if requested and why and not allow_mismatch:
         raise ConfigError(
             f"--batching {requested}: {why}: use --batching {clean[-1]}, or --allow-mismatch to accept that"

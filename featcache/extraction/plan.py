@@ -261,16 +261,15 @@ def _notes(
     for plan in versions:
         if plan.num_missing and (warning := plan.built.extractor.chunk_warning(plan.config.extractor)) is not None:
             notes.append(f"{plan.config.name}: {warning}")
-    for plan in versions:
         if plan.is_new:
             notes += new_version_notes(cache, plan.info)
         if plan.batching is not None and plan.batching.note is not None:
             notes.append(f"{plan.config.name}: {plan.batching.note}")
         notes += suspect_notes(plan)
+        if only is None:
+            notes += replacement_notes(plan)
     if only is not None:
         return notes
-    for plan in versions:
-        notes += replacement_notes(plan)
     lacking = [plan for plan in versions if plan.num_missing]
     if source is None and lacking:  # the other versions need the same files
         whole = None if len(lacking[0].wanted) == len(lacking[0].manifest) else manifest
@@ -298,19 +297,10 @@ def group_versions(versions: Sequence[VersionPlan]) -> list[list[VersionPlan]]:
     """Group the versions that are filled together: they lack the same rows, and agree on what a GPU may round.
 
     TF32 is a switch of the whole process, so that nothing else may run while one version switches it on."""
-    groups: list[list[VersionPlan]] = []
+    groups: dict[object, list[VersionPlan]] = {}
     for version in versions:
-        if not version.num_missing:
-            continue
-        for group in groups:
-            if (
-                group[0].manifest is version.manifest
-                and np.array_equal(group[0].rows.missing, version.rows.missing)
-                and np.array_equal(group[0].wanted.rows, version.wanted.rows)
-                and group[0].built.extractor.tf32 == version.built.extractor.tf32
-            ):
-                group.append(version)
-                break
-        else:
-            groups.append([version])
-    return groups
+        if version.num_missing:
+            missing, generations = version.rows.missing.tobytes(), version.wanted.rows[2].tobytes()
+            alike = id(version.manifest), missing, generations, version.built.extractor.tf32
+            groups.setdefault(alike, []).append(version)
+    return [*groups.values()]

@@ -285,7 +285,7 @@ def test_extract_holds_to_what_was_probed(run, scratch):
     """What was found to change values is refused where it is asked for, and not taken by itself."""
     refused = run("--batching", "padded")
     assert refused.code == 2
-    assert "--batching padded: the probe of cpu found that it changes" in refused.err
+    assert "--batching padded: by the probe of cpu, padded changes" in refused.err
     assert len(refused.err.splitlines()) == 1
     assert only_version(scratch / "c").shard_names() == []
     taken = run()
