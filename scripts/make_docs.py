@@ -116,7 +116,7 @@ def _values(schema: dict) -> str:
     if "$ref" in schema:
         return f"`{schema['$ref'].rpartition('/')[2].lower().removesuffix('policy')}`: below"
     if schema["type"] == "array":
-        return f"list of {_values(schema['items'])}s"
+        return f"list of {_values(schema['items'])}".replace("number", "numbers")
     kind = TYPES.get(schema["type"], schema["type"])
     limits = ", ".join(f"{sign} {_yaml(schema[name])}" for name, sign in LIMITS.items() if name in schema)
     return f"{kind} {limits}".rstrip()

@@ -46,20 +46,14 @@ class AudioPolicy(Section):
     hours. The fingerprint leaves it out, too."""
 
 
-def _distinct(lowest: float, highest: float, unit: str) -> AfterValidator:
-    """Checks numbers that become suffixes of ids, and sorts them: their order in a config decides nothing."""
-
-    def check(values: tuple[float, ...]) -> tuple[float, ...]:
-        faults = [] if values else ["expected one number at least"]
-        limits = f"{lowest:g} to {highest:g} {unit}"
-        faults += [f"{value:g} is outside {limits}" for value in values if not lowest <= value <= highest]
-        faults += [f"{value!r} has more than six digits" for value in values if float(f"{value:g}") != value]
-        faults += [f"{value:g} is there {count} times" for value, count in sorted(Counter(values).items()) if count > 1]
-        if faults:
-            raise ValueError(listing(faults))
-        return tuple(sorted(value + 0.0 for value in values))
-
-    return AfterValidator(check)
+def _distinct(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Check numbers that become suffixes of ids, and sort them: their order in a config decides nothing."""
+    faults = [] if values else ["expected one number at least"]
+    faults += [f"{value!r} has more than six digits" for value in values if float(f"{value:g}") != value]
+    faults += [f"{value:g} is there {count} times" for value, count in sorted(Counter(values).items()) if count > 1]
+    if faults:
+        raise ValueError(listing(faults))
+    return tuple(sorted(value + 0.0 for value in values))
 
 
 class NoisePolicy(Section):
@@ -68,7 +62,7 @@ class NoisePolicy(Section):
     manifest: str
     """A manifest of noise files, in the same format as any manifest. A relative path is relative to the config file.
     The fingerprint includes the content of the noise, not its location."""
-    snr: Annotated[tuple[float, ...], _distinct(QUIETEST, LOUDEST, "dB")]
+    snr: Annotated[tuple[Annotated[float, Field(ge=QUIETEST, le=LOUDEST)], ...], AfterValidator(_distinct)]
     """Signal-to-noise ratios in dB, over the whole clip. There is one copy for each."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """The seed and the copy's id decide which noise a copy gets, and from which sample of the noise it is taken."""
@@ -97,7 +91,7 @@ class NoisePolicy(Section):
 class AugmentPolicy(Section):
     """The `augment` section: which copies of every utterance are made, at other speeds and with noise."""
 
-    speed: Annotated[tuple[float, ...], _distinct(SLOWEST, FASTEST, "times")] = (1.0,)
+    speed: Annotated[tuple[Annotated[float, Field(ge=SLOWEST, le=FASTEST)], ...], AfterValidator(_distinct)] = (1.0,)
     """Speed factors: 1.1 is faster, shorter and higher in pitch. Without 1, the utterance itself is not extracted."""
     noise: NoisePolicy | None = None
     """Noise to add: see below."""
