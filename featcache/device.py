@@ -297,11 +297,10 @@ def _has_virtual_memory() -> bool:
 
 
 def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:
-    """The cores of the NUMA node that a PCI device is attached to, by `/sys`; empty if that is not known. The address
-    is domain, bus, device and function, as `0000:3b:00.0`."""
+    """The cores of the NUMA node that a PCI device is attached to, by `/sys`: all of them if none is nearer; empty if
+    that is not known. The address is domain, bus, device and function, as `0000:3b:00.0`."""
     with suppress(OSError, ValueError):
-        node = int((system / "bus/pci/devices" / pci_address / "numa_node").read_text())  # -1 if there is none
-        listed = (system / f"devices/system/node/node{node}/cpulist").read_text().strip()
+        listed = (system / "bus/pci/devices" / pci_address / "local_cpulist").read_text().strip()
         ranges = [[int(end) for end in part.split("-")] for part in listed.split(",") if part]
         return {core for ends in ranges for core in range(ends[0], ends[-1] + 1)}
     return set()

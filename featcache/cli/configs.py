@@ -34,13 +34,14 @@ def configs(name: str | None, path: Location | None, schema: bool) -> None:
 
     packaged = packaged_configs()
     if path is not None:
-        from featcache.config.strict_yaml import dump_yaml
+        import yaml
+
         from featcache.version.selection import select_version
 
         info = select_version(path).info
         say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")
         recorded = {key: info.config[key] for key in ConfigFile.model_fields if key in info.config}
-        click.echo(dump_yaml(recorded), nl=False)
+        click.echo(yaml.safe_dump(recorded, sort_keys=False, default_flow_style=False, width=120), nl=False)
     elif schema:
         from featcache.config.schema import config_schema
 

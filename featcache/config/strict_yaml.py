@@ -25,12 +25,6 @@ def load_yaml(text: str) -> Any:
         raise ValueError(f"{where}not valid YAML: {problem}") from error
 
 
-def dump_yaml(document: dict[str, Any]) -> str:
-    """A document's YAML, in the order of its keys and in ASCII, which `load_yaml` makes the same document of."""
-    text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=False, width=120)
-    return text
-
-
 class _StrictLoader(yaml.SafeLoader):
     """Loads YAML as yaml.safe_load does, but a key that is given twice is an error, and depth and size are limited.
     From every method: yaml.YAMLError, whatever is wrong."""

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 
 from featcache.device import Device
-from featcache.engines.dispatch import dispatch
+from featcache.engines.dispatch import Dispatch
 from featcache.engines.process import OtherProcess
 from featcache.engines.worker import Died, Event, Message, WorkerSetup
 from featcache.extraction.jobs import Engine
@@ -31,7 +31,7 @@ def shares_of(threads: int | None, devices: Sequence[str]) -> list[int]:
 
 def on_devices(options: Options) -> Engine:
     """An engine that has a process for each of the options' devices."""
-    return lambda group, tasks, control: dispatch(group, tasks, control, _Processes(options), options)
+    return lambda group, tasks, control: Dispatch(group, tasks, control, _Processes(options), options).run()
 
 
 class _Processes:

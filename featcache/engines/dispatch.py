@@ -158,22 +158,9 @@ class _Worker:
     """What it has committed of that."""
 
 
-def dispatch(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, options: Options) -> None:
-    """Have a team do shard tasks; returns when all are committed, or the run was stopped. `options` are those that the
-    run is planned with.
+class Dispatch:
+    """Has a team do shard tasks. `options` are those that the run is planned with."""
 
-    Raises:
-        ConfigError: The workers' devices are of different models, or a worker finds another fingerprint.
-        ExtractorError: The extractor broke its contract, or every worker has died again and again.
-        StoreError: The cache cannot be written. What was committed stays.
-    """
-    try:
-        _Dispatch(group, tasks, control, team, options).run()
-    finally:
-        team.end()
-
-
-class _Dispatch:
     def __init__(
         self, group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, options: Options
     ) -> None:
@@ -195,16 +182,26 @@ class _Dispatch:
         self._is_late_at = monotonic() + _PATIENCE_SECONDS
 
     def run(self) -> None:
-        for number in range(len(self._workers)):
-            self._team.start(number, self._setup)
-        while not self._is_over():
-            self._deal()
-            self._listen()
-        for number in self._chunks.held:  # the run was stopped
-            self._team.send(number, Stop())
-        while self._chunks.held:
-            self._listen()
-        self._report()
+        """Start the team, and end it; returns when all tasks are committed, or the run was stopped.
+
+        Raises:
+            ConfigError: The workers' devices are of different models, or a worker finds another fingerprint.
+            ExtractorError: The extractor broke its contract, or every worker has died again and again.
+            StoreError: The cache cannot be written. What was committed stays.
+        """
+        try:
+            for number in range(len(self._workers)):
+                self._team.start(number, self._setup)
+            while not self._is_over():
+                self._deal()
+                self._listen()
+            for number in self._chunks.held:  # the run was stopped
+                self._team.send(number, Stop())
+            while self._chunks.held:
+                self._listen()
+            self._report()
+        finally:
+            self._team.end()
         if self._unread:
             raise self._unreadable()
 

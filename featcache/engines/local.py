@@ -99,10 +99,8 @@ class _Workers:
         self._progress, self._stop = control.progress, control.stop
         self._in_flight, self._isolated, self._downloads = in_flight, isolated, downloads
         self._extract_batch = batch_extractor(group.root, group.configs, group.device, group.source, downloads.take)
-        # One worker at a time takes from it.
-        self._batches = self._cut(tasks)
-        if group.has_urls:
-            self._batches = _read_ahead(self._batches, downloads)
+        cut = self._cut(tasks)
+        self._batches = _read_ahead(cut, downloads) if group.has_urls else cut  # one worker at a time takes from it
         row_jobs = [job for job in group.jobs if group.source is None and job.built.row_extractor is not None]
         self._row_workers = group.device.row_workers if row_jobs else 0
         self._most_ahead: float = _AHEAD_PER_WORKER * group.device.workers

@@ -20,7 +20,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from featcache.device import MAX_CPU_THREADS
-from featcache.engines.dispatch import dispatch
+from featcache.engines.dispatch import Dispatch
 from featcache.engines.process import last_line
 from featcache.engines.worker import Died, Event, Inbox, Message, WorkerSetup, end_process, work
 from featcache.errors import ArgumentError, ExtractorError, MissingDependencyError
@@ -56,7 +56,7 @@ def on_ray(name: str, options: Options) -> Engine:
 
     def run(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
         with _connected(None if name == RAY else name):
-            dispatch(group, tasks, control, _Actors(options), options)
+            Dispatch(group, tasks, control, _Actors(options), options).run()
 
     return run
 

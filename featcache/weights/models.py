@@ -316,12 +316,13 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         raise weights_error(folder, what)
     if elsewhere := [name for name in own_code.values() if "--" in str(name)]:
         raise weights_error(folder, f"the model's code is in another repository, which is not pinned: {elsewhere[0]}")
+    is_auto, found = hasattr(model_class, "_model_mapping"), raw.get("model_type", "")
+    expected = found if is_auto else model_class.config_class.model_type
+    if found != expected:
+        what = f"holds a model of type {found!r}" if found else "config.json names no model_type"
+        raise weights_error(folder, f"{what}, not {expected!r}")
     try:
-        if not hasattr(model_class, "_model_mapping"):  # not an auto class
-            expected, found = model_class.config_class.model_type, raw.get("model_type", "")
-            if found != expected:
-                what = f"holds a model of type {found!r}" if found else "config.json names no model_type"
-                raise weights_error(folder, f"{what}, not {expected!r}")
+        if not is_auto:
             return model_class.config_class.from_pretrained(folder, local_files_only=True), model_class
         from transformers import AutoConfig
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -330,8 +331,6 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         if reference := own_code.get(model_class.__name__):
             return config, get_class_from_dynamic_module(reference, folder, local_files_only=True)
         return config, model_class._model_mapping[type(config)]
-    except ConfigError:
-        raise
     except Exception as error:  # config classes check their values, each in its own way
         raise weights_error(folder / "config.json", first_line(error)) from error
 

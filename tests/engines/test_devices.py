@@ -173,10 +173,7 @@ def test_the_budget_is_shared():
 def test_cores_near_a_gpu(tmp_path):
     device = tmp_path / "bus/pci/devices/0000:3b:00.0"
     device.mkdir(parents=True)
-    node = tmp_path / "devices/system/node/node1"
-    node.mkdir(parents=True)
-    (node / "cpulist").write_text("4-6,12\n")
-    for number, cores in (("1", {4, 5, 6, 12}), ("-1", set()), ("7", set())):
-        (device / "numa_node").write_text(f"{number}\n")
+    for listed, cores in (("4-6,12", {4, 5, 6, 12}), ("0", {0}), ("", set())):
+        (device / "local_cpulist").write_text(f"{listed}\n")
         assert cores_near("0000:3b:00.0", tmp_path) == cores
     assert cores_near("0000:00:00.0", tmp_path) == set()

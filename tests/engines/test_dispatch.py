@@ -18,7 +18,7 @@ from test_suspects import crashing
 
 import featcache
 from featcache.engines import worker as workers
-from featcache.engines.dispatch import MOST_DEATHS, MOST_TASKS, Chunks, dispatch
+from featcache.engines.dispatch import MOST_DEATHS, MOST_TASKS, Chunks, Dispatch
 from featcache.engines.process import passable
 from featcache.engines.worker import Died, Ready, Stop, Work, WorkerSetup, serve
 from featcache.errors import ConfigError, ExtractorError, ManifestError, MissingDependencyError
@@ -92,7 +92,7 @@ def run(plain, slow_config, scratch):
         options = featcache.Options("cpu", 1, **{"shard_megabytes": ONE_EACH, **options})
 
         def engine(group, tasks, control):
-            dispatch(group, tasks, control, team, options)
+            Dispatch(group, tasks, control, team, options).run()
 
         chosen = replace(options, engine=engine)
         return featcache.extract(manifest or plain.manifest(), config, scratch / "cache", chosen)
