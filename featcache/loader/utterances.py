@@ -27,7 +27,8 @@ from featcache.manifest.read import manifest_of, read_manifest
 from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 from featcache.version.corpus import by_part_name, manifests_of_parts
-from featcache.version.join import RowKeys, describe_changed, join_version
+from featcache.version.join import RowKeys, describe_changed, join, with_other_files
+from featcache.version.ledger import standing_failures
 
 Column = Strings | NDArray[Any]
 """One value for each utterance: text, float64 or int64."""
@@ -272,7 +273,7 @@ def _check(where: object, columns: object, classes: object, on_changed: object) 
 def _compared(manifest: Manifest, rows: RowKeys, are_refused: bool, version: DatasetVersion) -> DatasetVersion:
     """As `DatasetVersion.find`; rows with features of another row or file are refused, or give a warning."""
     stored, index = version.cache.version, version.cache.index
-    status = join_version(stored, index, rows, manifest)
+    status = with_other_files(join(rows, index, standing_failures(stored, index)), manifest, stored, index)
     if status.changed.any():
         message = describe_changed(manifest, rows, stored, index, status)
         if are_refused:

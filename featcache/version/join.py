@@ -116,13 +116,6 @@ def join(rows: RowKeys, index: Index, failures: Mapping[str, Failure]) -> RowSta
     return RowStatus(positions, present, failed)
 
 
-def join_version(version: Version, index: Index, rows: RowKeys, manifest: Manifest) -> RowStatus:
-    """A version's items for a manifest's rows, and which of them are of another row or file than the rows ask for."""
-    if not rows.has_path.any():
-        return join(rows, index, {})
-    return with_other_files(join(rows, index, standing_failures(version, index)), manifest, version, index)
-
-
 def with_other_files(status: RowStatus, manifest: Manifest, version: Version, index: Index) -> RowStatus:
     """The same, without the rows whose files are another corpus's with the same ids and paths, as far as a sample
     tells."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from featcache.errors import StoreError, listing
 from featcache.format.documents import differing_keys
-from featcache.storage.base import open_store
+from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location
 from featcache.version.version import Version
 
@@ -70,7 +70,8 @@ def version_names(path: Location) -> list[str]:
 
 
 def _is_version(path: Location) -> bool:
-    return open_store(path).exists("shards")
+    store = open_store(path)
+    return store.exists(f"shards/{MARK}") or store.exists("shards")
 
 
 def _named(cache: Location, name: str) -> list[Location]:
