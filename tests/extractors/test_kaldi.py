@@ -234,23 +234,21 @@ def noise(num_samples: int, seed: int = 0) -> np.ndarray:
     return (np.round(swelling.clip(-1, 1) * 32767) / 32768).astype(np.float32)
 
 
+AT_EVERY_RATE = [(FbankParams, {"num_mel_bins": 40}), (FbankParams, {"num_mel_bins": 40, "snip_edges": False})]
+AT_EVERY_RATE += [(MfccParams, {})]
+
+
 @pytest.mark.parametrize(
-    ("params_class", "options"),
-    [*((FbankParams, options) for options in FBANK_OPTIONS), *((MfccParams, options) for options in MFCC_OPTIONS)],
+    ("sample_rate", "params_class", "options"),
+    [
+        *((16000, FbankParams, options) for options in FBANK_OPTIONS),
+        *((16000, MfccParams, options) for options in MFCC_OPTIONS),
+        *((sample_rate, *one) for sample_rate in (8000, 16000, 22050, 24000, 44100) for one in AT_EVERY_RATE),
+    ],
     ids=str,
 )
-def test_every_option_is_kaldis(params_class, options):
-    assert_as_close_as_they_are(noise(16000), 16000, params_class(**options))
-
-
-@pytest.mark.parametrize("sample_rate", [8000, 16000, 22050, 24000, 44100])
-@pytest.mark.parametrize(
-    "params",
-    [FbankParams(num_mel_bins=40), FbankParams(num_mel_bins=40, snip_edges=False), MfccParams()],
-    ids=["fbank", "fbank-whole", "mfcc"],
-)
-def test_every_rate_is_kaldis(sample_rate, params):
-    assert_as_close_as_they_are(noise(sample_rate), sample_rate, params)
+def test_every_option_and_every_rate_is_kaldis(sample_rate, params_class, options):
+    assert_as_close_as_they_are(noise(sample_rate), sample_rate, params_class(**options))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

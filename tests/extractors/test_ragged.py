@@ -3,7 +3,6 @@
 import weakref
 from functools import partial
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -157,11 +156,3 @@ def test_what_is_behind_the_ends_can_be_zeroed():
     near = behind & (torch.arange(9) < ends[:, None, None] + 3)
     assert torch.equal(some, x.masked_fill(near, 0))
     assert torch.equal(every, x.masked_fill(behind, 0))
-
-
-@pytest.mark.parametrize("length", range(1, 30))
-def test_lengths_as_numbers_and_as_tensors(length):
-    for columns in (0, 2, 3):
-        conv = nn.Conv1d(1, 1, 6, 4, padding=columns)
-        (at_once,) = ragged.steps_after(torch.tensor([length]), [conv]).tolist()
-        assert ragged.steps_after(length, [conv]) == at_once

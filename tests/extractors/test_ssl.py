@@ -276,14 +276,11 @@ def test_params_that_do_not_hold_together(params, message, folder):
     assert "\n" not in str(raised.value)
 
 
-def test_a_model_that_is_not_known(tmp_path):
+def test_a_model_that_is_not_known_and_one_of_another_rate(tmp_path, folder):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     known = "hubert, wav2vec2, wav2vec2-bert, wavlm, whisper"
     with pytest.raises(ConfigError, match=f"model_type 'bert'; ssl knows {known}"):
         build(tmp_path)
-
-
-def test_another_rate(folder):
     with pytest.raises(ConfigError, match=r"audio.sample_rate: 8000; .* is for 16000"):
         SSL(SSL.Params(weights=str(folder("hubert"))), 8000, CPU)
 

@@ -87,16 +87,14 @@ def test_other_semantic_models(folder, tmp_path, semantic):
         codes.assert_close(latents, alone(model, clip).latents)
 
 
-def test_encoders_that_disagree_are_refused(folder, other):
-    """Here the semantic encoder gives twice as many frames."""
+def test_what_makes_no_frame_of_each_hop_is_refused(folder, other):
+    """A feature extractor whose hop is no multiple; a semantic encoder that gives twice as many frames."""
+    DacFeatureExtractor(sampling_rate=RATE, hop_length=512).save_pretrained(other)
+    with pytest.raises(ConfigError, match="padded to multiples of 512"):
+        build(other)
+    DacFeatureExtractor(sampling_rate=RATE, hop_length=HOP).save_pretrained(other)
     config = json.loads((folder / "config.json").read_text())
     config["semantic_model_config"]["conv_stride"] = [5, 2, 2, 2, 2, 2, 1]
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"of 1 × 320 samples .* makes 1 frames and its semantic one 2"):
-        build(other)
-
-
-def test_a_hop_of_the_feature_extractor_that_is_no_multiple_is_refused(other):
-    DacFeatureExtractor(sampling_rate=RATE, hop_length=512).save_pretrained(other)
-    with pytest.raises(ConfigError, match="padded to multiples of 512"):
         build(other)

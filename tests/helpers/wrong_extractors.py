@@ -6,6 +6,7 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from odd_extractors import HOP, PaddingSeen, Slow
@@ -14,7 +15,6 @@ from pydantic import field_validator
 from row_extractors import Moments
 
 from featcache.extractors.rows import Piece, Rows
-from featcache.spec import FeatureSpec
 
 
 class WeightsParams(SlowParams):
@@ -28,6 +28,13 @@ class Right(Slow):
     """The mean and the power of every 10 ms."""
 
     Params = WeightsParams
+
+    said: ClassVar[dict] = {}
+    """What is said of the features, in place of what is right."""
+
+    def __init__(self, params, sample_rate, device):
+        super().__init__(params, sample_rate, device)
+        self.spec = replace(self.spec, **self.said)
 
     @classmethod
     def weights_digest(cls, params):
@@ -43,9 +50,7 @@ class Right(Slow):
 class FrameRate(Right):
     """Counts as if it were at 8 kHz."""
 
-    def __init__(self, params, sample_rate, device):
-        super().__init__(params, sample_rate, device)
-        self.spec = replace(self.spec, frame_rate=8000 / HOP)
+    said = {"frame_rate": 8000 / HOP}  # noqa: RUF012
 
 
 class SampleRate(Right):
@@ -65,9 +70,7 @@ class FrameLength(Right):
 class SmallDtype(Right):
     """A thousand codewords, and a byte to number them."""
 
-    def __init__(self, params, sample_rate, device):
-        super().__init__(params, sample_rate, device)
-        self.spec = FeatureSpec((1,), "uint8", sample_rate / HOP, HOP, sample_rate, "code", codebook_sizes=(1000,))
+    said = {"item_shape": (1,), "dtype": "uint8", "codebook_sizes": (1000,)}  # noqa: RUF012
 
     def features(self, waveform):
         return torch.zeros(self.num_frames(len(waveform)), 1, dtype=torch.uint8)
@@ -76,9 +79,7 @@ class SmallDtype(Right):
 class LargeCode(SmallDtype):
     """Four codewords, numbered from 1."""
 
-    def __init__(self, params, sample_rate, device):
-        super().__init__(params, sample_rate, device)
-        self.spec = replace(self.spec, codebook_sizes=(4,))
+    said = SmallDtype.said | {"codebook_sizes": (4,)}
 
     def features(self, waveform):
         return super().features(waveform) + 4
