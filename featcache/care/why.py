@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from featcache.config import Config
 from featcache.config.config import Differences, find_differences
 from featcache.errors import ManifestError
-from featcache.extraction.audio_files import refuse_other_paths
 from featcache.extraction.version_plan import VersionPlan, file_change
 from featcache.manifest.segments import Segment
 from featcache.strings import Strings
-from featcache.version.join import by_shard, differences
+from featcache.version.join import by_shard, differences, refuse_paths
 from featcache.version.ledger import standing_failures
 from featcache.version.version import Version
 
@@ -65,7 +64,7 @@ def refusal(plan: VersionPlan) -> str:
         return ""
     copies = len(plan.built.waveform_maker.copies)
     try:
-        refuse_other_paths(plan.manifest, plan.rows, plan.index, Version.open(plan.path), copies)
+        refuse_paths(plan.manifest, plan.rows, Version.open(plan.path), plan.index, copies)
     except ManifestError as error:
         return str(error)
     return ""

@@ -41,7 +41,7 @@ from featcache.manifest.audio_locations import (
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest, nearest_sample, rows_at_even_steps
 from featcache.version.index import Index
-from featcache.version.join import RowStatus, find_other_files, refuse_paths, sources_of
+from featcache.version.join import RowStatus, find_other_files, sources_of
 from featcache.version.ledger import Failure
 from featcache.version.version import Version
 
@@ -139,15 +139,6 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
             "with the same ids and paths, give it its own cache with -o. If the audio has changed, --check-sources "
             "extracts it again"
         )
-
-
-def refuse_other_paths(manifest: Manifest, status: RowStatus, index: Index, version: Version, copies: int) -> None:
-    """Refuse a manifest with other paths for the version's ids, which looks like another corpus; see `refuse_paths`.
-    Raises ManifestError if there are more than a few."""
-    remedy = (
-        "give it its own cache with -o. If its features are to take the place of those there, --replace extracts them"
-    )
-    refuse_paths(manifest, status, version, index, copies, remedy)
 
 
 def copying_notes(manifest: Manifest) -> list[str]:

@@ -145,8 +145,9 @@ class AudioExtractor:
             id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
             if silent or (item.sample_rate != config.sample_rate and id_ not in extracted.remarks):
                 extracted.remarks[id_] = item.sample_rate, silent  # a silent copy stays noted, whatever others are
-        if config.row_extractor is not None:
-            pending = PendingRows(config.row_extractor, extracted, items, clips)
+        row_extractor = config.extractor.as_row_extractor()
+        if row_extractor is not None:
+            pending = PendingRows(row_extractor, extracted, items, clips)
             if at_once:
                 pending.compute(self._device)
             if not pending.is_complete:  # without rows it is: nobody would compute a last one, and finish it

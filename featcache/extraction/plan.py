@@ -20,7 +20,6 @@ from featcache.extraction.audio_files import (
     copying_notes,
     missing_file_notes,
     refuse_another_corpus,
-    refuse_other_paths,
     require_reading,
     row_seconds,
     with_changed_files,
@@ -43,7 +42,7 @@ from featcache.storage.location import Location, as_location
 from featcache.strings import Strings
 from featcache.version.in_flight import Suspects, find_suspects
 from featcache.version.index import Index, index_of, open_index
-from featcache.version.join import RowKeys, RowStatus, join
+from featcache.version.join import RowKeys, RowStatus, join, refuse_paths
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import read_probes
 from featcache.version.version import Version
@@ -242,7 +241,7 @@ class _Planner:
             refuse_another_corpus(manifest, status, index, version)
         if self.only is None:
             if not options.replace:
-                refuse_other_paths(manifest, status, index, version, len(self.built.waveform_maker.copies))
+                refuse_paths(manifest, status, version, index, len(self.built.waveform_maker.copies))
             return status
         wanted = np.isin(keys.id_hashes, self.only.hashes())
         # Items that the version still holds of these ids are those that the lost items had replaced.

@@ -20,7 +20,6 @@ from featcache.errors import ArgumentError, ConfigError, FeatcacheError, Reason,
 from featcache.extraction.audio_files import are_unchanged, stat_of
 from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extractors import Extractor, Params
-from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioSource
 from featcache.manifest.utterances import Manifest
@@ -94,11 +93,6 @@ class BuiltConfig:
     def folder_name(self) -> str:
         """The name of its version's folder."""
         return self.renamed or f"{self.name}-{self.fingerprint[:12]}"
-
-    @cached_property
-    def row_extractor(self) -> RowExtractor[Params] | None:
-        """The extractor if it takes rows."""
-        return self.extractor.as_row_extractor()
 
     @cached_property
     def waveform_maker(self) -> WaveformMaker:

@@ -31,6 +31,10 @@ from featcache.version.version import Version
 
 _FEW = 0.05
 
+_OF_EXTRACT = (
+    "give it its own cache with -o. If its features are to take the place of those there, --replace extracts them"
+)
+
 _FILES_CHECKED = 256
 """The number of a manifest's files whose size and mtime are compared with those of the files that were extracted."""
 
@@ -182,7 +186,7 @@ def are_few(count: int, utterances: int) -> bool:
 
 
 def refuse_paths(
-    manifest: Manifest, status: RowStatus, version: Version, index: Index, copies: int, remedy: str
+    manifest: Manifest, status: RowStatus, version: Version, index: Index, copies: int, remedy: str = _OF_EXTRACT
 ) -> None:
     """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
 
@@ -191,7 +195,7 @@ def refuse_paths(
         status: What the version holds of them.
         version, index: What it is to be the manifest of.
         copies: How many copies the version has of each utterance.
-        remedy: What to do if it is another corpus, and if it is not.
+        remedy: What to do if it is another corpus, and if it is not; by default, of an extraction.
 
     Raises:
         ManifestError: More than a few utterances have other paths.
