@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from featcache.audio.waveform import WaveformMaker
 from featcache.care.compare import SampledClip, decode_waveform, extract_results, largest_difference, tied_frames
-from featcache.care.sources import root_of
+from featcache.care.sources import SourceCheck
 from featcache.care.verify import Problem
 from featcache.config import recorded_config
 from featcache.device import Device
@@ -25,8 +25,7 @@ from featcache.extraction.features import ClipFeatures, DoesNotFitError, downloa
 from featcache.extraction.padded_rows import BATCHINGS
 from featcache.extractors import Extractor, Params
 from featcache.format.shard import Shard, dequantize_array
-from featcache.manifest.audio_locations import AudioLocation, locate, url_of
-from featcache.manifest.utterances import CallersUrls
+from featcache.manifest.audio_locations import locate, url_of
 from featcache.spec import QUANTIZATION
 from featcache.version.index import Index
 from featcache.version.version import Version
@@ -53,18 +52,11 @@ class Recomputed:
 
 
 def recompute(
-    version: Version,
-    index: Index,
-    positions: Sequence[int],
-    root: AudioLocation | None,
-    device: Device,
-    urls: CallersUrls | None = None,
+    version: Version, index: Index, positions: Sequence[int], sources: SourceCheck, device: Device
 ) -> Recomputed:
-    """Extract the items at `positions` of the index again, one by one, from the files they came from.
-
-    Relative paths are relative to `root`, or if it is None to the root of the run that extracted the item. Files at
-    URLs are fetched only if they are among `urls`. Raises ConfigError if the version's config names an extractor that
-    is not registered, or its weights are not here."""
+    """Extract the items at `positions` of the index again, one by one, from the files they came from, which `sources`
+    finds. Raises ConfigError if the version's config names an extractor that is not registered, or its weights are not
+    here."""
     config = recorded_config(version.info.config, str(version.path))
     device.configure_torch()
     waveform_maker, extractor = WaveformMaker.of(config.audio, config.augment), config.build(device.torch_device)
@@ -78,8 +70,8 @@ def recompute(
         stored = ClipFeatures(features, {side.name: shard.side(side.name).item(number) for side in shard.spec.side})
         kind, faults = "recompute", []
         try:
-            folder = root or root_of(shard, version)
-            if (url := url_of(locate(folder, item.path))) and (urls is None or url not in urls):
+            folder = sources.root_of(shard, version)
+            if (url := url_of(locate(folder, item.path))) and url not in sources.urls:
                 raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
             clip = SampledClip(item.id, decode_waveform(item, folder, waveform_maker))
             again, latents = _extract_again(clip, extractor, shard, device)

@@ -42,6 +42,14 @@ class SourceCheck:
     urls: CallersUrls = field(default_factory=lambda: CallersUrls(None))
     """Files at URLs that are asked for; others are not looked at."""
 
+    def root_of(self, shard: Shard, version: Version) -> AudioLocation:
+        """What the paths of a shard's items are relative to."""
+        if self.root is not None:
+            return self.root
+        record = read_run(version.store, shard.run)
+        root = str((record.asked if record is not None else {}).get("root", "."))
+        return Url(root) if is_audio_url(root) else Path(root)
+
 
 class _File(NamedTuple):
     """An audio file as it was when it was decoded."""
@@ -99,18 +107,11 @@ def check_sources(
     return faulty, notes
 
 
-def root_of(shard: Shard, version: Version) -> AudioLocation:
-    """What the paths of a shard's items are relative to, by the record of the run that extracted them."""
-    record = read_run(version.store, shard.run)
-    root = str((record.asked if record is not None else {}).get("root", "."))
-    return Url(root) if is_audio_url(root) else Path(root)
-
-
 def _files_of(shard: Shard, version: Version, index: Index, number: int, wanted: SourceCheck) -> dict[_File, list[str]]:
     """The files of a shard's items that count, and for each the ids of its utterances.
 
     `number` is the shard's in the index. A file that was changed between two utterances is there twice."""
-    folder = root_of(shard, version) if wanted.root is None else wanted.root
+    folder = wanted.root_of(shard, version)
     files: dict[_File, list[str]] = {}
     for item in shard.items(index.item[slice(*index.span(number))].tolist()):
         content_hash = item.content_hash if wanted.by_content else UNKNOWN_HASH

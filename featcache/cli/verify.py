@@ -23,9 +23,8 @@ from featcache.storage.location import Location, parse_location
 if TYPE_CHECKING:
     from featcache.care.recompute import Recomputed
     from featcache.care.repair import Repaired
+    from featcache.care.sources import SourceCheck
     from featcache.care.verify import Report, Subset
-    from featcache.manifest.audio_locations import AudioLocation
-    from featcache.manifest.utterances import CallersUrls
     from featcache.version.version import Version
 
 _SHOWN = 20
@@ -105,9 +104,10 @@ def verify(
 
     wanted = options.read_manifest(manifest, reading, carry=False) if manifest else None
     root = reading["root"]
-    urls = CallersUrls(wanted)
+    files = SourceCheck(sources == "content", root, CallersUrls(wanted))
+    compared = None if sources is None else files
     found: list[tuple[Report, Recomputed | None]] = []
-    look = partial(check, data=data, manifest=wanted, subset=subset, threads=threads)
+    look = partial(check, data=data, manifest=wanted, sources=compared, subset=subset, threads=threads)
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
     for folder in version_folders(path):
@@ -119,12 +119,11 @@ def verify(
         looks = 1 if sources is None else 2
         total = looks * sum(subset is None or subset.has(name) for name in version.shard_names())
         with stoppable(ending=ending) as stop, progress_bar(total, "shards") as bar:
-            files = None if sources is None else SourceCheck(sources == "content", root, urls)
-            result = look(version, sources=files, report=bar.update, stop=stop)
+            result = look(version, report=bar.update, stop=stop)
         if result.interrupted:
             found.append((result, None))
             break
-        found.append((result, _recompute(version, root, recompute, device, threads, urls) if recompute else None))
+        found.append((result, _recompute(version, recompute, files, device, threads) if recompute else None))
     interrupted = any(result.interrupted for result, _ in found)
     damaged = any(result.problems or (again and again.problems) for result, again in found)
     if printing.as_json:
@@ -138,9 +137,7 @@ def verify(
     return 1 if damaged else 3 if any(result.failed for result, _ in found) else 0
 
 
-def _recompute(
-    version: Version, root: AudioLocation | None, count: int, device: str | None, threads: int, urls: CallersUrls
-) -> Recomputed:
+def _recompute(version: Version, count: int, files: SourceCheck, device: str | None, threads: int) -> Recomputed:
     from featcache.care.recompute import recompute
     from featcache.device import Device
     from featcache.version.index import open_index
@@ -148,7 +145,7 @@ def _recompute(
     def again() -> Recomputed:
         index = open_index(version)
         positions = sorted(random.sample(range(len(index)), min(count, len(index))))
-        return recompute(version, index, positions, root, Device(device, threads), urls)
+        return recompute(version, index, positions, files, Device(device, threads))
 
     return version.reading(again)
 

@@ -10,6 +10,7 @@ from row_extractors import HOP, Moments, Small
 
 from featcache.care.compare import ClipResult, compare, tied_frames
 from featcache.care.recompute import recompute
+from featcache.care.sources import SourceCheck
 from featcache.device import Device
 from featcache.extractors.rows import Rows
 from featcache.version.index import open_index
@@ -27,7 +28,7 @@ def made(cli, plain, scratch):
         assert done.code == 0, done.err
         version = only_version(scratch / "cache")
         index = open_index(version)
-        return lambda: recompute(version, index, range(len(index)), None, Device("cpu", 1))
+        return lambda: recompute(version, index, range(len(index)), SourceCheck(), Device("cpu", 1))
 
     return make
 

@@ -14,6 +14,7 @@ from small_units import nearest
 
 import featcache
 from featcache.care.recompute import recompute
+from featcache.care.sources import SourceCheck
 from featcache.care.verify import verify
 from featcache.config import config_from
 from featcache.device import Device
@@ -93,7 +94,7 @@ def test_threads_shards_and_order_change_no_byte(quantized, source, corpus, scra
 
 
 def test_recomputing_finds_the_same_bytes(quantized):
-    again = recompute(quantized.version, quantized.index, range(len(quantized)), None, Device("cpu", 1))
+    again = recompute(quantized.version, quantized.index, range(len(quantized)), SourceCheck(), Device("cpu", 1))
     assert (again.problems, again.identical, again.largest_difference) == ([], len(quantized), 0.0)
 
 
@@ -104,13 +105,13 @@ def test_recomputing_tells_rounding_from_other_values(plain, scratch, tmp_path):
     cache = extract(plain.manifest(), config_of(source), scratch)
     positions = range(len(cache))
     path.write_text("1.0000002")
-    again = recompute(cache.version, cache.index, positions, None, Device("cpu", 1))
+    again = recompute(cache.version, cache.index, positions, SourceCheck(), Device("cpu", 1))
     assert again.problems == []
     assert again.identical == 0
     scale, _ = cache.quantization([*positions]).numpy().max(axis=(0, 2))
     assert 0 < again.largest_difference <= 1.01 * scale
     path.write_text("1.5")
-    again = recompute(cache.version, cache.index, positions, None, Device("cpu", 1))
+    again = recompute(cache.version, cache.index, positions, SourceCheck(), Device("cpu", 1))
     assert len(again.problems) == len(cache)
     assert "it differs by 0." in again.problems[0].message
 
