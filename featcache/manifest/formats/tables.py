@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
@@ -168,27 +167,7 @@ def _slowly_decoded(line: str, of: Any) -> Any:
     try:
         return msgspec.convert(row, of)
     except msgspec.ValidationError as error:
-        raise ValueError(_in_words(str(error))) from None
-
-
-def _in_words(fault: str) -> str:
-    """What msgspec says of an object of another form, in other words: of what is expected, it names Python's types."""
-    what, _, inside = fault.partition(" - at `$")
-    inside = inside.lstrip(".").removesuffix("`")
-    if missing := _MISSING.fullmatch(what):
-        return f"{f'{inside}.' if inside else ''}{missing[1]} is missing"
-    if expected := _EXPECTED.fullmatch(what):
-        wanted, found = (_JSON_TYPES.get(name, name) for name in expected.groups())
-        return f"{inside or 'the object'} is {found}, and {wanted} is expected"
-    return f"not as expected: {fault}"
-
-
-_MISSING = re.compile(r"Object missing required field `(.*)`")
-_EXPECTED = re.compile(r"Expected `(\w+)(?: \| null)?`, got `(\w+)`")
-_JSON_TYPES = {
-    **{"array": "a list", "object": "an object", "str": "text", "int": "a whole number", "float": "a number"},
-    **{"bool": "true or false", "null": "null"},
-}
+        raise ValueError(f"not as expected: {error}") from None
 
 
 def json_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
@@ -331,8 +310,7 @@ def _paths_outside(file: Any, audio: str) -> Iterator[tuple[int, Any]]:
         known = chunks[data].statistics
         lacking = known.null_count if known is not None and known.has_null_count else None
         if lacking != 0:
-            leaves = [path] if lacking == rows.num_rows else [path, data]
-            yield from _without_bytes(file.iter_batches(16, [group], leaves, use_threads=False), first)
+            yield from _without_bytes(file.iter_batches(16, [group], [path, data], use_threads=False), first)
         first += rows.num_rows
 
 
@@ -355,7 +333,7 @@ def _without_bytes(batches: Iterable[Any], row: int = 0) -> Iterator[tuple[int, 
     for batch in batches:
         audio = batch.column(0)
         fields = dict(zip([field.name for field in audio.type], audio.flatten(), strict=True))
-        lacking = fields["bytes"].is_null().to_pylist() if "bytes" in fields else [True] * batch.num_rows
+        lacking = fields["bytes"].is_null().to_pylist()
         if any(lacking):
             paths = enumerate(zip(lacking, fields["path"].to_pylist(), strict=True), row)
             yield from ((at, path) for at, (lacks, path) in paths if lacks and path is not None)
