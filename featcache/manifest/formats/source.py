@@ -18,6 +18,8 @@ from functools import cached_property
 from itertools import chain, compress, islice
 from operator import itemgetter
 from pathlib import Path
+from shutil import copyfileobj
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -278,8 +280,8 @@ class Source:
 
 @contextmanager
 def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
-    """Open a file, a folder, or `-` for standard input; a file once, since it may be a pipe. `options` are other fields
-    of a `Source`."""
+    """Open a file, a folder, or `-` for standard input; a file once, since it may be a pipe, of which a copy is read.
+    `options` are other fields of a `Source`."""
     is_stdin, path = str(source) == "-", Path(source)
     if is_stdin and sys.stdin is None:
         raise ManifestError("standard input is closed: give a manifest's path, or pipe a manifest in")
@@ -290,30 +292,12 @@ def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
             reading.head = _first_lines(file)
             if file.seekable() and (is_stdin or path.is_file()):  # of a pipe, gzip says that it is, too
                 file.seek(0)
-            elif reading.is_parquet:
-                reading.file = io.BytesIO(reading.head + file.read())
-            else:
-                reading.file = cast(BinaryIO, io.BufferedReader(_Rejoined(reading.head, file), 1 << 16))
+            elif reading.no_manifest is None:  # which a device without an end is not
+                reading.file = copied = stack.enter_context(TemporaryFile())
+                copied.write(reading.head)
+                copyfileobj(file, copied)
+                copied.seek(0)
         yield reading
-
-
-class _Rejoined(io.RawIOBase):
-    """What was read from the beginning of a stream, and then the rest of it."""
-
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self.head = head
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if self.head:
-            data, self.head = self.head[: len(buffer)], self.head[len(buffer) :]
-        else:
-            data = self._rest.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def _first_lines(stream: BinaryIO) -> bytes:
