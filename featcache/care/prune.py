@@ -76,8 +76,7 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
     """The hashes of the ids that a manifest has, with all copies: what `prune` is to keep of a version. Raises
     ManifestError if none of the version's utterances is in the manifest; or, without `force`, it names other files for
     them, or lacks more than a few."""
-    copies = copies_of(version.info.config)
-    manifest = expand(manifest, copies)
+    manifest = expand(manifest, copies_of(version.info.config))
     hashes, index = manifest.ids.hashes(), open_index(version)
     lacking = int((~np.isin(index.id_hash, hashes)).sum())
     if len(index) and lacking == len(index):
@@ -90,7 +89,7 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
     keys = RowKeys.of(manifest)
     status = join(keys, index, {})
     remedy = "name another cache. If it is this one's, --force removes what it lacks"
-    refuse_paths(manifest, status, version, index, len(copies), remedy)
+    refuse_paths(manifest, status, version, index, remedy)
     checked = with_other_files(status, manifest, version, index)
     if (checked.present != status.present).any():
         raise ManifestError(describe_changed(manifest, keys, version, index, checked))

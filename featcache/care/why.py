@@ -62,9 +62,8 @@ def refusal(plan: VersionPlan) -> str:
     """Why `extract` would refuse the manifest without `--replace`; empty if it would not."""
     if plan.is_new:
         return ""
-    copies = len(plan.built.waveform_maker.copies)
     try:
-        refuse_paths(plan.manifest, plan.rows, Version.open(plan.path), plan.index, copies)
+        refuse_paths(plan.manifest, plan.rows, Version.open(plan.path), plan.index)
     except ManifestError as error:
         return str(error)
     return ""

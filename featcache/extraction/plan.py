@@ -241,7 +241,7 @@ class _Planner:
             refuse_another_corpus(manifest, status, index, version)
         if self.only is None:
             if not options.replace:
-                refuse_paths(manifest, status, version, index, len(self.built.waveform_maker.copies))
+                refuse_paths(manifest, status, version, index)
             return status
         wanted = np.isin(keys.id_hashes, self.only.hashes())
         # Items that the version still holds of these ids are those that the lost items had replaced.

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from featcache.errors import DamagedError, ManifestError, MissingItemError, listing
 from featcache.format.shard import Item, Shard
 from featcache.manifest.audio_locations import AudioSource
+from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Segment, SegmentColumns, Utterance
 from featcache.manifest.utterances import Manifest, rows_at_even_steps
 from featcache.storage.base import in_parallel
@@ -186,20 +187,20 @@ def are_few(count: int, utterances: int) -> bool:
 
 
 def refuse_paths(
-    manifest: Manifest, status: RowStatus, version: Version, index: Index, copies: int, remedy: str = _OF_EXTRACT
+    manifest: Manifest, status: RowStatus, version: Version, index: Index, remedy: str = _OF_EXTRACT
 ) -> None:
     """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
 
     Args:
-        manifest: Its rows; each utterance has as many as there are `copies`, which differ in speed and noise.
+        manifest: Its rows; each utterance has one for each of its copies, which differ in speed and noise.
         status: What the version holds of them.
         version, index: What it is to be the manifest of.
-        copies: How many copies the version has of each utterance.
         remedy: What to do if it is another corpus, and if it is not; by default, of an extraction.
 
     Raises:
         ManifestError: More than a few utterances have other paths.
     """
+    copies = len(copies_of(version.info.config))
     rows, utterances = np.flatnonzero(status.again), len(index) // copies
     if are_few(len(np.unique(rows // copies)), utterances):
         return
