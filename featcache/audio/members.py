@@ -20,6 +20,7 @@ import io
 import lzma
 import os
 import re
+import shutil
 import stat
 import tempfile
 import time
@@ -313,8 +314,7 @@ def _make_room(count: int, why: str) -> None:
 
 def _has_room(count: int) -> bool:
     """Whether so many bytes may still be written to the disk of `TMPDIR`."""
-    disk = os.statvfs(tempfile.gettempdir())
-    return disk.f_bavail * disk.f_frsize >= _LEFT_FREE + count
+    return shutil.disk_usage(tempfile.gettempdir()).free >= _LEFT_FREE + count
 
 
 def _next_piece(stream: Any) -> bytes:

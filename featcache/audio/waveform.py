@@ -129,14 +129,6 @@ class WaveformMaker:
         """The highest speed of a copy."""
         return float(self.copies.speeds.max())
 
-    def at_speed(
-        self, samples: NDArray[np.float32], source_rate: int, id_: str, channel: int | None
-    ) -> NDArray[np.float32]:
-        """A copy's waveform without its noise, float32 `[num_samples]` at the config's rate: `to_waveform` of the
-        recording's samples, `[num_samples, channels]`, at the speed of the copy `id_`. `channel` is the utterance's
-        own; None for the policy's."""
-        return to_waveform(samples, source_rate, self.audio, channel, speed=self.speed(id_))
-
     def with_noise(self, waveform: NDArray[np.float32], id_: str) -> NDArray[np.float32]:
         """Add a copy's noise to its waveform; that of a clean copy is returned as it is. Raises ConfigError if the
         noise cannot be decoded, or has changed."""
@@ -146,8 +138,9 @@ class WaveformMaker:
     def waveform(
         self, samples: NDArray[np.float32], source_rate: int, id_: str, channel: int | None
     ) -> NDArray[np.float32]:
-        """A copy's waveform: `at_speed`, then `with_noise`."""
-        return self.with_noise(self.at_speed(samples, source_rate, id_, channel), id_)
+        """A copy's waveform: `to_waveform` at the speed of the copy `id_`, then `with_noise`."""
+        clean = to_waveform(samples, source_rate, self.audio, channel, speed=self.speed(id_))
+        return self.with_noise(clean, id_)
 
     @cached_property
     def _noise(self) -> Noise | None:

@@ -22,7 +22,7 @@ from featcache.audio.content_hash import ContentHashes
 from featcache.audio.decode import Cut, FileIdentity, decode
 from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched
-from featcache.audio.resample import error_if_too_long, why_silent
+from featcache.audio.resample import error_if_too_long, to_waveform, why_silent
 from featcache.audio.waveform import WaveformMaker
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
@@ -322,12 +322,12 @@ def make_waveforms(
             made.append(audio)
             continue
         # Copies of an utterance that differ only in noise are neighbours, and resampled once.
-        this = id(audio[0]), row.channel, waveform_maker.speed(row.id)
+        (samples, source), speed = audio, waveform_maker.speed(row.id)
+        this = id(samples), row.channel, speed
         if this != previous or clean is None:
-            samples, source = audio
             previous = this
             try:
-                clean = waveform_maker.at_speed(samples, source.sample_rate, row.id, row.channel)
+                clean = to_waveform(samples, source.sample_rate, waveform_maker.audio, row.channel, speed=speed)
             except AudioError as error:
                 clean = error.with_traceback(None)  # whose frames hold waveforms
         made.append(clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, row.id))
