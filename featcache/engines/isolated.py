@@ -77,7 +77,8 @@ class IsolatedProcess:
         if isinstance(answer, Exception):
             raise answer
         extracted, times_there = answer
-        times.add(times_there)
+        for stage, seconds in times_there.items():
+            times[stage] += seconds
         return extracted
 
     def _ask(self, connection: Connection, question: tuple[int, Utterance]) -> _Answer:
@@ -156,13 +157,13 @@ def _prepare(
 
 
 def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _Answer:
-    times = WorkerTimes()
+    times = WorkerTimes(float)
     try:
         ((result,),) = extract([utterance], times)
         if isinstance(result, PendingRows):
             result.compute(device)
             result = result.extracted()
-            times.extract += result.seconds
+            times["extract"] += result.seconds
     except StoppedError as error:
         return error
     except Exception as error:

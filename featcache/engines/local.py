@@ -151,7 +151,7 @@ class _Workers:
     def _work(self, number: int) -> None:
         try:
             while (work := self._next(number < self._row_workers)) is not None:
-                work(number, times := WorkerTimes())
+                work(number, times := WorkerTimes(float))
                 del work  # and with it the rows
                 with self._state:
                     self._progress.add_times(times)
@@ -249,7 +249,7 @@ class _Workers:
         with self._in_flight.working_on(worker, (row.id for row in rows)):
             results = compute_rows(rows, self._device)
         seconds = perf_counter() - started
-        times.extract += seconds
+        times["extract"] += seconds
         with self._state:
             self._computing -= 1
             for row, result in zip(rows, results, strict=True):

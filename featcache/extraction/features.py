@@ -7,6 +7,7 @@ If memory runs out, padded rows are computed in smaller batches, and then alone 
 from __future__ import annotations
 
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,22 +34,9 @@ _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
 
 
-@dataclass
-class WorkerTimes:
-    """Seconds that one worker thread has spent."""
-
-    decode: float = 0.0
-    """Reading and decoding files."""
-    resample: float = 0.0
-    """Mixing down, resampling, adding noise."""
-    extract: float = 0.0
-    """Computing features, with the transfers to the device and back."""
-
-    def add(self, other: WorkerTimes) -> None:
-        """Add seconds that were spent in another process."""
-        self.decode += other.decode
-        self.resample += other.resample
-        self.extract += other.extract
+WorkerTimes = defaultdict[str, float]
+"""Seconds that a worker thread has spent in each stage: `decode`, reading and decoding files; `resample`, mixing down,
+resampling, adding noise; `extract`, computing features, with the transfers to the device and back."""
 
 
 @dataclass(frozen=True)

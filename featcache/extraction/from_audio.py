@@ -159,7 +159,7 @@ class AudioExtractor:
             computed = compute_clips(config.extractor, ids, clips, config.spec, self._device)
             extracted.seconds = perf_counter() - started
             extracted.take(items, computed)
-        times.extract += extracted.seconds
+        times["extract"] += extracted.seconds
         return extracted
 
 
@@ -292,7 +292,7 @@ def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) 
     while True:
         started = perf_counter()
         decoded = next(decoding, None)
-        times.decode += perf_counter() - started
+        times["decode"] += perf_counter() - started
         if decoded is None:
             break
         part.append(decoded)
@@ -331,5 +331,5 @@ def make_waveforms(
             except AudioError as error:
                 clean = error.with_traceback(None)  # whose frames hold waveforms
         made.append(clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, row.id))
-    times.resample += perf_counter() - started
+    times["resample"] += perf_counter() - started
     return made

@@ -135,7 +135,7 @@ def extract_from_version(
         utterances = batch[at : at + _UTTERANCES]
         in_source = source.read(utterances)
         stored = [one for one in in_source if isinstance(one, StoredUtterance)]
-        times.decode += perf_counter() - started
+        times["decode"] += perf_counter() - started
         results: list[Extracted | PendingRows] = []
         for config in configs:
             part = Extracted(config.spec, root)
@@ -145,7 +145,7 @@ def extract_from_version(
             started = perf_counter()
             made = in_halves(partial(_from_features, config, device), stored)
             part.seconds = perf_counter() - started
-            times.extract += part.seconds
+            times["extract"] += part.seconds
             results.append(part.take([one.item for one in stored], made))
         yield results
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -90,8 +90,7 @@ class Progress:
     def add(self, other: Progress) -> None:
         """Add what has been done elsewhere."""
         self.failures += other.failures
-        for stage, seconds in other.stages.items():
-            self.stages[stage] += seconds
+        self.add_times(other.stages)
         self.audio_seconds += other.audio_seconds
         self.waiting_seconds += other.waiting_seconds
         self.shards += other.shards
@@ -101,9 +100,9 @@ class Progress:
         """Seconds of audio that are extracted, whatever becomes of them."""
         return self.audio_seconds + self.waiting_seconds
 
-    def add_times(self, times: WorkerTimes) -> None:
-        """Count a worker's time."""
-        for stage, seconds in asdict(times).items():
+    def add_times(self, times: Mapping[str, float]) -> None:
+        """Count a worker's time, by stage."""
+        for stage, seconds in times.items():
             self.stages[stage] += seconds
 
 

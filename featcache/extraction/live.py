@@ -110,7 +110,7 @@ class LiveExtractor:
         return self._features(decoded)
 
     def _features(self, decoded: Decoded) -> NDArray[Any]:
-        extracted = self._extractor.extract_alone(self._built, decoded, WorkerTimes())
+        extracted = self._extractor.extract_alone(self._built, decoded, WorkerTimes(float))
         path = decoded.utterance.path
         for failure in extracted.failures:
             where = f"{path}: " if path and path not in failure.message else ""
