@@ -114,7 +114,7 @@ def _count(
         if is_quantized:  # a level that differs by rounding alone may be half a scale off in each of them
             scales = [clip.side[QUANTIZATION][0, 0].astype(np.float64) for clip in (again, stored)]
             step = (scales[0] + scales[1]) / 2
-        is_rounded = largest_difference(values, expected, step) <= _tolerance(expected)
+        is_rounded = largest_difference(values, expected, step) <= _TOLERANCE.get(expected.dtype.name, 0.0)
         return [] if is_rounded else [f"it differs by {difference:.3g}"]  # also if it is NaN
     unequal = again.features != stored.features
     differing, ties = int(unequal.sum()), 0
@@ -137,7 +137,7 @@ def _unlike_side_arrays(again: ClipFeatures, stored: ClipFeatures) -> list[str]:
     return [
         f"its {name} differ"
         for name, array, there in pairs
-        if array.shape != there.shape or not largest_difference(array, there) <= _tolerance(there)
+        if array.shape != there.shape or not largest_difference(array, there) <= _TOLERANCE.get(there.dtype.name, 0.0)
     ]
 
 
@@ -171,7 +171,3 @@ def _extract_again(
             return ClipFeatures(stored.features, {**side, **stored.side}), found.latents
 
     return until_it_fits(extract, extractor, lengths, device)
-
-
-def _tolerance(stored: NDArray[Any]) -> float:
-    return _TOLERANCE.get(stored.dtype.name, 0.0)

@@ -74,15 +74,6 @@ class TestCopies:
         assert (again.copied, again.there, again.num_bytes, again.records) == (0, SHARDS, 0, 0)
         assert contents(to) == contents(folder)
 
-    def test_back_to_a_folder_the_bytes_are_the_same(self, folder, tmp_path, s3):
-        far = parse_location("to", "s3://speech/back")
-        assert copy_version(select_version(folder), far).copied == SHARDS
-        assert contents(far) == contents(folder)
-        assert copy_version(select_version(folder), far).num_bytes == 0
-        copy_version(select_version(far), tmp_path)
-        assert contents(tmp_path) == contents(folder)
-        assert not [name for path in tmp_path.rglob("work/*") if (name := path.name) and not name.endswith(".lock")]
-
     def test_what_is_added_is_copied_later(self, folder, tmp_path, to):
         shutil.copytree(folder, tmp_path / "c")
         (path,) = version_folders(tmp_path / "c")
@@ -171,13 +162,16 @@ def test_a_cache_is_not_copied_into_itself(folder):
             copy_version(version, target)
 
 
-def test_the_command(cli, folder, s3, tmp_path):
-    url = "s3://speech/command"
-    finished = cli("copy", folder, url, "--json", env=s3.environment)
-    assert finished.code == 0, finished.err
-    (version,) = finished.json()["versions"]
-    assert (version["copied"], version["there"]) == (SHARDS, 0)
-    finished = cli("copy", f"{url}/fbank80", str(tmp_path / "c"), env=s3.environment)
+def test_the_command_copies_to_a_bucket_and_back_where_the_bytes_are_the_same(cli, folder, s3, tmp_path):
+    url, back = "s3://speech/command", tmp_path / "c"
+    for copied, there in ((SHARDS, 0), (0, SHARDS)):
+        finished = cli("copy", folder, url, "--json", env=s3.environment)
+        assert finished.code == 0, finished.err
+        (version,) = finished.json()["versions"]
+        assert (version["copied"], version["there"], version["bytes"] > 0) == (copied, there, there == 0)
+        assert contents(parse_location("to", url)) == contents(folder)
+    finished = cli("copy", f"{url}/fbank80", back, env=s3.environment)
     assert finished.code == 0, finished.err
     assert f"{SHARDS} shards copied" in finished.out
-    assert contents(tmp_path / "c") == contents(folder)
+    assert contents(back) == contents(folder)
+    assert not [name for path in back.rglob("work/*") if (name := path.name) and not name.endswith(".lock")]

@@ -225,7 +225,7 @@ def test_a_subset_that_there_is_not_is_refused(cli, sound, subset):
 
 
 def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
-    """They are not lost: most of them are sound, and repair keeps those."""
+    """They are not lost: most of them are sound, and repair keeps those. If all are damaged, none counts as sound."""
     utterances = len(plain.rows)
     assert f": 3 shards, {utterances} utterances, " in cli("verify", cache).out
     assert verified(cli, cache)[1]["damaged_utterances"] == 0
@@ -245,20 +245,15 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.table.ids[0], "checksum")
     assert shard.table.ids[0] in problem["message"]
 
-
-def test_where_every_shard_is_damaged_none_is_counted_as_sound(cli, cache):
-    version = only_version(cache)
-    for name in version.shard_names():
-        flip(version.shard(name).folder / CHUNKS["features"], 10)
-    assert ": 3 shards, all damaged; every byte read\n" in cli("verify", cache).out
-
-
-def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
-    (victim(cache).folder / "zarr.json").write_text("{}")
+    (shard.folder / "zarr.json").write_text("{}")  # it does not say how many it holds
     told = cli("verify", cache)
     assert "1 of them damaged" in told.out
     assert "the damaged shard holds" not in told.out
     assert verified(cli, cache)[1]["damaged_utterances"] is None
+
+    for chunk in cache.glob(f"*/shards/*/{CHUNKS['features']}"):
+        flip(chunk, 10)
+    assert ": 3 shards, all damaged; every byte read\n" in cli("verify", cache).out
 
 
 def test_a_fault_is_said_once_and_the_hint_names_the_manifest(cli, plain, cache):
