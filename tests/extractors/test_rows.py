@@ -47,8 +47,11 @@ def extract(manifest, config, cache, threads=2, **options):
     return featcache.extract(manifest, config, cache, Options(threads=threads, **options))
 
 
-def planned(corpus, config, cache, threads=2):
-    return plan_extraction(read_manifest(corpus.manifest()), [load_config(config)], cache, Options(threads=threads))
+def planned(manifest, config, cache, threads=2, row_workers=0):
+    job = plan_extraction(read_manifest(manifest), [load_config(config)], cache, Options(threads=threads))
+    job.device.row_workers += row_workers
+    job.device.workers += row_workers
+    return job
 
 
 # Shapes
@@ -144,9 +147,7 @@ def test_with_row_workers_these_compute_all_rows_and_decode_nothing(
     def seen(by, function):
         return lambda *args: by.add(threading.current_thread().name) or function(*args)
 
-    job = planned(corpus, config, scratch, threads)
-    job.device.row_workers = 2
-    job.device.workers += 2
+    job = planned(corpus.manifest(), config, scratch, threads, row_workers=2)
     monkeypatch.setattr(local, "compute_rows", seen(computed_by, compute))
     monkeypatch.setattr(from_audio, "decode_all", seen(decoded_by, decode))
     run_to_its_end(job)
@@ -178,10 +179,7 @@ def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monk
 
     monkeypatch.setattr(local, "compute_rows", counted)
     monkeypatch.setattr(OpenShard, "append", appended)
-    job = plan_extraction(read_manifest(tmp_path / "many.csv"), [load_config(config)], scratch, Options(threads=2))
-    job.device.row_workers = 2
-    job.device.workers += 2
-    summary = run_to_its_end(job)
+    summary = run_to_its_end(planned(tmp_path / "many.csv", config, scratch, row_workers=2))
     assert summary.audio_seconds == pytest.approx(np.round(lengths, 3).sum(), rel=1e-3)
     assert told[0][0] > 20
     assert told[0][1].computed_seconds == summary.audio_seconds
@@ -193,7 +191,7 @@ def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, 
     """Only one batch, of one utterance, may wait ahead, while rows wait for others of their length."""
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
     monkeypatch.setattr(local, "_AHEAD_PER_WORKER", 1)
-    run_to_its_end(planned(corpus, config, scratch))
+    run_to_its_end(planned(corpus.manifest(), config, scratch))
     assert items(scratch) == truth
 
 
@@ -229,7 +227,7 @@ def test_side_arrays_follow_their_items(corpus, scratch, tmp_path):
 
 
 def test_batches_that_do_not_fit_are_halved(corpus, scratch, tmp_path):
-    job = planned(corpus, write_config(tmp_path, "Small", module="row_extractors"), scratch)
+    job = planned(corpus.manifest(), write_config(tmp_path, "Small", module="row_extractors"), scratch)
     assert not run_to_its_end(job).failed
     sizes = [count for count, _ in job.versions[0].built.extractor.calls]
     too_large = [count for count in sizes if count > Small.limit]
@@ -388,6 +386,6 @@ def test_short_recordings_of_many_samples_wait_for_others(scratch, tmp_path, mon
     """This holds however large a batch of them is, for example of stereo at 48 kHz."""
     corpus = corpus_of(tmp_path, [0.1] * 32)
     monkeypatch.setattr(from_audio, "SMALL_BYTES", 20_000)  # of three
-    job = planned(corpus, write_config(tmp_path, "Moments", module="row_extractors"), scratch)
+    job = planned(corpus.manifest(), write_config(tmp_path, "Moments", module="row_extractors"), scratch)
     assert not run_to_its_end(job).failed
     assert len(job.versions[0].built.extractor.calls) == 2

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from featcache import testing
 from featcache.extractors import Clip
 from featcache.extractors.hidden_states import HiddenStates, HiddenStatesParams
 
@@ -16,8 +17,7 @@ def noise(num_samples: int) -> torch.Tensor:
 
 def extract(extractor: HiddenStates[HiddenStatesParams], waveforms: list[torch.Tensor]) -> list[np.ndarray]:
     """The features of waveforms, in one call."""
-    with torch.inference_mode():
-        return [features.numpy() for features in extractor.extract([Clip("", waveform) for waveform in waveforms])]
+    return testing.extract(extractor, [Clip("", waveform) for waveform in waveforms])
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> float:

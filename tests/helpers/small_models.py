@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from torch import nn
 
 
@@ -44,27 +45,21 @@ def speech_like(seconds: float, rate: int, seed: int = 0) -> torch.Tensor:
 
 def encodec_24khz(folder: Path) -> Path:
     """As facebook/encodec_24khz: causal, weight norm; 32 codebooks at 75 Hz."""
-    from transformers import EncodecConfig
-
-    return save_encodec(EncodecConfig(num_filters=4, hidden_size=24), folder)
+    return save_encodec(transformers.EncodecConfig(num_filters=4, hidden_size=24), folder)
 
 
 def encodec_48khz(folder: Path) -> Path:
     """As facebook/encodec_48khz: stereo, not causal, group norm over time; each second by itself, normalised."""
-    from transformers import EncodecConfig
-
     stereo = {"audio_channels": 2, "sampling_rate": 48000, "target_bandwidths": [3.0, 6.0, 12.0, 24.0]}
     layers = {"use_causal_conv": False, "norm_type": "time_group_norm"}
     chunks = {"chunk_length_s": 1.0, "overlap": 0.01, "normalize": True}
-    return save_encodec(EncodecConfig(num_filters=4, hidden_size=24, **stereo, **layers, **chunks), folder)
+    return save_encodec(transformers.EncodecConfig(num_filters=4, hidden_size=24, **stereo, **layers, **chunks), folder)
 
 
 @torch.no_grad()
 def save_encodec(config, folder: Path) -> Path:
-    from transformers import EncodecModel
-
     torch.manual_seed(0)
-    model = EncodecModel(config).eval()
+    model = transformers.EncodecModel(config).eval()
     _zero_biases(model.encoder)
     waveform = speech_like(6, config.sampling_rate).view(6, 1, -1).expand(-1, config.audio_channels, -1)
     latents = model.encoder(waveform / (waveform.std() if config.normalize else 1))
@@ -74,9 +69,7 @@ def save_encodec(config, folder: Path) -> Path:
 
 
 def _dac(folder: Path, **options) -> Path:
-    from transformers import DacConfig
-
-    return save_dac(DacConfig(encoder_hidden_size=4, decoder_hidden_size=32, **options), folder)
+    return save_dac(transformers.DacConfig(encoder_hidden_size=4, decoder_hidden_size=32, **options), folder)
 
 
 DAC_16KHZ = {"sampling_rate": 16000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 12}
@@ -90,37 +83,33 @@ dac_44khz = partial(_dac, sampling_rate=44100, downsampling_ratios=[2, 4, 8, 8],
 
 @torch.no_grad()
 def save_dac(config, folder: Path) -> Path:
-    from transformers import DacFeatureExtractor, DacModel
-
     torch.manual_seed(0)
-    model = DacModel(config).eval()
+    model = transformers.DacModel(config).eval()
     _spread(model.encoder)
     _spread(model.quantizer)
     seconds = config.hop_length * 450 // config.sampling_rate
     latents = model.encoder(speech_like(seconds, config.sampling_rate)[None, None])
     _fill_dac(latents, model.quantizer.quantizers)
     model.save_pretrained(folder)
-    DacFeatureExtractor(sampling_rate=config.sampling_rate, hop_length=config.hop_length).save_pretrained(folder)
+    transformers.DacFeatureExtractor(sampling_rate=config.sampling_rate, hop_length=config.hop_length).save_pretrained(
+        folder
+    )
     return folder
 
 
 def mimi(folder: Path) -> Path:
     """As kyutai/mimi: causal, a transformer with a sliding window behind the encoder; 32 codebooks at 12.5 Hz."""
-    from transformers import MimiConfig
-
     encoder = {"num_filters": 4, "hidden_size": 32, "upsample_groups": 32}
     quantizer = {"codebook_dim": 16, "vector_quantization_hidden_dimension": 16}
     attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "layer_scale_initial_scale": 1.0}
     transformer = {"num_hidden_layers": 2, "intermediate_size": 64, **attention}
-    return save_mimi(MimiConfig(**encoder, **quantizer, **transformer), folder)
+    return save_mimi(transformers.MimiConfig(**encoder, **quantizer, **transformer), folder)
 
 
 @torch.no_grad()
 def save_mimi(config, folder: Path) -> Path:
-    from transformers import MimiModel
-
     torch.manual_seed(0)
-    model = MimiModel(config).eval()
+    model = transformers.MimiModel(config).eval()
     _zero_biases(model.encoder)
     latents = _latents(model, speech_like(30, config.sampling_rate))
     split = model.quantizer
@@ -134,18 +123,16 @@ def save_mimi(config, folder: Path) -> Path:
 @torch.no_grad()
 def xcodec(folder: Path) -> Path:
     """As hf-audio/xcodec-hubert-librispeech: DAC's encoder beside a HuBERT with group norm; 8 codebooks at 50 Hz."""
-    from transformers import XcodecConfig, XcodecModel
-
     sizes = {"encoder_hidden_size": 4, "decoder_hidden_size": 32, "hidden_size": 16, "codebook_dim": 4}
     ratios = {"downsampling_ratios": [8, 5, 4, 2], "upsampling_ratios": [8, 5, 4, 2]}
     convolutions = {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
     transformer = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = XcodecConfig(
+    config = transformers.XcodecConfig(
         acoustic_model_config={"model_type": "dac", **sizes, **ratios},
         semantic_model_config={"model_type": "hubert", **convolutions, **transformer},
     )
     torch.manual_seed(0)
-    model = XcodecModel(config).eval()
+    model = transformers.XcodecModel(config).eval()
     for part in (model.acoustic_encoder, model.semantic_model, model.encoder_semantic, model.fc):
         _spread(part)
     latents = _latents(model, speech_like(9, config.sample_rate))
