@@ -455,8 +455,8 @@ class ShardsAhead:
             else:
                 hold.add_done_callback(self._go_on)
 
-    def _go_on(self, _: object) -> None:
-        """Begin what can be begun since a fetch has ended, and wake who waits for it."""
+    def _go_on(self, _: object = None) -> None:
+        """Begin what can be begun since a fetch or a batch has ended, and wake who waits for it."""
         with self._changed:
             self._begin()
             self._changed.notify_all()
@@ -470,8 +470,7 @@ class ShardsAhead:
             for key in keys:
                 if not any(key in others for others in self._batches) and (hold := self._holds.pop(key)):
                     hold.add_done_callback(_let_go)
-            self._begin()
-            self._changed.notify_all()
+            self._go_on()
 
 
 def _is_under_way(hold: _Hold | None) -> bool:

@@ -450,7 +450,7 @@ def _sizes(lengths: NDArray[Any], order: NDArray[np.int64], rules: Rules) -> NDA
     most = len(order) if rules.batch_size is None else rules.batch_size
     rows: NDArray[np.int64] = np.broadcast_to(most, len(order))  # that a batch may have that begins there
     if rules.max_frames is not None:
-        rows = lengths[order]  # in whose memory all is computed
+        rows = lengths[order].astype(np.int64, copy=False)  # in whose memory all is computed
         np.maximum.accumulate(rows[::-1], out=rows[::-1])  # the longest from there on
         np.floor_divide(rules.max_frames, np.maximum(rows, 1, out=rows), out=rows)
         np.minimum(rows, most, out=rows)
