@@ -289,16 +289,26 @@ def _unpacked(open_packed: Callable[[], io.FileIO], suffix: str, wait: Wait) -> 
 
 
 def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
-    """The bytes of a stream of at most `limit` bytes, as long as they leave others room on the disk."""
+    """The bytes of a stream of at most `limit` bytes, as long as they leave others room on the disk; if it was cut
+    short, those that are left. Raises AudioError if it is damaged, or compressed in a way that is not read: nothing of
+    it is used then, since checksums stand at the end."""
     size = 0
-    while piece := _next_piece(stream):
-        wait(0.0)
-        size += len(piece)
-        if size > limit:
-            message = f"the container unpacks to more than {limit:,} bytes, so it is hardly audio: unpack it yourself"
-            raise AudioError(Reason.FILE_UNREADABLE, message)
-        _make_room(len(piece), "")
-        yield piece
+    try:
+        while piece := bytes(stream.read1(_UNPACKED_PIECE)):
+            wait(0.0)
+            size += len(piece)
+            if size > limit:
+                what = f"the container unpacks to more than {limit:,} bytes"
+                raise AudioError(Reason.FILE_UNREADABLE, f"{what}, so it is hardly audio: unpack it yourself")
+            _make_room(len(piece), "")
+            yield piece
+    except EOFError:
+        return
+    except (OSError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        if "Truncated compressed stream" not in str(error):  # Arrow's EOFError
+            raise AudioError(Reason.TRUNCATED, f"the container cannot be unpacked: {error}") from None
 
 
 def _make_room(count: int, why: str) -> None:
@@ -315,18 +325,3 @@ def _make_room(count: int, why: str) -> None:
 def _has_room(count: int) -> bool:
     """Whether so many bytes may still be written to the disk of `TMPDIR`."""
     return shutil.disk_usage(tempfile.gettempdir()).free >= _LEFT_FREE + count
-
-
-def _next_piece(stream: Any) -> bytes:
-    """What a stream gives next; nothing at its end, also if it was cut short. Raises AudioError if it is damaged, or
-    compressed in a way that is not read: nothing of it is used then, since checksums stand at the end."""
-    try:
-        return bytes(stream.read1(_UNPACKED_PIECE))
-    except EOFError:
-        return b""
-    except (OSError, zlib.error, lzma.LZMAError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        if "Truncated compressed stream" in str(error):  # Arrow's EOFError
-            return b""
-        raise AudioError(Reason.TRUNCATED, f"the container cannot be unpacked: {error}") from None

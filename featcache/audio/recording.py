@@ -149,7 +149,12 @@ class Recording:
             if self._decoder is None or self.damage:
                 self._restart()
             if first != self.position and not self.damage:
-                self._seek(first)
+                assert isinstance(self._decoder, _Decoder)
+                self.position = first
+                try:
+                    self._decoder.seek(first)
+                except soundfile.LibsndfileError as error:
+                    self.damage = _fault(error, first / self.header.sample_rate)
             yield self._read(stop - first)
 
     def _cut_forwards(self, spans: Sequence[Span]) -> Iterator[NDArray[np.float32]]:
@@ -219,14 +224,6 @@ class Recording:
     def _is_believable(self, num_samples: int) -> bool:
         """Whether the file may hold so many samples, whatever its header says."""
         return num_samples <= _SAMPLES_PER_BYTE * self.stamp.size
-
-    def _seek(self, position: int) -> None:
-        assert isinstance(self._decoder, _Decoder)
-        self.position = position
-        try:
-            self._decoder.seek(position)
-        except soundfile.LibsndfileError as error:
-            self.damage = _fault(error, position / self.header.sample_rate)
 
     def _read(self, num_samples: int) -> NDArray[np.float32]:
         """The next samples, `[num_samples, channels]`; fewer if the recording ends before, or is damaged."""

@@ -60,13 +60,12 @@ class TarIndex:
             self._fault = str(fault)
         order = np.argsort(np.frombuffer(hashes, np.uint64), kind="stable")
         self._hashes = np.frombuffer(hashes, np.uint64)[order]
-        self._offsets, self._sizes = np.frombuffer(offsets, np.int64)[order], np.frombuffer(sizes, np.int64)[order]
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        self._ranges = np.array([offsets, sizes], np.int64)[:, order]
+        place = np.argsort(order)
         for number, target in links:
             found = self._find(_hash(target))
             if found is not None:
-                self._offsets[place[number]], self._sizes[place[number]] = self._offsets[found], self._sizes[found]
+                self._ranges[:, place[number]] = self._ranges[:, found]
         self.num_bytes = 24 * len(order)  # the memory that it takes
 
     def find(self, name: str) -> ByteRange:
@@ -77,7 +76,7 @@ class TarIndex:
             raise AudioError(Reason.TRUNCATED, f"the tar {self._fault}, and what is left has no such member")
         if place is None:
             raise AudioError(Reason.FILE_MISSING, "the tar has no such member")
-        offset, size = int(self._offsets[place]), int(self._sizes[place])
+        offset, size = self._ranges[:, place].tolist()
         if offset < 0:
             why = _REFUSED.get(bytes([-offset]), "is a folder or a device, not a file")
             raise AudioError(Reason.FILE_MISSING, f"the member {why}")
