@@ -45,6 +45,8 @@ def exclusively(plan: ExtractionPlan, stop: threading.Event) -> Iterator[Extract
             for planned in pending:
                 _lock(plan, planned, held, stop)
             locked |= lacking.keys()
+            if stop.is_set():
+                break
             if any({*Version.open(one.path).shard_names()} != {*one.index.shards} for one in pending):
                 plan = plan.again()
         yield plan
