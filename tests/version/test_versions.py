@@ -39,13 +39,17 @@ def test_several_versions_of_a_name_are_told_apart(scratch):
         select_version(scratch, "yours")
 
 
-def test_damage_to_one_version_does_not_hide_another(scratch):
+@pytest.mark.parametrize(
+    ("document", "error"), [(b"{}", DamagedError), (seal_group({"format": 3, "spec": {}}, ""), StoreError)]
+)
+def test_a_version_that_cannot_be_read_does_not_hide_another(scratch, document, error):
+    """Because it is damaged, or of another format."""
     create(scratch)
     other = create(scratch, structs.replace(INFO, name="other"))
-    (other.path / "zarr.json").write_text("{}")
+    (other.path / "zarr.json").write_bytes(document)
     assert select_version(scratch, "mine").info == INFO
     for name in (None, "other", other.path.name):
-        with pytest.raises(DamagedError):
+        with pytest.raises(error):
             select_versions(scratch, name)
 
 
