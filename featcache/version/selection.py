@@ -33,27 +33,22 @@ def corpus_of(location: Location) -> tuple[Location, str] | None:
     return None
 
 
-def version_folders(path: Location) -> list[Location]:
+def version_folders(path: Location, *, of_one_name: bool = False) -> list[Location]:
     """The folder of the version at `path`, or of every version in the cache at `path`, sorted.
 
     If there is no such folder, the last part of `path` may be a config's name: `features/fbank80`. Raises StoreError if
-    there is no version, or several have that name."""
-    folders = _all_folders(path)
-    if len(folders) > 1 and folders[0].parent != path:
-        raise _several(folders)
-    return folders
-
-
-def _all_folders(path: Location) -> list[Location]:
-    """As `version_folders`; all, if several have that name."""
+    there is no version, or several have that name, unless all `of_one_name` are meant."""
     if _is_version(path):
         return [path]
     if names := version_names(path):
         return [path / name for name in names]
-    if not open_store(path).exists(""):
-        return _named(path.parent, path.name)
-    _refuse_corpus(path)
-    raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
+    if open_store(path).exists(""):
+        _refuse_corpus(path)
+        raise StoreError(f"{path}: holds no version: `featcache extract` creates one")
+    named = _named(path.parent, path.name)
+    if len(named) > 1 and not of_one_name:
+        raise _several(named)
+    return named
 
 
 def split_tag(path: Location) -> tuple[Location, str | None]:
@@ -137,7 +132,7 @@ def select_versions(path: Location, name: str | None = None, tag: str | None = N
 
 def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
     """The versions as they are now; of several, those that have the tag."""
-    folders = version_folders(path) if tag is None else _all_folders(path)
+    folders = version_folders(path, of_one_name=tag is not None)
     asked_for = [folder for folder in folders if name is None or name in (folder.name, _name_of(folder))]
     versions = [Version.open(folder) for folder in asked_for]
     if tag is not None and len(versions) > 1:
