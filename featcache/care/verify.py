@@ -353,8 +353,7 @@ def examine_shard(version: Version, name: str, data: bool, stopped: Callable[[],
 def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator[Problem]:
     paths = [path for path in shard.info.files if not path.startswith("features/c/")]
     faults = [fault for path in paths if (fault := shard.file_fault(path))]
-    if not faults:
-        faults = [f"{shard}: damaged: {fault}" for fault in shard.faults()]
+    faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
     if faults:
         yield from (Problem("checksum" if "checksum" in fault else "structure", fault, shard.name) for fault in faults)
         return

@@ -21,6 +21,7 @@ from featcache.errors import ArgumentError, FeatcacheError, StoreError, counted
 
 if TYPE_CHECKING:
     from featcache.care.verify import Problem
+    from featcache.version.index import Index
     from featcache.version.version import Version
 
 
@@ -155,13 +156,15 @@ def keep_log(path: Path) -> None:
     log(f"featcache {__version__}, process {os.getpid()} on {os.uname().nodename}")
 
 
-def note_unfinished(version: Version) -> None:
-    """Warn on stderr if runs have not extracted everything that they were to extract."""
+def note_unfinished(version: Version, index: Index | None = None) -> bool:
+    """Warn on stderr if runs have not extracted everything that they were to extract; returns whether that is so."""
     from featcache.version.index import open_index
     from featcache.version.wanted import find_lacking
 
-    for finding in find_lacking(version, open_index(version)):
+    findings = find_lacking(version, open_index(version) if index is None else index)
+    for finding in findings:
         note(f"{version.path}: {finding}")
+    return bool(findings)
 
 
 _JSON_NAMES = {"num_bytes": "bytes"}

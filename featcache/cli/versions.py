@@ -14,7 +14,6 @@ from featcache.cli.common import (
     as_document,
     count_are,
     first_few,
-    note,
     note_unfinished,
     printing,
     say,
@@ -54,17 +53,14 @@ def index(path: Location) -> None:
     from featcache.version.ledger import standing_failures
     from featcache.version.selection import version_folders
     from featcache.version.version import Version
-    from featcache.version.wanted import find_lacking
 
     documents = []
     for folder in version_folders(path):
         version = Version.open(folder)
         opened, is_built = keep_index(version)
-        if not (findings := find_lacking(version, opened)):
+        if not note_unfinished(version, opened):
             failed = len(standing_failures(version, opened))
             record_version(version, PartVersion.of(version, opened, failed))
-        for finding in findings:
-            note(f"{folder}: {finding}")
         shards, utterances = len(opened.shards), len(opened)
         documents.append({"path": str(folder), "shards": shards, "utterances": utterances, "built": is_built})
         what = "built" if is_built else "already there"
