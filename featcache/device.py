@@ -45,8 +45,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _VIRTUAL_MEMORY = 102
 """`CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED` of `cuda.h`."""
 
-_SYSTEM = Path("/sys")
-
 
 def parse_device(name: str | torch.device) -> torch.device:
     """A torch device of this machine by its name: `cpu`, `cuda`, `cuda:1`, or another that torch knows. A ValueError
@@ -296,7 +294,7 @@ def _has_virtual_memory() -> bool:
     return bool(found.value) and not Path("/dev/dxg").exists()
 
 
-def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:
+def cores_near(pci_address: str, system: Path = Path("/sys")) -> set[int]:
     """The cores of the NUMA node that a PCI device is attached to, by `/sys`: all of them if none is nearer; empty if
     that is not known. The address is domain, bus, device and function, as `0000:3b:00.0`."""
     with suppress(OSError, ValueError):

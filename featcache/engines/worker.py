@@ -239,9 +239,8 @@ def _begin(options: Options, device: Device, built: BuiltConfig, path: Location,
         what = "a cache that several machines fill must be on a file system that they share"
         raise StoreError(f"{path}: is not there on {socket.gethostname()}: {what}")
     version = Version.open(path)
-    fingerprint = built.config.fingerprint()
-    if fingerprint != version.info.fingerprint:
-        what = f"the config {built.name} has the fingerprint {fingerprint[:12]}"
+    if built.fingerprint != version.info.fingerprint:
+        what = f"the config {built.name} has the fingerprint {built.fingerprint[:12]}"
         why = "its extractor or its weights are not the same there"
         raise ConfigError(f"{path}: on {socket.gethostname()}, {what}: {why}")
     probes = read_probes(version)

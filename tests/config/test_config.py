@@ -157,7 +157,6 @@ def test_a_file_that_cannot_be_read_is_a_fault(tmp_path):
 
 
 def test_packaged_configs_hold_together():
-    assert {"fbank80", "mfcc13", "whisper-mel80", "hifigan-mel80"} <= set(packaged_configs())
     for name, text in packaged_configs().items():
         config = load_config(name)
         assert config.name == name

@@ -4,8 +4,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from cache_contents import items
 from extractions import ONE_EACH, write_config
 from forking import wait_until
-from processes import MOST_SECONDS, TESTS
+from processes import TESTS, python
 from test_devices import assert_whole, wait_for_end
 from test_suspects import assert_it_cost_itself_alone, crashing
 
@@ -54,28 +52,6 @@ def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_p
     assert_it_cost_itself_alone(cli, plain, config, scratch / "c", "segfault")
 
 
-@pytest.fixture
-def command(scratch, alone):
-    """Starts `featcache` beside this process; kills what a failed test has left of it."""
-    started = []
-
-    def start(*args):
-        environment = {**os.environ, **alone}
-        environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
-        path = scratch / f"err{len(started)}"
-        arguments = [sys.executable, "-m", "featcache", *map(str, args)]
-        with path.open("w") as errors:
-            process = subprocess.Popen(arguments, env=environment, stderr=errors, stdout=subprocess.DEVNULL)
-        process.err = path.read_text
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
-
 def actors_at(gate: Path, count: int) -> set[int]:
     """The processes that stand at a gate, as the `count`th to enter of theirs."""
     return {int(path.suffix[1:]) for path in gate.parent.glob(f"{gate.name}.*") if path.stat().st_size == count}
@@ -83,24 +59,24 @@ def actors_at(gate: Path, count: int) -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_driver_that_ends_loses_at_most_the_shards_under_way(command, plain, gate, gated_config, scratch, number):
+def test_a_driver_that_ends_loses_at_most_the_shards_under_way(cli, plain, gate, gated_config, scratch, alone, number):
     """If it is killed; an interrupt loses nothing. Either way, nothing of it is left, and the next does the rest."""
     gate.write_text("2")
     job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch / "c", "--shard-size", ONE_EACH, *ACTORS)
-    running = command(*job)
+    running = cli.start(*job, env=alone)
     wait_until(lambda: len(actors_at(gate, 3)) == 2)
     pids = [*actors_at(gate, 3)]
-    running.send_signal(number)
+    running.send(number)
     if number == signal.SIGTERM:
         wait_until(lambda: "interrupted" in running.err())
         gate.unlink()
-    assert running.wait() == (130 if number == signal.SIGTERM else -number)
+    assert running.wait().code == (130 if number == signal.SIGTERM else -number)
     wait_for_end(pids)
     there = {*items(scratch / "c")}
     assert len(there) >= 4
     gate.unlink(missing_ok=True)
-    again = command(*job)
-    assert again.wait() == 0, again.err()
+    again = cli(*job, env=alone)
+    assert again.code == 0, again.err
     assert there <= {*items(scratch / "c")}
     assert_whole(scratch / "c", plain.manifest())
 
@@ -153,16 +129,10 @@ def test_a_lost_node_costs_what_it_had_under_way(plain, gate, gated_config, scra
     gate.write_text("1")
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     job = [plain.manifest(), gated_config, scratch / "c", gate, drained]
-    done = subprocess.run(
-        [sys.executable, "-c", LOSE_A_NODE, *map(str, job)],
-        env={**os.environ, **alone, "PYTHONPATH": path, "RAY_ADDRESS": ""},
-        capture_output=True,
-        text=True,
-        timeout=MOST_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "RESULT 12 0\n" in done.stdout, done.stderr
-    assert len(re.findall(rf"the process ended at work \({how}\)", done.stderr)) == 1, done.stderr
+    done = python("-c", LOSE_A_NODE, *job, env={**os.environ, **alone, "PYTHONPATH": path, "RAY_ADDRESS": ""})
+    assert done.code == 0, done.err
+    assert "RESULT 12 0\n" in done.out, done.err
+    assert len(re.findall(rf"the process ended at work \({how}\)", done.err)) == 1, done.err
     assert_whole(scratch / "c", plain.manifest())
 
 

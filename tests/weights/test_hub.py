@@ -194,8 +194,6 @@ def test_a_download_can_be_interrupted(cli, config, hub, home):
 @pytest.mark.parametrize(
     ("answers", "code", "words"),
     [
-        ({"api/models": (404, {"X-Error-Code": "RevisionNotFound"})}, 2, ["params.revision", "has no commit"]),
-        ({"api/models": (401, {})}, 2, ["has no public model of this name", "HF_TOKEN"]),
         ({"HEAD .*/resolve/": (401, {"X-Error-Code": "GatedRepo"})}, 2, ["access has to be requested at", "HF_TOKEN"]),
         ({"HEAD .*/resolve/": (403, {"X-Error-Code": "GatedRepo"})}, 2, ["access has to be requested at", "HF_TOKEN"]),
         ({"api/models": (401, {"X-Error-Message": "Invalid credentials"})}, 2, ["answers 401", "token is not valid"]),
@@ -227,9 +225,10 @@ def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
 
 
 def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, config, hub):
+    login = "for a private one, run `hf auth login`, or set HF_TOKEN"
     for name, revision, words in (
-        ("org/name", hub.commit[::-1], f"{hub.address}/org/name has no commit {hub.commit[::-1]}"),
-        ("org/other", hub.commit, f"org/other: {hub.address} has no public model of this name"),
+        ("org/name", hub.commit[::-1], f"params.revision: {hub.address}/org/name has no commit {hub.commit[::-1]}"),
+        ("org/other", hub.commit, f"org/other: {hub.address} has no public model of this name; {login}"),
         ("org/a--b", hub.commit, "org/a--b: neither a folder nor a model id"),
     ):
         config.write_text(CONFIG.format(weights=name, revision=revision))
@@ -256,20 +255,16 @@ def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
     assert not hub.requests
 
 
-def test_a_disk_that_is_full(fetch, hub, home, scratch):
+def test_a_disk_that_is_full_or_will_be(fetch, hub, home, scratch):
     kept, remedy = f"org/name cannot be kept in {home}/hub", "HF_HOME names another place"
     line = refused(fetch(full=home / "hub"), 1)
     assert f"{kept}: No space left on device; {remedy}" in line
     line = refused(fetch(limits={"FSIZE": len(hub.files["model.safetensors"]) // 2}), 1)
     assert f"{kept}: File too large; {remedy}" in line
     assert not left_over(home)
-
-
-def test_a_disk_that_will_be_full(hub, home):
-    model = HubModel("org/name", hub.commit, hub.address, home)
-    free = shutil.disk_usage(home.parent).free
+    model, free = HubModel("org/name", hub.commit, hub.address, home), shutil.disk_usage(home.parent).free
     require_space(model, free // 2)
-    with pytest.raises(ExtractorError, match=r"[\d,]+ bytes are to come, and [\d,]+ are free"):
+    with pytest.raises(ExtractorError, match=r"kept in .*: [\d,]+ bytes are to come, and [\d,]+ are free; HF_HOME"):
         require_space(model, 2 * free)
 
 

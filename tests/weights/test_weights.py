@@ -21,6 +21,7 @@ from saved_models import (
     located,
 )
 from transformers import AutoModel, EncodecModel, HubertModel
+from transformers.utils import logging
 
 from featcache import weights
 from featcache.errors import MissingDependencyError
@@ -244,10 +245,14 @@ def test_old_weight_norm_is_folded_too():
         assert torch.equal(model(batch), before)
 
 
-def test_an_auto_class_and_a_larger_checkpoint_load(saved):
-    """The parts that a model for another task has in addition are left out."""
+def test_an_auto_class_and_a_larger_checkpoint_load_and_nothing_is_said(saved, capfd):
+    """The parts that a model for another task has in addition are left out. transformers shows no bars and no reports,
+    and is no longer silent afterwards."""
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     assert isinstance(weights.load(AutoModel, located(saved / "hubert"), CPU), HubertModel)
     assert isinstance(weights.load(HubertModel, located(saved / "ctc"), CPU), HubertModel)
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
 def test_the_file_that_is_named_is_the_one_that_is_loaded(hubert):
@@ -267,16 +272,6 @@ def test_a_model_does_not_hang_on_its_file(hubert):
     with file.open("r+b") as opened:
         opened.write(b"\xff" * file.stat().st_size)
     assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.state_dict().items())
-
-
-def test_nothing_is_said_while_a_model_is_loaded(saved, capfd):
-    """transformers shows no bars and no reports, even if keys are left over, and is no longer silent afterwards."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    weights.load(HubertModel, located(saved / "ctc"), CPU)
-    assert capfd.readouterr() == ("", "")
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
 def test_models_are_loaded_by_several_threads(saved):
