@@ -30,6 +30,9 @@ from featcache.version.tags import tags_to_show
 from featcache.version.version import Version
 from featcache.version.wanted import find_lacking
 
+_MOST_MAPPED = 8192
+"""How many checked shards keep their tables mapped, also if a repair or prune takes them away meanwhile: a process may
+map some 65,000 files. Others are mapped anew."""
 _LACKING = frozenset({"unfinished", "record", "missing"})
 """The kinds of problems that may be over as soon as a run that is going on has added another shard."""
 
@@ -238,7 +241,7 @@ def _index(
     index = load_index(version, there)
     if is_kept and index is None:
         notes.append(f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next")
-    if subset is None:
+    if subset is None:  # their tables have just been checked, and are not read again
         return index if index is not None and len(sound) == len(there) else index_of(sound), notes
     looked_at = f"{sum(map(subset.has, there)):,} of {counted(len(there), 'shard')}"
     unknown = "utterances that are in two shards were not looked for"
@@ -256,15 +259,15 @@ def _check_shards(
     checked: dict[str, CheckedShard] = {}
     ended = threading.Event()
 
-    def check(name: str) -> CheckedShard:
+    def check(name: str, number: int) -> CheckedShard:
         one = examine_shard(version, name, data, lambda: stop.is_set() or ended.is_set())
-        if one.shard is not None:
+        if one.shard is not None and number >= _MOST_MAPPED:
             one.shard.unmap_table()
         return one
 
     with ThreadPoolExecutor(threads) as pool, suppress(StoppedError):
         try:
-            for name, one in zip(names, pool.map(check, names), strict=True):
+            for name, one in zip(names, pool.map(check, names, range(len(names))), strict=True):
                 if stop.is_set():
                     break
                 checked[name] = one
@@ -279,11 +282,10 @@ def _count_newest(index: Index, shards: Iterable[Shard]) -> int:
     if sum(shard.info.items for shard in shards) == len(index):
         return len(index)
     count = 0
-    for shard in shards:
-        positions = index.find_hashes(shard.table["id_hash"])
+    for table in (shard.table for shard in shards):
+        positions = index.find_hashes(table["id_hash"])
         there = positions >= 0
-        count += int((shard.table["generation"][there] == index.generation[positions[there]]).sum())
-        shard.unmap_table()
+        count += int((table["generation"][there] == index.generation[positions[there]]).sum())
     return count
 
 
