@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ PIECE_FRAMES = 256
 
 _VALUES_AT_ONCE = 1 << 20
 
-_WAITING = 2
-"""How many `ShardPieces` wait for each thread: those of 10^7 utterances are never all in memory."""
+_AT_ONCE = 32
+"""How many `ShardPieces` are given to each thread: those of 10^7 utterances are never all in memory."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,9 @@ class Selection:
             for pieces in pieces_by_shard(part.index, positions, groups, dims)
         )
         with ThreadPoolExecutor(threads) as pool:
-            try:
-                waiting = deque(pool.submit(task, *each) for each in islice(rest, _WAITING * threads))
-                while waiting:
-                    report(waiting.popleft().result())
-                    waiting.extend(pool.submit(task, *each) for each in islice(rest, 1))
-            finally:
-                pool.shutdown(cancel_futures=True)
+            while some := list(islice(rest, _AT_ONCE * threads)):
+                for frames in pool.map(task, *zip(*some, strict=True)):  # an error cancels those that wait
+                    report(frames)
 
 
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:
