@@ -83,10 +83,9 @@ class Tiers:
         """The tiers. An ArgumentError refuses an invalid size or folder, or a limit without a folder."""
         if copy_limit is not None and copy_to is None:
             raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")
-        if not isinstance(copy_to, (str, os.PathLike, NoneType)):
+        # Empty is a variable that is not set, and would be the working directory.
+        if copy_to == "" or not isinstance(copy_to, (str, os.PathLike, NoneType)):
             raise ArgumentError(f"copy_to is {copy_to!r}: give a folder on a disk of this machine")
-        if copy_to == "":  # of a variable that is not set; it would be the working directory
-            raise ArgumentError("copy_to is empty: give a folder on a disk of this machine")
         if copy_to is not None:
             refuse_url("copy_to", copy_to)
         num_bytes = None if ram is None else parse_size("ram", ram)
@@ -166,6 +165,7 @@ class CopiedShards(Shards):
         self.places = places
         self._used_up: set[Place] = set()  # where a copy has failed, and no more are made
         self._wanted: dict[int, None] = {}  # the numbers of shards to be copied, in the order they were asked for
+        self._finished: list[LocalCopy] = []
         self._warnings: list[str] = []
         self._warned_of: set[type] = set()
         self._begin_anew()
@@ -263,11 +263,6 @@ class FolderShards(CopiedShards):
     """The shards of a version in a folder, which are copied in the background once they are read, and read from their
     copies as soon as these are complete."""
 
-    def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
-        super().__init__(version, index, check, places)
-        self._finished: list[LocalCopy] = []
-        self._has_copies = False
-
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         if self._has_news:
             self._collect()
@@ -278,13 +273,13 @@ class FolderShards(CopiedShards):
         went wrong; in a forked child, go on with what its parent had asked for."""
         with changing:
             self._has_news = False
-            finished, self._finished = self._finished, []
+            for copy in self._finished:
+                self._features[copy.number] = copy.features
+                self._copied[copy.number] = copy
+                self._files.pop(copy.number, None)
+            self._finished.clear()
             if self.is_at_work:
                 _wake()
-        for copy in finished:
-            self._features[copy.number] = copy.features
-            self._copied[copy.number] = copy
-            self._files.pop(copy.number, None)
         self._tell()
 
     def _open(self, number: int) -> NDArray[Any]:
@@ -312,10 +307,10 @@ class FolderShards(CopiedShards):
             with changing:
                 self._wanted.pop(number, None)
                 if isinstance(copy, LocalCopy):
-                    self._has_copies = self._has_news = True
+                    self._has_news = True
                     self._finished.append(copy)
-            if copy is CopyRefused.FULL and not self._has_copies:
-                self._warn_of_no_room(chunk, "shards are not copied, but")
+                elif copy is CopyRefused.FULL and not (self._copied or self._finished):
+                    self._warn_of_no_room(chunk, "shards are not copied, but")
             return True
         return False
 

@@ -73,7 +73,7 @@ class TestSizes:
     @pytest.mark.parametrize(
         ("options", "what"),
         [
-            ({"copy_to": ""}, "copy_to is empty: give a folder"),
+            ({"copy_to": ""}, "copy_to is '': give a folder"),
             ({"copy_limit": "1GB"}, "copy_limit is '1GB', but nothing is copied"),
             ({"ram": "x"}, "ram is 'x'"),
             ({"ram": 1 << 60}, "more than this machine has"),
