@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 
 import torch
 
@@ -58,15 +58,14 @@ class _Processes:
                 self._processes[worker].connection.send(message)
 
     def wait(self, seconds: float) -> list[tuple[int, Event]]:
-        worker_of: dict[object, int] = {process.connection: worker for worker, process in self._processes.items()}
         events: list[tuple[int, Event]] = []
-        for ready in wait([*worker_of], seconds):  # type: ignore[list-item]
-            assert isinstance(ready, Connection)
-            worker = worker_of[ready]
-            try:
-                events.append((worker, ready.recv()))
-            except (EOFError, OSError):
-                events.append((worker, Died(self._processes.pop(worker).end())))
+        ready = wait([process.connection for process in self._processes.values()], seconds)
+        for worker, process in [*self._processes.items()]:
+            if process.connection in ready:
+                try:
+                    events.append((worker, process.connection.recv()))
+                except (EOFError, OSError):
+                    events.append((worker, Died(self._processes.pop(worker).end())))
         return events
 
     def end(self) -> None:

@@ -188,8 +188,8 @@ def work(setup: WorkerSetup, inbox: Inbox, send: Callable[[Event], None]) -> Non
     try:
         worker = _Worker(setup, inbox.stop, send)
         send(Ready(worker.device.label, worker.device.threads, [job.run.id for job in worker.jobs]))
-        while (tasks := inbox.works.get()) is not None:
-            worker.do(tasks)
+        while (next_work := inbox.works.get()) is not None:
+            worker.do(next_work)
     except Exception as error:  # noqa: BLE001 (whoever has started this is told)
         if worker is not None and worker.device.is_lost():
             send(f"{socket.gethostname()}: {worker.device.label}: {error}")
@@ -248,8 +248,7 @@ def _begin(options: Options, device: Device, built: BuiltConfig, path: Location,
     if batching.note is not None:
         logging.getLogger(__name__).info("%s: %s", built.name, batching.note)
     built.extractor.chosen_batching = batching.batching
-    run = Run(version, {**asked, **maker(device)})
-    return VersionJob(built, batching, version, run)
+    return VersionJob(built, batching, version, Run(version, {**asked, **maker(device)}))
 
 
 class _Notes(logging.Handler):
