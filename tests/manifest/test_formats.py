@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import soundfile
-from foreign_manifests import CLIPS, RATE, WRITERS, dataset
+from foreign_manifests import CLIPS, RATE, WRITERS, dataset, recording
 from manifests import faults_of, refused, rows_of
 from pages import text_of
 
@@ -51,7 +51,6 @@ def test_every_format_is_tried():
 
 def test_kaldi_as_lhotse_reads_it(top):
     lhotse = pytest.importorskip("lhotse.kaldi")
-    soundfile = pytest.importorskip("soundfile")
     for clip in CLIPS:
         soundfile.write(top / clip.path, np.zeros(clip.samples), RATE)
     written = WRITERS["kaldi with segments"](top, CLIPS)
@@ -116,9 +115,8 @@ def test_shar_as_lhotse_reads_it(tmp_path, form):
 
 
 def test_shar_whose_audio_is_elsewhere(tmp_path):
-    source = {"type": "shar", "channels": [0], "source": ""}
-    recording = {"id": "r", "sources": [source], "sampling_rate": RATE, "num_samples": RATE, "duration": 1.0}
-    cut = {"id": "x", "start": 0, "duration": 1.0, "channel": 0, "type": "MonoCut", "recording": recording}
+    shar = {**recording(tmp_path, CLIPS[0]), "sources": [{"type": "shar", "channels": [0], "source": ""}]}
+    cut = {"id": "x", "start": 0, "duration": 1.0, "channel": 0, "type": "MonoCut", "recording": shar}
     (tmp_path / "cuts.000007.jsonl").write_text(json.dumps(cut))
     ours = read_manifest(tmp_path, root="s3://bucket/shar")
     assert list(ours.paths) == ["recording.000007.tar/x.flac"]

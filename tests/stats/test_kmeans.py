@@ -9,11 +9,10 @@ import torch
 from make_cache import make_features, make_version
 from numpy.random import default_rng
 
-from featcache.errors import ConfigError, StoreError
+from featcache.errors import ConfigError
 from featcache.extractors.units import Nearest, read_codebook
 from featcache.stats import kmeans
 from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version
-from featcache.storage.files import write_file
 from featcache.version.index import open_index
 
 CPU = torch.device("cpu")
@@ -233,14 +232,6 @@ def test_another_file_is_refused(tmp_path, spoil, message):
         path.write_bytes(data)
     with pytest.raises(ConfigError, match=message):
         read_codebook(path)
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
-    (tmp_path / "taken").mkdir()
-    for path in (tmp_path / "taken", tmp_path / "nowhere" / "units.safetensors"):
-        with pytest.raises(StoreError, match="cannot be written"):
-            write_file(path, b"data")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["taken"]
 
 
 # What cannot be clustered

@@ -244,7 +244,7 @@ def test_the_file_holds_all_there_is(tmp_path):
             assert ("group_mean" in file) == (by is not None)
 
 
-def test_a_file_is_not_replaced_unasked(tmp_path):
+def test_a_file_is_not_replaced_unasked_and_one_that_cannot_be_written_leaves_nothing(tmp_path):
     stats = moments(cache_of(tmp_path / "cache", make_features(20, (4,))))
     path = tmp_path / "stats.npz"
     stats.save(path)
@@ -253,8 +253,11 @@ def test_a_file_is_not_replaced_unasked(tmp_path):
         stats.save(path)
     stats.save(path, overwrite=True)
     assert path.read_bytes() == before
-    with pytest.raises(StoreError, match="cannot be written"):
-        stats.save(tmp_path / "nowhere" / "stats.npz")
+    (tmp_path / "taken").mkdir()
+    for place in (tmp_path / "taken", tmp_path / "nowhere" / "stats.npz"):
+        with pytest.raises(StoreError, match="cannot be written"):
+            stats.save(place, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "stats.npz", "taken"]
 
 
 NPY = b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (), }".ljust(127) + b"\n" + bytes(8)
