@@ -240,13 +240,13 @@ def _begin(options: Options, device: Device, built: BuiltConfig, path: Location,
         raise StoreError(f"{path}: is not there on {socket.gethostname()}: {what}")
     version = Version.open(path)
     if built.fingerprint != version.info.fingerprint:
-        what = f"the config {built.name} has the fingerprint {built.fingerprint[:12]}"
+        what = f"the config {built.config.name} has the fingerprint {built.fingerprint[:12]}"
         why = "its extractor or its weights are not the same there"
         raise ConfigError(f"{path}: on {socket.gethostname()}, {what}: {why}")
     probes = read_probes(version)
     batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
     if batching.note is not None:
-        logging.getLogger(__name__).info("%s: %s", built.name, batching.note)
+        logging.getLogger(__name__).info("%s: %s", built.config.name, batching.note)
     built.extractor.chosen_batching = batching.batching
     return VersionJob(built, batching, version, Run(version, {**asked, **maker(device)}))
 

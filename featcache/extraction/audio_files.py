@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -182,7 +182,7 @@ def paths_there(root: AudioLocation, paths: Iterable[str]) -> list[str]:
 def can_be_read(root: AudioLocation, path: str) -> bool:
     """Whether all bytes of a file can be read on this machine; of what is at a URL or printed by a command, False."""
     location = locate(root, path)
-    try:
+    with suppress(AudioError, OSError, ValueError):  # ValueError: the path has a zero byte
         if isinstance(location, Member) and not isinstance(location.container, Url):
             copy_of(location)
             return True
@@ -190,8 +190,6 @@ def can_be_read(root: AudioLocation, path: str) -> bool:
             with open(location, "rb", buffering=0) as file:
                 hash_of_content(file.fileno())
                 return True
-    except (AudioError, OSError, ValueError):  # ValueError: the path has a zero byte
-        return False
     return False
 
 

@@ -163,17 +163,16 @@ def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion
     """Open the version that the configs' features are made from, at `path` or in the cache at `path`. Raises what
     `open_source` raises; and ConfigError if a config's features are made from audio only, or from other copies."""
     fingerprints = set()
-    for config in configs:
-        if config.extractor.source_fingerprint is None:
-            raise ConfigError(
-                f"--from: {config.name}: {config.config.extractor} is extracted from audio; --from is only for units"
-            )
-        fingerprints.add(config.extractor.source_fingerprint)
+    for built in configs:
+        if built.extractor.source_fingerprint is None:
+            what = f"{built.config.name}: {built.config.extractor} is extracted from audio"
+            raise ConfigError(f"--from: {what}; --from is only for units")
+        fingerprints.add(built.extractor.source_fingerprint)
     if len(fingerprints) > 1:
         raise ConfigError("--from: these configs make units of different features: run them one at a time")
     source = open_source(path, fingerprints.pop())
-    for config in configs:
-        _refuse_other_copies(config.config, source.version)
+    for built in configs:
+        _refuse_other_copies(built.config, source.version)
     return source
 
 

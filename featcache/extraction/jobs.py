@@ -221,7 +221,7 @@ class VersionJob:
         if raised and self._raised_in_a_row >= most:
             self.traceback = extracted.traceback
             self.fault = (
-                f"{self.built.name}: {type(self.built.extractor).__name__} raised exceptions at "
+                f"{self.built.config.name}: {type(self.built.extractor).__name__} raised exceptions at "
                 f"{self._raised_in_a_row:,} utterances in a row, the last one {raised[-1].id}: {raised[-1].message}; "
                 "once it is mended, --retry-failed tries these again"
             )

@@ -110,14 +110,14 @@ def plan_extraction(
         ArgumentError: A version's folder has been renamed, or the cache's URL is none that can be written to.
         DamagedError: A version's metadata, or a shard's table, is damaged.
     """
-    names = sorted(config.name for config in configs)
-    if len({*names}) < len(names):
-        raise ConfigError(f"two configs have the same name: {', '.join(names)}; each names a version")
     cache = as_location("cache", cache)
     device = Device(options.own_device, options.threads)
+    built_configs = [config if isinstance(config, BuiltConfig) else BuiltConfig(config, device) for config in configs]
+    names = sorted(built.config.name for built in built_configs)
+    if len({*names}) < len(names):
+        raise ConfigError(f"two configs have the same name: {', '.join(names)}; each names a version")
     if options.source is None:
         require_reading(manifest)
-    built_configs = [config if isinstance(config, BuiltConfig) else BuiltConfig(config, device) for config in configs]
     for built in built_configs:
         if not open_store(cache / built.folder_name).exists(MARK):
             _ = built.extractor  # what does not suit it is refused before any audio file is looked at

@@ -60,11 +60,6 @@ class BuiltConfig:
         extractor.check_audio(self.config.audio.model_dump())
         return extractor
 
-    @property
-    def name(self) -> str:
-        """The config's name."""
-        return self.config.name
-
     @cached_property
     def fingerprint(self) -> str:
         """The config's fingerprint, for which the weights are hashed. Raises what `extractor` raises."""
@@ -92,7 +87,7 @@ class BuiltConfig:
     @property
     def folder_name(self) -> str:
         """The name of its version's folder."""
-        return self.renamed or f"{self.name}-{self.fingerprint[:12]}"
+        return self.renamed or f"{self.config.name}-{self.fingerprint[:12]}"
 
     @cached_property
     def waveform_maker(self) -> WaveformMaker:
