@@ -109,14 +109,15 @@ class BuiltConfig:
             for failure, file, is_unchanged in zip(failures, files, unchanged, strict=True)
         ]
 
-    def _would_be_refused(self, failure: Failure, path: AudioSource) -> bool:
+    def _would_be_refused(self, failure: Failure, file: AudioSource) -> bool:
+        """Whether an utterance is refused again whose file is unchanged: limits may have been lifted since."""
         audio = self.config.audio
         if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
-            rate = probe_rate(path)
+            rate = probe_rate(file)
             return rate is not None and rate < audio.min_source_rate
         if failure.reason != Reason.TOO_LONG:
             return True
-        seconds = math.inf if failure.duration else probe_seconds(path)  # the file is at least as long as the duration
+        seconds = math.inf if failure.duration else probe_seconds(file)  # the file is at least as long as the duration
         if self.max_seconds is None or seconds is None:
             return False
         max_seconds = self.max_seconds * self.waveform_maker.speed(failure.id)

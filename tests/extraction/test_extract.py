@@ -16,7 +16,6 @@ from extractions import TINY, extracted, write_config
 import featcache
 from featcache.config import load_config
 from featcache.device import Device
-from featcache.errors import ArgumentError
 from featcache.extraction import from_audio
 from featcache.extraction.version_plan import BuiltConfig, new_version_notes
 from featcache.storage import directory
@@ -207,8 +206,5 @@ def test_the_summary_tells_what_was_done(cli, corpus, scratch):
 
 def test_a_version_that_another_run_creates_meanwhile_is_not_one_that_was_renamed(tmp_path):
     info = BuiltConfig(load_config("fbank80"), Device("cpu")).info
-    version = Version.create(tmp_path / info.folder_name, info)
+    Version.create(tmp_path / info.folder_name, info)
     assert new_version_notes(tmp_path, info) == []
-    version.path.rename(tmp_path / "other")
-    with pytest.raises(ArgumentError, match=f"rename it back to {info.folder_name}"):
-        new_version_notes(tmp_path, info)

@@ -26,11 +26,9 @@ def planned(manifest, cache, config="fbank80", **options):
 def meter(speeds):
     """A meter that was told of extraction at these speeds, each of them for 0.1 s, from second 2 on."""
     step = 0.1
-    made = trial._Meter(math.inf)
     times = 2.0 + step * np.arange(len(speeds) + 1)
     audio = np.concatenate([[100.0], 100.0 + step * np.cumsum(speeds)])
-    made.points = [(0.0, 50.0), *zip(times.tolist(), audio.tolist(), strict=True)]
-    return made
+    return trial._Meter(math.inf, points=[(0.0, 50.0), *zip(times.tolist(), audio.tolist(), strict=True)])
 
 
 FIFTHS = [10, 20, 15, 30, 25]
