@@ -154,7 +154,7 @@ def _read_shard(shard: Shard) -> dict[str, Buffer]:
 def _copy_files(version: Version, store: Store, folders: Iterable[str]) -> int:
     """Copy what is in some folders, and is not the same there; returns how many files."""
     copied = 0
-    for key in [key for folder in folders for key, _ in version.store.walk(folder)]:
+    for key in [key for folder in folders for key, _ in version.store.walk(folder) if "/." not in key]:
         try:
             data = version.store.read(key, _AT_MOST_BYTES)
         except (FileNotFoundError, DamagedError):  # taken away since; or what nobody reads
