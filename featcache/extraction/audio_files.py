@@ -31,7 +31,6 @@ from featcache.manifest.audio_locations import (
     Command,
     Member,
     Url,
-    have_compressed,
     is_compressed,
     locate,
     need_pyarrow,
@@ -142,13 +141,12 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
 
 
 def copying_notes(manifest: Manifest) -> list[str]:
-    """That containers are fetched or unpacked, if any are."""
+    """That containers are fetched or unpacked, if any are, as far as some of them tell."""
     where, notes = f"{tempfile.gettempdir()} (TMPDIR)", []
-    if manifest.has_urls:
-        some = rows_at_even_steps(len(manifest), _PROBED).tolist()
-        if any(isinstance(_copied_container(manifest, row), Url) for row in some):
-            notes.append(f"audio in containers at URLs: each is fetched whole to {where} when it is needed")
-    if have_compressed(manifest.paths):
+    containers = [_copied_container(manifest, row) for row in rows_at_even_steps(len(manifest), _PROBED).tolist()]
+    if any(isinstance(container, Url) for container in containers):
+        notes.append(f"audio in containers at URLs: each is fetched whole to {where} when it is needed")
+    if any(container is not None and is_compressed(container) for container in containers):
         notes.append(
             f"audio in compressed tars: each is unpacked in {where} when it is needed, which is slower than to unpack "
             "it to a .tar once, and give that"

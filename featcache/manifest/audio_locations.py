@@ -33,8 +33,7 @@ _LOCAL = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 _ANY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _INSIDE = re.compile(r"\.(?:tar|parquet|arrow|tgz|tar\.(?:gz|bz2|xz|zst))/")
 _IN_ARCHIVE = re.compile(r"\.ark:[0-9]{1,18}$")
-_COMPRESSED = re.compile(rb"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))/")
-_IS_COMPRESSED = re.compile(r"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))\Z")
+_COMPRESSED = re.compile(r"\.(?:tgz|tar\.(?:gz|bz2|xz|zst))\Z")
 _NEEDS_PYARROW = re.compile(rb"\.(?:parquet|arrow|tar\.zst)/")
 
 
@@ -96,12 +95,7 @@ def suffix_of(container: Path | Url) -> str:
 
 def is_compressed(container: Path | Url) -> bool:
     """Whether a container is a tar that has to be unpacked before members can be reached."""
-    return _IS_COMPRESSED.search(os.fspath(container)) is not None
-
-
-def have_compressed(paths: Strings) -> bool:
-    """Whether one of the paths may be inside a compressed tar."""
-    return _COMPRESSED.search(paths.blob.data) is not None
+    return _COMPRESSED.search(os.fspath(container)) is not None
 
 
 def need_pyarrow(paths: Strings) -> bool:
