@@ -83,7 +83,8 @@ def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
 
 
 def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
-    base, names = source.faults.file("segments"), ("id", "path", "start", "duration", "channel")
+    names = ("id", "path", "start", "duration", "channel")
+    base = source.faults.file("segments")
     with opened(source.path / "segments") as stream:
         rows = _rows(stream, source.faults, base)
         yield from batched(rows, names, partial(_segment, recordings), source.faults)

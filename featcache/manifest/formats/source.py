@@ -42,7 +42,7 @@ _HEAD_LINES = 200  # the most lines
 _NOT_TEXT = re.compile(
     rb"ID3[\x02-\x04]|NIST_1A\n|#!AMR|\xff[\xe0-\xfd]|\x1a\x45\xdf\xa3|"  # audio
     rb"\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b|"  # what is packed
-    rb"[^\n]*\n?[^\n]*\0"
+    rb"(?:[^\n]*\n)?[^\n\0]*\0"
 )
 """How files begin that are plainly no table or list; most of them have a NUL in their first two lines."""
 
