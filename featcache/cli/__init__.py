@@ -29,8 +29,8 @@ _COMMANDS = (
     *("prune", "show", "why", "stats", "copy", "manifest", "probe", "configs", "fit-kmeans"),
 )
 _IN_FILES = {
-    **{"ls": "info", "why": "show", "fit-kmeans": "stats", "rm": "prune", "repair": "verify", "configs": "manifest"},
-    **dict.fromkeys(("index", "tag", "copy", "diff"), "versions"),
+    **{"ls": "info", "why": "show", "fit-kmeans": "stats", "rm": "prune"},
+    **dict.fromkeys(("index", "tag", "copy"), "versions"),
 }
 """The files of commands that are in no file of their own name."""
 

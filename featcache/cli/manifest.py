@@ -1,5 +1,4 @@
-"""What commands are given: `featcache manifest`, a manifest in another format; and `featcache configs`: the packaged
-configs, those of versions, and their JSON Schema."""
+"""`featcache manifest`: a manifest in another format."""
 
 from __future__ import annotations
 
@@ -12,10 +11,9 @@ from typing import Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, note, print_json, printing, say, say_json
+from featcache.cli.common import FAILURES_LEFT, note, printing, say, say_json
 from featcache.cli.process import progress_bar
-from featcache.errors import ArgumentError, ConfigError, counted
-from featcache.storage.location import Location
+from featcache.errors import ArgumentError, counted
 
 _SHOWN = 5
 _LOOKING_THREADS = 4
@@ -93,49 +91,3 @@ def manifest(manifest: str, output: Path, to: str | None, threads: int | None, f
     tell = note if is_printed else say
     tell(f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}")
     return FAILURES_LEFT if failures else 0
-
-
-@click.command(short_help="List the packaged configs; print one, or a version's.")
-@click.argument("name", required=False)
-@click.option(
-    "--from", "path", type=options.LOCATION, metavar="CACHE[/VERSION]", help="Print the config of this version."
-)
-@options.flag("--schema", "Print a JSON Schema of configs, for editors.")
-def configs(name: str | None, path: Location | None, schema: bool) -> None:
-    """List the packaged configs; with a NAME, print that config, with comments, as a start for your own.
-
-    With --from, what is printed makes the same version again, wherever the audio and the same weights are.
-
-    \b
-    Examples:
-      featcache configs
-      featcache configs fbank80 > my-config.yaml
-      featcache configs --from features/fbank80 > same.yaml
-      featcache configs --schema > featcache.schema.json
-    """
-    if sum((name is not None, path is not None, schema)) > 1:
-        raise ArgumentError("give one of NAME, --from and --schema")
-    from featcache.config.config import ConfigFile, packaged_configs, packaged_hint
-
-    packaged = packaged_configs()
-    if path is not None:
-        import yaml
-
-        from featcache.version.selection import select_version
-
-        info = select_version(path).info
-        say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")
-        recorded = {key: info.config[key] for key in ConfigFile.model_fields if key in info.config}
-        click.echo(yaml.safe_dump(recorded, sort_keys=False, default_flow_style=False, width=120), nl=False)
-    elif schema:
-        from featcache.config.schema import config_schema
-
-        print_json(config_schema())
-    elif name is None:
-        width = max(map(len, packaged))
-        for known, text in packaged.items():
-            click.echo(f"{known:{width}} {text.splitlines()[0].lstrip('# ')}")
-    elif name in packaged:
-        click.echo(packaged[name], nl=False)
-    else:
-        raise ConfigError(f"there is no packaged config {name!r}; {packaged_hint(name)}")

@@ -1,37 +1,21 @@
-"""What is made of versions: `featcache index`, `tag`, `copy`; and how two of them differ: `featcache diff`."""
+"""What is made of versions: `featcache index`, `tag`, `copy`."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from featcache.cli import options
-from featcache.cli.common import (
-    advise,
-    as_document,
-    count_are,
-    first_few,
-    note_unfinished,
-    printing,
-    say,
-    say_json,
-    say_problems,
-)
+from featcache.cli.common import advise, as_document, count_are, note_unfinished, say, say_json, say_problems
 from featcache.cli.corpora import for_each_part, version_or_corpus
 from featcache.cli.process import INTERRUPTED, progress_bar, stoppable
 from featcache.errors import counted, megabytes
 from featcache.storage.location import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from featcache.care.copying import Copied
-    from featcache.care.diff import ValuesDiff
-
-_SHOWN = 5
 
 
 @click.command(short_help="Build the index, after the jobs of an array.")
@@ -148,64 +132,3 @@ def _print(result: Copied) -> None:
         advise(f"{count_are(damaged, 'shard')} not copied, for damage: {verify}")
     if result.interrupted:
         advise(f"{result.path}: interrupted: run the same command again to copy the rest")
-
-
-@click.command(short_help="Compare two versions: configs, utterances, values.")
-@click.argument("first", metavar="CACHE/VERSION", type=options.LOCATION)
-@click.argument("second", metavar="CACHE/VERSION", type=options.LOCATION)
-@options.number(
-    "--values",
-    "Compare the values of N utterances, drawn at random, that both have of the same rows.",
-    least=0,
-    default=0,
-    show_default=True,
-)
-@options.as_json("Print the result as one JSON document, with all ids.")
-def diff(first: Location, second: Location, values: int) -> None:
-    """Compare two versions: the keys of their configs that differ, the utterances that only one of them has, those that
-    were extracted from other rows, and with --values the features themselves. The exit code is 0 whatever differs.
-
-    \b
-    Examples:
-      featcache diff features/fbank80-2a8b3903b266 features/fbank80-6f0612afda6c
-      featcache diff features/fbank80 /backup/features/fbank80 --values 1000
-    """
-    from featcache.care.diff import diff as compare
-    from featcache.loader.cache import Cache
-    from featcache.version.selection import select_version
-
-    found = compare(Cache(select_version(first)), Cache(select_version(second)), values)
-    if printing.as_json:
-        lists = {name: [*getattr(found, name)] for name in ("gone", "added", "changed")}
-        say_json({**vars(found), **lists, "values": found.values and asdict(found.values)})
-    if found.same_fingerprint:
-        say("config: the same")
-    else:
-        for line in found.config or ["the same keys, but other weights, or another revision of the extractor"]:
-            say(f"config: {line}")
-    say(f"{count_are(found.common, 'utterance')} in both")
-    _say_ids(found.gone, f"only in {first}")
-    _say_ids(found.added, f"only in {second}")
-    _say_ids(found.changed, "in both, but from other rows")
-    if found.values is not None:
-        say(f"values: {_describe_values(found.values)}")
-
-
-def _say_ids(ids: Sequence[str], where: str) -> None:
-    if len(ids):
-        say(f"{len(ids):,} {where}: {first_few(ids, _SHOWN)}")
-
-
-def _describe_values(values: ValuesDiff) -> str:
-    if values.utterances == 0:
-        return "no utterance is in both, of the same row"
-    parts = [f"{values.identical:,} of {counted(values.utterances, 'utterance')} bit-identical"]
-    if values.other_lengths:
-        parts.append(f"{values.other_lengths:,} with other numbers of frames")
-    if values.codes:
-        parts.append(f"{values.differing:,} of {values.codes:,} codes differ")
-    elif values.worst is not None:
-        parts.append(f"largest difference {values.largest:.3g}")
-    if values.worst is not None:
-        parts.append(f"most in {values.worst}")
-    return ", ".join(parts)

@@ -1,0 +1,56 @@
+"""`featcache configs`: the packaged configs, those of versions, and their JSON Schema."""
+
+from __future__ import annotations
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import print_json, say
+from featcache.errors import ArgumentError, ConfigError
+from featcache.storage.location import Location
+
+
+@click.command(short_help="List the packaged configs; print one, or a version's.")
+@click.argument("name", required=False)
+@click.option(
+    "--from", "path", type=options.LOCATION, metavar="CACHE[/VERSION]", help="Print the config of this version."
+)
+@options.flag("--schema", "Print a JSON Schema of configs, for editors.")
+def configs(name: str | None, path: Location | None, schema: bool) -> None:
+    """List the packaged configs; with a NAME, print that config, with comments, as a start for your own.
+
+    With --from, what is printed makes the same version again, wherever the audio and the same weights are.
+
+    \b
+    Examples:
+      featcache configs
+      featcache configs fbank80 > my-config.yaml
+      featcache configs --from features/fbank80 > same.yaml
+      featcache configs --schema > featcache.schema.json
+    """
+    if sum((name is not None, path is not None, schema)) > 1:
+        raise ArgumentError("give one of NAME, --from and --schema")
+    from featcache.config.config import ConfigFile, packaged_configs, packaged_hint
+
+    packaged = packaged_configs()
+    if path is not None:
+        import yaml
+
+        from featcache.version.selection import select_version
+
+        info = select_version(path).info
+        say(f"# The config of {info.folder_name}; its fingerprint is {info.fingerprint}")
+        recorded = {key: info.config[key] for key in ConfigFile.model_fields if key in info.config}
+        click.echo(yaml.safe_dump(recorded, sort_keys=False, default_flow_style=False, width=120), nl=False)
+    elif schema:
+        from featcache.config.schema import config_schema
+
+        print_json(config_schema())
+    elif name is None:
+        width = max(map(len, packaged))
+        for known, text in packaged.items():
+            click.echo(f"{known:{width}} {text.splitlines()[0].lstrip('# ')}")
+    elif name in packaged:
+        click.echo(packaged[name], nl=False)
+    else:
+        raise ConfigError(f"there is no packaged config {name!r}; {packaged_hint(name)}")

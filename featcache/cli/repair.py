@@ -1,0 +1,91 @@
+"""`featcache repair`: keep what is sound, and re-extract only the damaged utterances."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from featcache.cli import options
+from featcache.cli.common import as_document, count_are, say, say_json
+from featcache.cli.corpora import version_or_corpus, worst
+from featcache.cli.process import INTERRUPTED, stoppable
+from featcache.cli.runs import say_summary
+from featcache.errors import counted, listing
+from featcache.storage.location import Location
+
+if TYPE_CHECKING:
+    from featcache.care.repair import Repaired
+
+
+@click.command(short_help="Re-extract damaged utterances, and keep the others.")
+@version_or_corpus
+@options.manifest("The manifest that the utterances came from.", required=True)
+@options.root()
+@options.manifest_format
+@options.device()
+@options.threads("As for extract.")
+@options.trust_remote_code
+@options.as_json()
+def repair(path: Location, manifest: str, device: str | None, threads: int | None, **reading: Any) -> int:
+    """Read every byte of a version (or of all versions of a cache), and re-extract the damaged utterances.
+
+    The undamaged utterances of a damaged shard are kept, bit for bit: they are written to a new shard before
+    the damaged shard is removed. If a shard's own description is damaged (any array except the features, or the
+    group's zarr.json), all its utterances are re-extracted. A shard that belongs to another version is taken away, and
+    its utterances are re-extracted; if that version is not in the same cache, or has no sound shard of the same name,
+    the shard is moved to the folder `aside` of the version.
+
+    What is damaged in the records of what is wanted and has failed is removed; the next `featcache extract` makes up
+    for it.
+
+    Only the damaged utterances need to be in the manifest, and their audio files must exist. Otherwise nothing
+    is removed.
+
+    \b
+    Example:
+      featcache repair features --manifest train.csv
+    """
+    from featcache.audio.commands import kill_commands
+    from featcache.care.repair import repair as repair_version
+    from featcache.extraction.options import Options
+    from featcache.version.selection import version_folders
+
+    read = options.read_manifest(manifest, reading, carry=False)
+    chosen = Options(device=device, threads=threads)
+    with stoppable(kill_commands) as stop:
+        repaired = [repair_version(folder, read, chosen, stop=stop) for folder in version_folders(path)]
+    say_json({"versions": [as_document(version) for version in repaired]})
+    codes = [_say(version) for version in repaired]
+    return 1 if 1 in codes else worst(codes)
+
+
+def _say(version: Repaired) -> int:
+    """Print what became of a version. Returns the exit code."""
+    if version.interrupted:
+        say(f"{version.path}: interrupted before any shard was removed")
+        return INTERRUPTED
+    if version.metadata:
+        say(f"{version.path}: metadata restored")
+    if version.removed:
+        shards, kept = counted(len(version.removed), "damaged shard"), counted(version.kept, "utterance")
+        say(f"{version.path}: {shards}: {kept} kept, {version.extracted:,} extracted again")
+    for folder, fingerprint in version.aside.items():
+        say(
+            f"{version.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which "
+            "has no sound one of its name in this cache: move it there, into shards, or remove it"
+        )
+    if tags := version.broken_tags:
+        are = "tag is" if len(tags) == 1 else "tags are"
+        say(f"{version.path}: the {are} no longer whole: {listing(tags)}: featcache verify says why")
+    if version.records:
+        records = f"{counted(version.records, 'damaged record')} of what is wanted or has failed"
+        say(f"{version.path}: {records} removed: featcache verify says what it cost")
+    code = 0
+    if version.summary:
+        code = say_summary(version.summary, version.summary.versions[0].path)
+    elif not (version.metadata or version.removed or version.records):
+        say(f"{version.path}: no damage found")
+    if version.missing:
+        say(f"{version.path}: {count_are(version.missing, 'utterance')} in no shard: featcache extract adds them")
+    return code
