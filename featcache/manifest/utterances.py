@@ -46,8 +46,6 @@ class Manifest(SegmentColumns):
     placeholders: frozenset[str] = frozenset()
     """The names of the placeholders in its paths and other columns, with a value or without."""
 
-    row_hashes = SegmentColumns.hashes
-
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -91,11 +91,6 @@ class Selection:
     ) -> None:
         """Call `work` for all pieces, of features with `dims` values in each frame, in threads, until one call raises;
         `report` is called with the frames of each call."""
-
-        def task(part: Cache, pieces: ShardPieces) -> int:
-            work(part, pieces)
-            return int(pieces.counts.sum())
-
         rest = (
             (part, pieces)
             for part, positions, groups in self
@@ -103,8 +98,9 @@ class Selection:
         )
         with ThreadPoolExecutor(threads) as pool:
             while some := list(islice(rest, _AT_ONCE * threads)):
-                for frames in pool.map(task, *zip(*some, strict=True)):  # an error cancels those that wait
-                    report(frames)
+                done = pool.map(work, *zip(*some, strict=True))  # an error cancels those that wait
+                for (_, pieces), _ in zip(some, done, strict=True):
+                    report(int(pieces.counts.sum()))
 
 
 def select(cache: Cache, manifest: str | Path | Manifest | None, by: str | None) -> Selection:

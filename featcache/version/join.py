@@ -59,7 +59,7 @@ class RowKeys:
     def of(cls, manifest: Manifest, ids: Strings | None = None) -> RowKeys:
         """The keys of a manifest's rows; or of the copies of its utterances, beside each other, with these ids."""
         has_path = manifest.paths.byte_lengths() > 0
-        hashes = manifest.row_hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
+        hashes = manifest.hashes() if has_path.any() else np.zeros(len(manifest), np.uint64)
         if ids is None:
             return cls(manifest.ids, manifest.ids.hashes(), hashes, has_path)
         copies = len(ids) // max(1, len(manifest))

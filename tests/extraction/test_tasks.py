@@ -37,7 +37,7 @@ def table(durations, ids=None, starts=None) -> Manifest:
 
 
 def keys_of(manifest: Manifest) -> np.ndarray:
-    return np.stack([manifest.ids.hashes(), manifest.row_hashes()])
+    return np.stack([manifest.ids.hashes(), manifest.hashes()])
 
 
 def holding(manifest: Manifest, rows) -> Index:

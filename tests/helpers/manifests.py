@@ -69,4 +69,4 @@ def assert_same_manifest(ours: Manifest, theirs: Manifest) -> None:
     assert ours.columns == theirs.columns
     for name in ("start", "duration", "channel"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-    np.testing.assert_array_equal(ours.row_hashes(), theirs.row_hashes())
+    np.testing.assert_array_equal(ours.hashes(), theirs.hashes())

@@ -177,7 +177,7 @@ def test_speechbrains_objects_may_be_written_in_any_way(written):
         "a": {"wav": "{root}/a.wav", "text": "one}, {two", "tags": {"x": [{"y": 1}, {}]}},
         'b "\\': {"wav": "b.wav", "text": '"}', "tags": {}},
         "c é": {"tags": {"z": 1e400}, "wav": "c.wav", "text": ""},
-        "d": {"wav": "d.wav", "text": "}"},
+        "d": {"wav": "d.wav", "text": "}" * (1 << 20)},  # a line may be as long as what is looked at
     }
     expected = {name: json.dumps(row["tags"], separators=(",", ":")) for name, row in rows.items() if "tags" in row}
     for layout in ({}, {"indent": 2}, {"separators": (",", ":")}, {"separators": (" \n,\t", " : ")}):
