@@ -11,8 +11,8 @@ from featcache.errors import StoreError
 from featcache.stats import usage
 
 
-def test_codes_are_counted(tmp_path):
-    cache = codes_cache(tmp_path)
+def test_codes_are_counted_all_or_those_of_a_manifest(tmp_path):
+    cache = codes_cache(tmp_path / "cache")
     frames = np.concatenate(list(cache.values()))
     for threads in (1, 3):
         found = usage(cache, threads=threads)
@@ -23,10 +23,6 @@ def test_codes_are_counted(tmp_path):
     shares = np.bincount(frames[:, 0]) / len(frames)
     assert found.entropy[0] == pytest.approx(-sum(p * math.log2(p) for p in shares))
     assert found.perplexity[0] == pytest.approx(2 ** found.entropy[0])
-
-
-def test_of_codes_only_those_of_the_manifest_count(tmp_path):
-    cache = codes_cache(tmp_path / "cache")
     chosen = cache.ids[:][::3]
     found = usage(cache, manifest_of(tmp_path, [(name, "x") for name in chosen]))
     frames = np.concatenate([cache[name] for name in chosen])
