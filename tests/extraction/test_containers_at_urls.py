@@ -2,13 +2,13 @@
 
 import tempfile
 import threading
-import time
 
 import pytest
 from cache_contents import items, provenance
 from containers import packed
 from corpora import Corpus
 from extractions import extract_fbank, failures_of, reasons_of
+from forking import wait_until
 from object_stores import BUCKET, upload
 
 from featcache.audio import members, remote
@@ -178,22 +178,17 @@ def test_the_next_containers_are_fetched_ahead(plain, server):
     server.files = {f"/audio_{number}.tar": plain.folder.joinpath("00.wav").read_bytes() for number in range(6)}
     rows = iter([Utterance(id=str(number), path=f"audio_{number // 2}.tar/a.wav") for number in range(12)])
 
-    def asked(*numbers):
-        for _ in range(200):
-            found = {request for request in server.requests if request.startswith("GET")}
-            if found == {f"GET /audio_{number}.tar" for number in numbers}:
-                return True
-            time.sleep(0.01)
-        return False
+    def asked():
+        return {request for request in server.requests if request.startswith("GET")}
 
     with Downloads(Url(server.address), 2, pytest.fail, threading.Event()) as downloads:
-        for wanted, there in (None, (0, 1, 2)), (0, (0, 1, 2, 3)), (0, (0, 1, 2, 3)), (2, (0, 1, 2, 3, 4, 5)):
+        for wanted, count in (None, 3), (0, 4), (0, 4), (2, 6):
             if wanted is not None:
                 with pytest.raises(AudioError, match="is no tar"):
                     downloads.take(Member(Url(server.url(f"/audio_{wanted}.tar")), "a.wav"))
             while downloads.is_room:
                 assert downloads.expect([next(rows)])
-            assert asked(*there)
+            wait_until(lambda count=count: asked() == {f"GET /audio_{number}.tar" for number in range(count)})
         assert next(rows).id == "11"  # nothing beyond the first row of the sixth container was expected
 
 
