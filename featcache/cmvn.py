@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from torch import Tensor, nn
 from featcache.errors import ArgumentError, StoreError, listing, naming
 from featcache.masks import check_floats, expand, frame_mask
 from featcache.stats import Stats
+
+if TYPE_CHECKING:
+    from featcache.loader.cache import Cache
 
 __all__ = ["Cmvn", "normalize_utterances"]
 
@@ -112,12 +115,12 @@ class Cmvn(nn.Module):
         self._number_of = _numbers_by_name(self.group_names)
 
     @classmethod
-    def load(cls, path: str | Path, *, cache: Any = None, **options: Any) -> Self:
+    def load(cls, path: str | Path, *, cache: Cache | None = None, **options: Any) -> Self:
         """Read the statistics that `featcache stats -o` wrote.
 
         Args:
             path: The file.
-            cache: A `featcache.Cache`; statistics of any other version than its own are refused.
+            cache: A cache; statistics of any other version than its own are refused.
             options: `norm_means`, `norm_vars`, `unknown` and `dtype`, as for the class.
 
         Raises:

@@ -40,7 +40,7 @@ ONLY = {
     "loader": FLAT | {"device", "quantize", "format", "version"},
     "masks": {"errors"},
     "augment": {"errors", "masks", "strings"},
-    "cmvn": {"errors", "masks", "stats"},
+    "cmvn": {"errors", "loader", "masks", "stats"},
     "adapters": {"errors", "loader", "manifest", "strings"},
 }
 EXTRACT_ONLY = {"pydantic", "yaml", "soundfile", "miniaudio", "soxr", "torchaudio", "transformers", "safetensors"}

@@ -345,9 +345,11 @@ def _parts(location: Sequence[str | int], document: Any) -> list[str]:
 
 
 def _no_such_key(parts: Sequence[str], model: type[BaseModel]) -> str:
-    above = "".join(f"{part}." for part in parts[:-1] if not part.isdigit())  # without the numbers of a list's entries
-    beside = [key.removeprefix(above) for key in keys_of(model) if key.startswith(above)]
-    keys = list(dict.fromkeys(key for key in beside if "." not in key))
+    models = [model]
+    for part in parts[:-1]:  # numbers of a list's entries, and keys of a mapping's, are names of no field
+        fields = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        models = [inner for annotation in fields for inner in _models(annotation)] or models
+    keys = list(dict.fromkeys(key for model in models for key in model.model_fields))
     if alike := difflib.get_close_matches(parts[-1], keys, 1):
         return f"there is no such key (did you mean {alike[0]}?)"
     return "there is no such key" + (f" (there are {', '.join(keys)})" if keys else ", nor any other")

@@ -101,8 +101,14 @@ def _folder_of_hub_model(name: str, revision: str) -> Path:
     """The folder of a hub's model in the hub's cache on this machine, downloaded first if anything is missing."""
     try:
         from huggingface_hub import constants
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
     except ImportError as error:
         raise MissingDependencyError("huggingface_hub", f"params.weights: {name}", extra="models") from error
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(f"params.weights: {name}: neither a folder nor a model id: {first_line(error)}") from error
     model = HubModel(name, revision, constants.ENDPOINT, Path(constants.HF_HUB_CACHE).expanduser())
     if (folder := model.complete_folder()) is not None:
         return folder
@@ -268,8 +274,6 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
     from huggingface_hub import errors
 
     what, page = f"params.weights: {model.name}", f"{model.endpoint}/{model.name}"
-    if isinstance(error, errors.HFValidationError):
-        return ConfigError(f"{what}: neither a folder nor a model id: {first_line(error)}")
     if isinstance(error, errors.OfflineModeIsEnabled):
         return ConfigError(f"{_is_not_there(model)}, and HF_HUB_OFFLINE forbids downloading it: {_remedy(model)}")
     if isinstance(error, errors.GatedRepoError):

@@ -278,6 +278,7 @@ class Layered(Params):
     path: str = "here"
     piece: Piece | None = None
     pieces: tuple[Piece, ...] = ()
+    named: dict[str, Piece] | None = None
     layers: int | list[int] | Literal["all"] = 0
     either: Piece | Params | None = None
 
@@ -301,6 +302,7 @@ def layered(monkeypatch):
         ({"piece": {}}, "params.piece.seconds: field required"),
         ({"piece": {"seconds": "long"}}, 'params.piece.seconds: should be a number, not "long"'),
         ({"piece": {"seconds": 1, "second": 2}}, "params.piece.second: there is no such key (did you mean seconds?)"),
+        ({"named": {"a": {"seconds": 1, "pth": ""}}}, "params.named.a.pth: there is no such key (did you mean path?)"),
         ({"pieces": [{"seconds": 1}, {"seconds": None}]}, "params.pieces.1.seconds: should be a number, not null"),
         ({"pieces": 5}, "params.pieces: should be a list, not 5"),
         ({"layers": [1, "two"]}, 'params.layers.1: should be a whole number, not "two"'),
@@ -316,7 +318,7 @@ def test_a_fault_inside_parameters_has_the_path_that_the_file_has(layered, param
     assert words in message
     lines = message.removeprefix("config mine.yaml: ").splitlines()
     for line in lines[1:] or lines:
-        assert re.match(r"\s*params(\.(piece|pieces|layers|either|seconds?|[01]))*:", line)
+        assert re.match(r"\s*params(\.(piece|pieces|named|layers|either|seconds?|pth|[01a]))*:", line)
 
 
 def test_where_something_is_is_not_in_the_fingerprint(layered):

@@ -238,6 +238,9 @@ def test_one_layer_several_and_their_sum(name, folder):
     weighted = build(folder(name), layers=[3, 1], weights_per_layer=[0.25, -2.0])
     assert weighted.spec.item_shape == (small_ssl.SIZE,)
     assert difference(extract(weighted, waveforms)[0], 0.25 * everything[:, 3] - 2 * everything[:, 1]) < 1e-6
+    no_layers, output = build(folder(name), weights_per_layer=[]), build(folder(name))
+    assert no_layers.spec == output.spec
+    assert np.array_equal(extract(no_layers, waveforms)[0], extract(output, waveforms)[0])
 
 
 def test_the_output_is_behind_the_final_layer_norm(folder):

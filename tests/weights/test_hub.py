@@ -11,11 +11,13 @@ import pytest
 import small_models
 from cache_contents import items, versions_in
 from hub_server import BEHIND_TRANSFORMERS, CONFIG, environment
+from huggingface_hub import constants
 from processes import commands, on_terminal
 
 from featcache.config import load_config
 from featcache.errors import ConfigError, ExtractorError
-from featcache.weights.hub import HubModel, errors_in_one_line, require_space
+from featcache.trust import without_downloads
+from featcache.weights.hub import HubModel, errors_in_one_line, locate, require_space
 
 
 @pytest.fixture(scope="module")
@@ -229,10 +231,18 @@ def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, config, hub):
     for name, revision, words in (
         ("org/name", hub.commit[::-1], f"params.revision: {hub.address}/org/name has no commit {hub.commit[::-1]}"),
         ("org/other", hub.commit, f"org/other: {hub.address} has no public model of this name; {login}"),
-        ("org/a--b", hub.commit, "org/a--b: neither a folder nor a model id"),
     ):
         config.write_text(CONFIG.format(weights=name, revision=revision))
         assert words in refused(fetch(), 2)
+
+
+@pytest.mark.parametrize("name", ["org/a--b", "org/" + "a" * 300])
+def test_what_is_no_models_id_is_not_looked_for(scratch, monkeypatch, name):
+    """Not even in the hub's cache, where a folder can have no name that is so long; and no command to download it is
+    shown."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(scratch))
+    with pytest.raises(ConfigError, match=f"{name}: neither a folder nor a model id"), without_downloads():
+        locate(name, "0" * 40)
 
 
 def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
