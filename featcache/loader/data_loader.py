@@ -12,13 +12,13 @@ import math
 import os
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby, islice, repeat
+from itertools import groupby, islice, repeat
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, TypeAlias, Unpack
@@ -363,8 +363,9 @@ class ShardsAhead:
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(_SHARDS_AT_ONCE, "featcache-ahead")
         self._is_closed = False
-        self._batches: list[frozenset[_Key]] = []  # what those read that have not been made, in their order
-        self._holds: dict[_Key, _Hold | None] = {}  # of all these, in the order in which they begin; None before that
+        self._batches: deque[int] = deque()  # the numbers of those that have not been made, in their order
+        self._num_left: Counter[_Key] = Counter()  # how many of them read each shard
+        self._holds: dict[_Key, _Hold | None] = {}  # of these, in the order in which they begin; None before that
 
     def windows(
         self, batches: Iterator[list[int]], sampler: Any
@@ -373,44 +374,47 @@ class ShardsAhead:
         there is room; each with the context to make it in. `sampler`, which gives them, has the `window` of the latest.
 
         The context raises CancelledError if all was closed meanwhile."""
-        upcoming: deque[list[tuple[list[int], AbstractContextManager[None]]]] = deque()
-        for _, group in groupby(batches, lambda batch: sampler.window):
-            window = [(rows, self._keys_of(rows)) for rows in group]
-            are_begun = self._expect([keys for _, keys in window])
-            upcoming.append([(rows, self._reading(keys)) for rows, keys in window])
+        upcoming: deque[list[tuple[int, list[int]]]] = deque()
+        for _, group in groupby(enumerate(batches), lambda _: sampler.window):
+            upcoming.append([*group])
+            are_begun = self._expect(upcoming[-1])
             if len(upcoming) > 1 and (not are_begun or len(upcoming) > _MOST_WINDOWS):
-                yield from upcoming.popleft()
+                yield from ((rows, self._reading(number, rows)) for number, rows in upcoming.popleft())
         for rest in upcoming:
-            yield from rest
+            yield from ((rows, self._reading(number, rows)) for number, rows in rest)
 
-    def _keys_of(self, rows: list[int]) -> frozenset[_Key]:
-        """The shards that are copied to read some rows."""
-        at = np.array(rows, np.int64)
-        numbers = (
-            (shards, shards.index.shard[version.positions_of(at)].tolist()) for version, shards in self._versions
-        )
-        return frozenset((shards, number) for shards, some in numbers for number in some)
-
-    def _expect(self, window: list[frozenset[_Key]]) -> bool:
+    def _expect(self, window: list[tuple[int, list[int]]]) -> bool:
         """Fetch what the batches of a window read, as soon as there is room; whether all that is expected has been
         begun."""
+        num_batches = Counter(key for _, rows in window for key in self._keys_of(rows))
         with self._changed:
-            self._batches += window
-            for key in chain.from_iterable(window):
+            self._batches += [number for number, _ in window]
+            self._num_left += num_batches
+            for key in num_batches:
                 self._holds.setdefault(key)
             self._begin()
             return None not in self._holds.values()
 
+    def _keys_of(self, rows: list[int]) -> list[_Key]:
+        """The shards that are copied to read some rows, in the order of these."""
+        at = np.array(rows, np.int64)
+        return [
+            (shards, number)
+            for version, shards in self._versions
+            for number in dict.fromkeys(shards.index.shard[version.positions_of(at)].tolist())
+        ]
+
     @contextmanager
-    def _reading(self, keys: frozenset[_Key]) -> Iterator[None]:
+    def _reading(self, number: int, rows: list[int]) -> Iterator[None]:
+        keys = self._keys_of(rows)
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._may_read(keys))
+            self._changed.wait_for(lambda: self._is_closed or self._may_read(number, keys))
             if self._is_closed:
                 raise CancelledError
         try:
             yield
         finally:
-            self._end(keys)
+            self._end(number, keys)
 
     # A default, since at the interpreter's exit the module's own names may be gone.
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -426,12 +430,12 @@ class ShardsAhead:
         for hold in filter(None, holds):
             hold.add_done_callback(_let_go)
 
-    def _may_read(self, keys: frozenset[_Key]) -> bool:
+    def _may_read(self, number: int, keys: list[_Key]) -> bool:
         """Whether a batch's shards are there; for the first one, those that there is room for."""
         holds = [self._holds[key] for key in keys]
         if any(map(_is_under_way, holds)):
             return False
-        return None not in holds or (keys == self._batches[0] and self._next() is None)
+        return None not in holds or (number == self._batches[0] and self._next() is None)
 
     def _next(self) -> _Key | None:
         """What is to begin next, if there is room for it."""
@@ -461,15 +465,18 @@ class ShardsAhead:
             self._begin()
             self._changed.notify_all()
 
-    def _end(self, keys: frozenset[_Key]) -> None:
+    def _end(self, number: int, keys: list[_Key]) -> None:
         """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
         with self._changed:
             if self._is_closed:
                 return
-            self._batches.remove(keys)
+            self._batches.remove(number)
+            self._num_left.subtract(keys)
             for key in keys:
-                if not any(key in others for others in self._batches) and (hold := self._holds.pop(key)):
-                    hold.add_done_callback(_let_go)
+                if not self._num_left[key]:
+                    del self._num_left[key]
+                    if hold := self._holds.pop(key):
+                        hold.add_done_callback(_let_go)
             self._go_on()
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -229,3 +230,23 @@ def test_without_windows_nothing_is_fetched_ahead(s3, uploaded, tmp_path, monkey
     assert len(list(featcache.DataLoader(dataset, batch_size=8))) == SHARDS * EACH // 8
     assert featcache.DataLoader(dataset, batch_size=8).prefetch == 2
     assert featcache.DataLoader(featcache.FeatureDataset(featcache.open(uploaded)), batch_size=8).prefetch == 8
+
+
+def test_the_batches_of_a_large_window_take_no_memory_each(monkeypatch, traced):
+    """Each of them reads most of the window's shards."""
+
+    class Far:
+        places, room, where = [None], 0, "nowhere"
+        index = SimpleNamespace(shard=np.arange(1000) % 500)
+        sizes = np.ones(500, int)
+
+    everything = SimpleNamespace(positions_of=lambda rows: rows)
+    monkeypatch.setattr("featcache.loader.data_loader._remote", lambda dataset: [(everything, Far())])
+    batches = [range(1000)] * 200
+
+    def ahead():
+        shards = ShardsAhead(None)
+        given = shards.windows(iter(batches), SimpleNamespace(window=0))
+        return shards, given, next(given)
+
+    assert traced(ahead).peak < 5e5  # a set of shards for each batch: 17 MB
