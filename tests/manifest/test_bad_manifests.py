@@ -236,28 +236,28 @@ def test_of_many_rows_those_are_compared_whose_hashes_are_equal(written, monkeyp
     assert faults == [f"line {line}: id 'a' is already on line 2" for line in (3, 4, 5)]
 
 
-BINARY = "is neither text nor Parquet: give a table, a list of paths, or a folder of audio; unpack what is packed; "
-
-
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST"])
 def test_an_audio_file_is_no_manifest(scratch, kind):
     soundfile = pytest.importorskip("soundfile")
     path = scratch / "a"
     soundfile.write(path, np.sin(np.arange(4000) / 9), 8000, format=kind)
     for options in ({}, {"format": "paths"}):
-        assert refused(path, **options).startswith(BINARY)
+        assert refused(path, **options) == "is an audio file, not a manifest: give its folder, or a list of paths"
 
 
 def test_what_is_packed_is_no_manifest(scratch):
-    tar = write_tar(scratch / "a.tar", {"a.wav": b"a" * 9999}).read_bytes()
-    packs = (bz2.compress, lzma.compress, lambda data: gzip.compress(gzip.compress(data)))
-    packed = [pack(b"id,path\na,x.wav\n") for pack in packs]
-    for content in (tar, gzip.compress(tar), *packed, bytes(99) + os.urandom(99)):
-        (scratch / "a.csv").write_bytes(content)
-        assert refused(scratch / "a.csv").startswith(BINARY)
+    tar = write_tar(scratch / "a.tar", {"a.wav": b"a" * 9999})
+    for path in (tar, scratch / "a.tar.gz"):
+        path.write_bytes(tar.read_bytes() if path == tar else gzip.compress(tar.read_bytes()))
+        assert refused(path).startswith("is a tar, not a manifest: ")
+    for pack in (bz2.compress, lzma.compress, lambda data: gzip.compress(gzip.compress(data))):
+        (scratch / "a.csv").write_bytes(pack(b"id,path\na,x.wav\n"))
+        assert refused(scratch / "a.csv").startswith("is compressed, and a manifest may be compressed by gzip alone")
+    (scratch / "a.csv").write_bytes(bytes(99) + os.urandom(99))
+    assert refused(scratch / "a.csv").startswith("is neither text nor Parquet")
     pytest.importorskip("pyarrow")
     _, arrow = write_tables(scratch, [b"a"])
-    assert refused(arrow).startswith(BINARY)
+    assert refused(arrow).startswith("is an Arrow file: give the folder that save_to_disk")
 
 
 def test_a_cache_is_no_manifest(scratch):

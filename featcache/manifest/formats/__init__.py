@@ -48,13 +48,10 @@ def format_of(source: Source, name: str | None = None) -> str:
     if name is not None:
         if name not in FORMATS:
             raise ArgumentError(f"--format: there is no {name!r}: choose {listing(FORMATS, len(FORMATS))}")
-        if not source.is_binary or name in ("datasets", "parquet"):
+        if source.no_manifest is None or name in ("datasets", "parquet"):
             return name
-    if source.is_binary:
-        raise ManifestError(
-            "is neither text nor Parquet: give a table, a list of paths, or a folder of audio; unpack what is packed; "
-            "of a tar, `tar tf FILE.tar > members.txt` makes a list, for --root FILE.tar"
-        )
+    if (what := source.no_manifest) is not None:
+        raise ManifestError(what)
     found = [name for name, format_ in FORMATS.items() if format_.fits(source)]
     if len(found) > 1:
         bars = {name: f"{name} ({toolkits.bars_reading(name, source)})" for name in found if name in toolkits.BARS}

@@ -39,12 +39,21 @@ ROWS_PER_BATCH = 256
 HEAD_BYTES = 1 << 20  # the most bytes of a file by which its format is recognised
 _HEAD_LINES = 200  # the most lines
 
-_NOT_TEXT = re.compile(
-    rb"ID3[\x02-\x04]|NIST_1A\n|#!AMR|\xff[\xe0-\xfd]|\x1a\x45\xdf\xa3|"  # audio
-    rb"\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b|"  # what is packed
-    rb"(?:[^\n]*\n)?[^\n\0]*\0"
+_TAR = (
+    "is a tar, not a manifest: `tar tf FILE.tar > members.txt` lists its members, and `--root FILE.tar` says that the "
+    "paths of such a list are in it"
 )
-"""How files begin that are plainly no table or list; most of them have a NUL in their first two lines."""
+_NO_MANIFESTS = {
+    (
+        rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n|caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]|"
+        rb"\0...ftyp|\x1a\x45\xdf\xa3"
+    ): ("is an audio file, not a manifest: give its folder, or a list of paths"),
+    rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": (
+        "is compressed, and a manifest may be compressed by gzip alone, once: unpack it"
+    ),
+    rb"ARROW1|\xff\xff\xff\xff": "is an Arrow file: give the folder that save_to_disk of datasets wrote, or Parquet",
+}
+"""What begins like this is plainly no table or list."""
 
 _FAULTS_SHOWN = 20
 _ALIKE_SHOWN = 3  # of more faults that are the same but for their place, the first is shown, with their number
@@ -233,10 +242,16 @@ class Source:
         return not self.is_folder and (self.suffix == ".parquet" or self.head.startswith(b"PAR1"))
 
     @property
-    def is_binary(self) -> bool:
-        """Whether it is a file that is plainly neither text nor Parquet."""
-        is_known = self.is_folder or self.is_parquet or self.head.startswith(_UTF_16)
-        return not is_known and _NOT_TEXT.match(self.head) is not None
+    def no_manifest(self) -> str | None:
+        """What the file is if it is plainly no table or list, as the end of a message with what to do."""
+        head = self.head
+        if self.is_folder or self.is_parquet or head.startswith(_UTF_16):
+            return None
+        is_tar = head[257:262] == b"ustar"
+        found = next((what for beginning, what in _NO_MANIFESTS.items() if re.match(beginning, head, re.DOTALL)), None)
+        is_binary = any(b"\0" in line for line in head.split(b"\n", 2)[:2])
+        other = "is neither text nor Parquet: give a table, a list, or a folder of audio" if is_binary else None
+        return _TAR if is_tar else found or other
 
     @cached_property
     def first_lines(self) -> list[str]:
@@ -277,7 +292,7 @@ def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
             reading.head = _first_lines(file)
             if file.seekable() and (is_stdin or path.is_file()):  # of a pipe, gzip says that it is, too
                 file.seek(0)
-            elif not reading.is_binary:  # as devices without an end are
+            elif reading.no_manifest is None:  # which a device without an end is not
                 reading.file = copied = stack.enter_context(TemporaryFile())
                 copied.write(reading.head)
                 copyfileobj(file, copied)
