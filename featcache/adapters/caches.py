@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
 from featcache.loader.cache import Cache
+from featcache.loader.corpus import Corpus
 from featcache.loader.opening import open  # noqa: A004
 
 try:
     from featcache.loader.dataset import FeatureDataset
+    from featcache.loader.utterances import DatasetVersion
 except ImportError as error:
     raise MissingDependencyError((error.name or "").partition(".")[0], "featcache.adapters", "torch") from error
 
@@ -25,14 +28,27 @@ def dataset_of(given: Cache | FeatureDataset) -> FeatureDataset:
 
 def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset:
     """As `dataset_of`, for adapters whose manifests name utterances, which are later read whole from the cache. An
-    ArgumentError refuses a dataset that reads only parts of them; `instead` says how to get these."""
+    ArgumentError refuses a dataset that reads only parts of them, `instead` says how to get these; and one of a corpus
+    in which ids lead to others."""
     dataset = dataset_of(given)
     first = dataset.versions[0]
     if not np.array_equal(dataset.lengths, first.values_of(first.cache.lengths)):
         raise ArgumentError(f"the dataset has a crop=: pass a dataset without it, and {instead}")
     if any(version.codebooks is not None for version in dataset.versions):
         raise ArgumentError(f"the dataset has codebooks=: pass a dataset without it, and {instead}")
+    for version in dataset.versions:
+        if isinstance(version.cache, Corpus):
+            require_same(version, dataset, version.cache.find(dataset.ids))
     return dataset
+
+
+def require_same(version: DatasetVersion, dataset: FeatureDataset, found: NDArray[np.int64]) -> None:
+    """Refuse, by an ArgumentError, ids of a dataset by which other utterances are found: at these positions."""
+    if len(others := np.flatnonzero(found != version.positions_of(np.arange(len(dataset))))):
+        raise ArgumentError(
+            f"{version.cache.version.path}: several parts have an utterance {dataset.ids[int(others[0])]!r}, and by "
+            "its id, only the first is found: pass the cache of one part, corpus.part(name)"
+        )
 
 
 def remember(cache: Cache) -> str:

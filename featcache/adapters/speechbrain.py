@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import dataset_of, missing_toolkit
+from featcache.adapters.caches import dataset_of, missing_toolkit, require_same
 from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader.cache import Cache
+from featcache.loader.corpus import Corpus
 from featcache.loader.dataset import FeatureDataset, FrameRanges
 from featcache.loader.utterances import records_of
 
@@ -134,12 +135,15 @@ class _Reader:
         if has_names and provides is not None:
             raise ArgumentError(f"provides is {provides!r}, but the dataset's versions have names: leave it out")
         self.keys = self.dataset.names if has_names else [provides or "feats"]
-        self._cache = self.dataset.versions[0].cache
-        # The dataset's row of each position in the cache; None if they are equal.
+        first, ids = self.dataset.versions[0], self.dataset.ids
+        self._cache = first.cache
+        # The dataset's row of each position to which an id leads in the cache; None if they are equal.
         self._rows: NDArray[np.int64] | None = None
-        if (positions := self.dataset.versions[0].positions) is not None:
+        if ids is not self._cache.ids or isinstance(self._cache, Corpus):
+            positions = self._cache.find(ids)
             self._rows = np.full(len(self._cache), -1)
-            self._rows[positions] = np.arange(len(self.dataset))
+            self._rows[positions] = np.arange(len(ids))
+            require_same(first, self.dataset, first.positions_of(self._rows[positions]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Share the open files: filtering a DynamicItemDataset copies its items."""

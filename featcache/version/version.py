@@ -157,7 +157,7 @@ class ShardGoneError(StoreError):
 @dataclass(eq=False, repr=False)
 class Version:
     """An opened version: the store of its files, and what it says of itself. It is as it is now; or of these `shards`,
-    as it was when a `tag` was made."""
+    as it was when a `tag` was made, or a cache was opened that was pickled then."""
 
     store: Store
     info: VersionInfo

@@ -14,7 +14,7 @@ from make_cache import add_shard, assert_same, make_features, make_version
 import featcache
 from featcache import BucketBatchSampler
 from featcache.care.copying import copy_parts_list, copy_version
-from featcache.errors import FeatcacheWarning, ManifestError, StoreError
+from featcache.errors import ArgumentError, FeatcacheWarning, ManifestError, StoreError
 from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
 from featcache.version.corpus import Part, PartVersion, put_part, record_version
@@ -203,6 +203,27 @@ def test_adapters_take_a_corpus(tmp_path, augment):
     rows = to_hf(corpus)
     assert rows["id"][:] == [cut.id for cut in cuts(corpus)] == [*corpus]
     assert np.array_equal(rows[3]["features"], corpus[3])
+
+
+def test_adapters_refuse_ids_that_lead_to_another_part(tmp_path):
+    for toolkit in ("datasets", "lhotse", "speechbrain"):
+        pytest.importorskip(toolkit)
+    from featcache.adapters.huggingface import to_hf
+    from featcache.adapters.lhotse import cuts
+    from featcache.adapters.speechbrain import to_dynamic_item_dataset
+
+    for seed, name in enumerate(("p0", "p1")):
+        version = make_version(tmp_path / "corpus" / name, make_features(3, seed=seed))
+        put_part(tmp_path / "corpus", Part(name, f"/manifests/{name}.csv"))
+        record_version(version, PartVersion.of(version, open_index(version)))
+    corpus = featcache.open(tmp_path / "corpus")
+    whole = featcache.FeatureDataset(corpus)
+    for adapt in (cuts, to_hf, to_dynamic_item_dataset):
+        with pytest.raises(ArgumentError, match=r"'utt-0', .* only the first is found: pass the cache of one part"):
+            adapt(whole)
+        assert len(adapt(corpus.part("p1"))) == len(adapt(whole.subset([0, 1]))) + 1 == 3
+    second = to_dynamic_item_dataset(whole.subset([5, 3]))  # a dataset's ids are looked for in that alone
+    assert [len(one["feats"]) for one in second] == corpus.lengths[[5, 3]].tolist()
 
 
 def test_parts_that_lack_the_version(tmp_path):
