@@ -10,7 +10,7 @@ import os
 import tarfile
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import xxhash
@@ -127,6 +127,17 @@ def _short_records(data: bytes) -> bytes:
     return b"".join(kept).ljust(len(data), b"\0")
 
 
+class _Member(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """A member by its header. Where ustar has the beginning of a name, tars of GNU's with `--listed-incremental`
+        have times, which tarfile takes for it, too."""
+        member = super().frombuf(buf, encoding, errors)
+        if buf[257:263] != b"ustar\0":
+            member.name = buf[:100].partition(b"\0")[0].decode(encoding, errors)
+        return member
+
+
 def _members(descriptor: int) -> Iterator[tarfile.TarInfo]:
     """The members of a tar, in their order. What is not whole raises _DamagedError."""
     file = _Headers(descriptor, closefd=False)
@@ -137,7 +148,7 @@ def _members(descriptor: int) -> Iterator[tarfile.TarInfo]:
         while os.pread(descriptor, len(_END), at) != _END:
             file.seek(at)
             file.left = _LONGEST
-            member = tarfile.TarInfo.fromtarfile(tar)  # TarFile.next keeps members, and takes a damaged one for the end
+            member = _Member.fromtarfile(tar)  # TarFile.next keeps members, and takes a damaged one for the end
             at = tar.offset
             if not (0 <= member.size < _LARGEST and member.offset_data <= at < _LARGEST):
                 raise ValueError(member.size)
