@@ -32,6 +32,9 @@ TOLERANCE = 1e-4
 _SEEDING_FRAMES_PER_UNIT = 40
 _BLOCK_FRAMES = 1 << 14
 
+_STRETCH_BYTES = 4 << 20
+"""A shard is read by stretches of that size, each from the first frame that is drawn of it to the last one."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -105,13 +108,17 @@ def draw_frames(version: Version, index: Index, count: int, generator: np.random
     in_shard = index.first_frame[position] + chosen - (ends[at] - index.num_frames[position])
     sample = np.empty((count, *version.info.spec.item_shape), np.float32)
     for rows, shard, items in by_shard(version, index, position):
-        first, last = int(in_shard[rows].min()), int(in_shard[rows].max())
-        (stretch,) = shard.open_features().read_ranges([first], [last + 1 - first])
-        frames = stretch[in_shard[rows] - first]
-        if version.info.spec.is_quantized:
-            parameters = shard.quantization[items]
-            frames = dequantize_array(frames, parameters[:, 0], parameters[:, 1])
-        sample[rows] = frames
+        features, order = shard.open_features(), np.argsort(in_shard[rows])
+        scales = shard.quantization if version.info.spec.is_quantized else None
+        stretches = in_shard[rows[order]] // max(1, _STRETCH_BYTES * features.shape[0] // features.num_bytes)
+        for some in np.split(order, np.flatnonzero(np.diff(stretches)) + 1):
+            first, last = in_shard[rows[some[[0, -1]]]].tolist()
+            (stretch,) = features.read_ranges([first], [last + 1 - first])
+            frames = stretch[in_shard[rows[some]] - first]
+            if scales is not None:
+                parameters = scales[items[some]]
+                frames = dequantize_array(frames, parameters[:, 0], parameters[:, 1])
+            sample[rows[some]] = frames
     return sample
 
 

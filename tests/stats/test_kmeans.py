@@ -11,6 +11,7 @@ from numpy.random import default_rng
 
 from featcache.errors import ConfigError
 from featcache.extractors.units import Nearest, read_codebook
+from featcache.format.shard import Frames
 from featcache.stats import kmeans
 from featcache.stats.kmeans import cluster, draw_frames, first_centroids, fit_version
 from featcache.version.index import open_index
@@ -159,6 +160,27 @@ def test_every_frame_is_as_likely(tmp_path):
     drawn = np.concatenate([draw_frames(version, index, 25, rng) for _ in range(800)]).astype(int).ravel()
     counts = np.bincount(drawn, minlength=50)
     assert np.abs(counts - 400).max() < 5 * np.sqrt(400 * 0.5)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_shard_is_read_by_stretches(tmp_path, monkeypatch, quantized):
+    """So that the sample alone determines the memory; and what nothing is drawn of is not read."""
+    version = make_version(tmp_path, make_features(60, (4,)), make_features(60, (4,)), quantized=quantized)
+    index, read, sizes = open_index(version), Frames.read_ranges, []
+
+    def watched(self, firsts, counts):
+        sizes.append(sum(counts))
+        return read(self, firsts, counts)
+
+    monkeypatch.setattr(Frames, "read_ranges", watched)
+    samples = []
+    for stretch in (kmeans._STRETCH_BYTES, 64, 1):
+        monkeypatch.setattr(kmeans, "_STRETCH_BYTES", stretch)
+        sizes.clear()
+        samples.append(draw_frames(version, index, 50, default_rng(0)))
+        assert max(sizes) <= max(1, stretch // (version.dtype.itemsize * 4))
+    assert sizes == [1] * 50
+    assert samples[0].tobytes() == samples[1].tobytes() == samples[2].tobytes()
 
 
 def test_shards_and_their_order_change_nothing(tmp_path):
