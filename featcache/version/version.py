@@ -3,6 +3,7 @@ its folder."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
@@ -190,6 +191,7 @@ class Version:
         try:
             document = msgspec.to_builtins(info)
             msgspec.convert(document, VersionInfo).require_sound()
+            json.dumps(document, allow_nan=False, ensure_ascii=False).encode()  # which refuses what nobody could read
         except ValueError as error:
             raise ExtractorError(f"config {info.name}: features that cannot be stored: {error}") from error
         store = open_store(path)

@@ -236,6 +236,16 @@ def test_a_version_is_not_made_for_side_arrays_that_cannot_be_stored(scratch, si
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "odd", [{"config": {"x": float("nan")}}, {"config": {"x": "\ud800"}}, {"spec": replace(SPEC, units="\udcff")}]
+)
+def test_a_version_is_not_made_whose_document_nobody_could_read(scratch, odd):
+    """NaN is no JSON, and a half of a pair no UTF-8: it would be there, and damaged."""
+    with pytest.raises(ExtractorError, match=r": features that cannot be stored: .*(nan|surrogates not allowed)"):
+        Version.create(scratch / "cache", structs.replace(INFO, **odd))
+    assert list(scratch.iterdir()) == []
+
+
 # Damage
 
 
