@@ -156,7 +156,8 @@ def damaged_wanted(version: Version) -> list[str]:
     """The names of the wanted sets that are damaged, also at a second look: a disk may refuse once."""
     damaged = {*version.store.names("wanted")}
     for _ in range(2):
-        damaged -= {wanted.name for wanted in read_all_wanted(version)}
+        if damaged:  # else 10^7 rows would be read once more for nothing
+            damaged -= {wanted.name for wanted in read_all_wanted(version)}
     return sorted(damaged.intersection(version.store.names("wanted")))  # a run may have taken some away since
 
 

@@ -285,15 +285,17 @@ def test_a_wanted_set_that_claims_more_rows_than_it_has_takes_no_memory_for_them
 def test_a_wanted_set_is_damaged_that_cannot_be_read_twice(version, monkeypatch, times):
     """A disk may refuse once: what is damaged is removed by repair, and a run over the manifest has to make it anew."""
     run(version, "m", A)
-    refusals = iter([DamagedError("Input/output error")] * times)
+    refusals, looks = iter([DamagedError("Input/output error")] * times), []
 
     def read(*arguments: object) -> Wanted:
+        looks.append(arguments)
         for refusal in refusals:
             raise refusal
         return read_wanted(*arguments)
 
     monkeypatch.setattr("featcache.version.wanted.read_wanted", read)
     assert damaged_wanted(version) == [name_of("m")] * (times > 1)
+    assert len(looks) == min(times + 1, 2)  # what has been read is not read again
 
 
 def test_rows_that_an_index_is_known_to_have_are_not_read_again(version):
