@@ -2,8 +2,10 @@
 
 from itertools import chain
 
+import pytest
 from damage import each_cut, each_flip
 
+from featcache.errors import StoreError
 from featcache.version.ledger import Failure, read_failures
 from featcache.version.records import (
     Run,
@@ -84,3 +86,9 @@ def test_a_probe_that_is_damaged_is_left_out(version):
         (path.parent / name).write_text(text)
     (path.parent / "d.json").mkdir()
     assert read_probes(version) == [PROBE]
+
+
+def test_a_probe_that_cannot_be_written_is_one_clear_line(version):
+    (version.path / "probes").write_text("")
+    with pytest.raises(StoreError, match=r"^\S*probes\S*: cannot be written: Not a directory$"):
+        write_probe(version, PROBE)
