@@ -127,11 +127,14 @@ class Bucket:
             return map_file(file.fileno(), num_bytes)
 
     def exists(self, key: str) -> bool:
-        with suppress(FileNotFoundError):  # there may be a folder of this name
+        return self._is_file(key) or bool(self._listed(key, at_most=1))
+
+    def _is_file(self, key: str) -> bool:
+        with suppress(FileNotFoundError):
             if self._place(key).key:
                 asked(self._place(key), lambda connection, path: connection.head(path))
                 return True
-        return bool(self._listed(key, at_most=1))
+        return False
 
     def names(self, folder: str) -> list[str]:
         if folder:
@@ -140,8 +143,8 @@ class Bucket:
         else:  # of versions, or of parts: there may be any number of files in each
             listing = asked(self.location, lambda bucket, key: bucket.list_with_delimiter(f"{key}/" if key else None))
             folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
-            marks = in_parallel(lambda name: self.exists(f"{name}/{MARK}"), folders)
-            names = [*compress(folders, marks), *(entry["path"].rpartition("/")[2] for entry in listing["objects"])]
+            marks = in_parallel(lambda name: self._is_file(f"{name}/{MARK}"), folders)
+            names = [*compress(folders, marks), *map(self._key, listing["objects"])]
         return sorted(name for name in {*names} if name and not name.startswith("."))
 
     def walk(self, folder: str = "", is_wanted: Callable[[str], bool] = bool) -> Iterator[tuple[str, int]]:

@@ -180,11 +180,16 @@ def _ask(request: Callable[[], _T], answer: Future[_T]) -> None:
 
 
 def library() -> Any:
-    """The package obstore, as this process may use it. Raises MissingDependencyError if it is not installed."""
+    """The package obstore, as this process may use it. Raises MissingDependencyError if it is not installed; StoreError
+    if a forked process cannot make its copy."""
     global _used_by_parent
     with _lock:
         if _used_by_parent:
-            _load_copy()
+            try:
+                _load_copy()
+            except OSError as error:  # never that an object is gone
+                what = f"obstore cannot be copied for a forked process: {error.strerror or error}"
+                raise StoreError(f"{what}: set TMPDIR to another folder") from error
             _used_by_parent = False
         try:
             return _imported()
@@ -214,7 +219,7 @@ def _load_copy() -> None:
 
 def _in_child() -> None:
     global _used_by_parent
-    _used_by_parent = "obstore" in sys.modules
+    _used_by_parent = _used_by_parent or "obstore" in sys.modules  # which a copy that failed is not
     _of_parent.append(_clients.copy())
     _clients.clear()
     _lock.release()

@@ -79,8 +79,11 @@ class Part(msgspec.Struct, frozen=True):
 def gone_parts(corpus: Location, parts: Collection[Part]) -> dict[str, str]:
     """Of the parts of a corpus that were extracted, and whose folders are gone: what to say of each, by its name."""
     store, names = open_store(corpus), {part.name for part in parts}
-    gone = [part.name for part in parts if part.versions and not store.exists(part.name)]
-    others = [name for name in store.names("") if gone and name not in names and version_names(corpus / name)]
+    extracted = [part.name for part in parts if part.versions]
+    gone = [name for name, there in zip(extracted, in_parallel(store.exists, extracted), strict=True) if not there]
+    if not gone:
+        return {}
+    others = [name for name in store.names("") if name not in names and version_names(corpus / name)]
     are = f"{listing(others)} {'is' if len(others) == 1 else 'are'} no part of it: if it was" if others else ""
     again = "`featcache extract` with its manifest makes it again (or of a copy, the same `featcache copy`)"
     return {

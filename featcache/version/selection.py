@@ -133,7 +133,7 @@ def select_versions(path: Location, name: str | None = None, tag: str | None = N
 def _opened(path: Location, name: str | None, tag: str | None) -> list[Version]:
     """The versions as they are now; of several, those that have the tag."""
     folders = version_folders(path, of_one_name=tag is not None)
-    asked_for = [folder for folder in folders if name is None or name in (folder.name, _name_of(folder))]
+    asked_for = [folder for folder in folders if name in (None, folder.name) or name == _name_of(folder)]
     versions = [Version.open(folder) for folder in asked_for]
     if tag is not None and len(versions) > 1:
         from featcache.version.tags import tag_names

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from functools import partial
 from threading import Thread
+from urllib.request import Request, urlopen
 
 import pytest
 from forking import fork, join
@@ -131,6 +132,24 @@ def test_a_temporary_folder_that_is_none_is_named(remembered, tmp_path, monkeypa
         remembered.map("a", 9_000_000)
 
 
+def test_a_forked_process_that_cannot_copy_the_library_says_so_and_its_children_try_again(s3, store, monkeypatch):
+    """It is never used as the parent has left it: its requests would wait for ever."""
+    store.put("a", b"data")
+
+    def read() -> None:
+        assert store.read("a", 4) == b"data"
+
+    def fail() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("tempfile.tempdir", "/nowhere")
+            with pytest.raises(StoreError, match=r"forked process: No .*: set TMPDIR"):
+                read()
+        assert join(fork(read)) == 0
+        read()
+
+    assert join(fork(fail)) == 0
+
+
 # Listings
 
 
@@ -180,6 +199,17 @@ def test_names_that_are_not_spread_evenly_are_listed_all_the_same(remembered, mo
     assert len([*remembered.walk()]) == 35 + 5 * 7 * 3 + 2
     make_folders(remembered, "index", ["ffffffffffffffff", *(f"{number:016x}" for number in range(30))])
     assert len(remembered.names("index")) == 31
+
+
+def test_names_of_folders_take_one_request_for_each_and_are_of_no_marker(s3, store):
+    """A console makes a folder by an object whose name ends with a slash."""
+    for key in ("", "made/"):
+        urlopen(Request(f"http://127.0.0.1:{s3.port}/speech/{store.location.key}/{key}", b"", method="PUT")).close()
+    store.put("a/b/c", b"")
+    store.publish(FILES, "version")
+    s3.reset()
+    assert store.names("") == ["version"]
+    assert s3.requests == {"GET": 1, "HEAD": 3}
 
 
 def test_a_store_that_lists_in_no_order_is_listed_whole(remembered, monkeypatch):

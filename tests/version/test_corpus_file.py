@@ -8,10 +8,12 @@ from make_cache import add_shard, make_features, make_version
 from featcache.care.copying import copy_parts_list, copy_version
 from featcache.errors import ArgumentError, DamagedError
 from featcache.format.documents import encode_line
+from featcache.storage.directory import Directory
 from featcache.version.corpus import (
     Part,
     PartVersion,
     by_part_name,
+    gone_parts,
     part_name,
     put_part,
     read_parts,
@@ -50,6 +52,16 @@ def test_what_is_no_part_is_refused(corpus, name, value):
     (corpus / PARTS / "p0.json").write_bytes(encode_line({**msgspec.to_builtins(part), name: value}))
     with pytest.raises(DamagedError, match=r"p0\.json: damaged: .*; remove it, and run `featcache extract` with all"):
         read_parts(corpus)
+
+
+def test_a_corpus_is_listed_only_if_a_part_is_gone(corpus, monkeypatch):
+    """In a bucket that takes a request for each part."""
+    names, listed = Directory.names, []
+    monkeypatch.setattr(Directory, "names", lambda store, folder: listed.append(folder) or names(store, folder))
+    assert gone_parts(corpus, read_parts(corpus)) == {}
+    assert listed == [PARTS]
+    (corpus / "p0").rename(corpus / "p9")
+    assert "p9 is no part of it: if it was p0, rename it back" in gone_parts(corpus, read_parts(corpus))["p0"]
 
 
 def test_every_flipped_bit_is_noticed_and_nothing_is_written_over_it(corpus):
