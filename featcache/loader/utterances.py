@@ -273,7 +273,8 @@ def _check(where: object, columns: object, classes: object, on_changed: object) 
 def _compared(manifest: Manifest, rows: RowKeys, are_refused: bool, version: DatasetVersion) -> DatasetVersion:
     """As `DatasetVersion.find`; rows with features of another row or file are refused, or give a warning."""
     stored, index = version.cache.version, version.cache.index
-    status = with_other_files(join(rows, index, standing_failures(stored, index)), manifest, stored, index)
+    failures = standing_failures(stored, index) if rows.has_path.any() else {}  # else they are not asked for
+    status = with_other_files(join(rows, index, failures), manifest, stored, index)
     if status.changed.any():
         message = describe_changed(manifest, rows, stored, index, status)
         if are_refused:
