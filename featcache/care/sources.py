@@ -13,7 +13,7 @@ from typing import NamedTuple
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes, hash_of_content
 from featcache.audio.members import copy_of, stamp_now
 from featcache.audio.remote import FILES_AT_ONCE, URLS_AT_ONCE
-from featcache.errors import AudioError, counted
+from featcache.errors import AudioError, DamagedError, counted
 from featcache.format.shard import Shard
 from featcache.manifest.audio_locations import (
     AudioLocation,
@@ -111,12 +111,15 @@ def _files_of(shard: Shard, version: Version, index: Index, number: int, wanted:
     """The files of a shard's items that count, and for each the ids of its utterances.
 
     `number` is the shard's in the index. A file that was changed between two utterances is there twice."""
-    folder = wanted.root_of(shard, version)
+    first, last = index.span(number)
+    items, table, folder = index.item[first:last], shard.table, wanted.root_of(shard, version)
+    if (items >= len(table)).any():  # an index that is sealed, and wrong all the same
+        raise DamagedError(f"{shard}: damaged: there is no item {items.max()}", version.path)
+    sizes, mtimes = table["source_size"][items].tolist(), table["source_mtime_ns"][items].tolist()
+    hashes = table["source_hash"][items].tolist() if wanted.by_content else [UNKNOWN_HASH] * len(items)
     files: dict[_File, list[str]] = {}
-    for item in shard.items(index.item[slice(*index.span(number))].tolist()):
-        content_hash = item.content_hash if wanted.by_content else UNKNOWN_HASH
-        file = _File(locate(folder, item.path), item.size, item.mtime_ns, content_hash)
-        files.setdefault(file, []).append(item.id)
+    for position, path, *known in zip(range(first, last), table.paths.take(items), sizes, mtimes, hashes, strict=True):
+        files.setdefault(_File(locate(folder, path), *known), []).append(index.ids[position])
     return files
 
 

@@ -1,6 +1,7 @@
 """`verify`: whether the audio is still what was extracted, shards in subsets, and what is said."""
 
 import os
+import re
 import shutil
 from typing import Any
 from unittest.mock import Mock
@@ -10,6 +11,7 @@ from cache_contents import check, only_version, provenance
 from corpora import Corpus
 from damage import CHUNKS, flip, victim
 from extractions import extracted
+from hostile_caches import EDITS
 from hypothesis import given
 from hypothesis import strategies as st
 from make_cache import make_features, make_version
@@ -156,6 +158,11 @@ def test_audio_is_looked_at_in_sound_shards_only(cli, cache, moved):
     assert "checksum" in kinds
 
 
+def test_an_index_that_leads_out_of_a_shard_is_damage(cli, cache):
+    EDITS["index: item beyond"](cache)
+    assert re.fullmatch(r"featcache: .*: damaged: there is no item \d+; .*\n", cli("verify", cache, "--sources").err)
+
+
 def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     again = cli("extract", plain.manifest(), "-o", cache)
     assert "12 already there: their audio was not looked at (--check-sources does)\n" in again.out
@@ -225,7 +232,7 @@ def test_a_subset_that_there_is_not_is_refused(cli, sound, subset):
 
 
 def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
-    """They are not lost: most of them are sound, and repair keeps those. If all are damaged, none counts as sound."""
+    """They are not lost: most of them are sound, and repair keeps those."""
     utterances = len(plain.rows)
     assert f": 3 shards, {utterances} utterances, " in cli("verify", cache).out
     assert verified(cli, cache)[1]["damaged_utterances"] == 0
@@ -245,12 +252,16 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     assert (problem["shard"], problem["id"], problem["kind"]) == (shard.name, shard.table.ids[0], "checksum")
     assert shard.table.ids[0] in problem["message"]
 
-    (shard.folder / "zarr.json").write_text("{}")  # it does not say how many it holds
+
+def test_a_shard_that_does_not_say_how_many_it_holds_is_not_counted(cli, cache):
+    (victim(cache).folder / "zarr.json").write_text("{}")
     told = cli("verify", cache)
     assert "1 of them damaged" in told.out
     assert "the damaged shard holds" not in told.out
     assert verified(cli, cache)[1]["damaged_utterances"] is None
 
+
+def test_where_every_shard_is_damaged_none_is_counted_as_sound(cli, cache):
     for chunk in cache.glob(f"*/shards/*/{CHUNKS['features']}"):
         flip(chunk, 10)
     assert ": 3 shards, all damaged; every byte read\n" in cli("verify", cache).out
