@@ -196,8 +196,7 @@ def plain(tmp_path_factory) -> Corpus:
 def reference(cli, corpus, tmp_path_factory) -> Path:
     """A cache of the corpus, made by one thread in one shard."""
     cache = tmp_path_factory.mktemp("reference")
-    made = cli("extract", corpus.manifest(), "-o", cache, "--threads", 1)
-    assert made.code == 0, made.err
+    cli("extract", corpus.manifest(), "-o", cache, "--threads", 1).with_code(0)
     assert len(chunk_files(cache)) == 1
     return cache
 

@@ -15,8 +15,7 @@ pytest.importorskip("mkdocs")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     config = ROOT / "docs" / "mkdocs.yml"
-    done = python("-m", "mkdocs", "build", "--config-file", config, "--strict", "--site-dir", folder)
-    assert done.code == 0, done.err
+    python("-m", "mkdocs", "build", "--config-file", config, "--strict", "--site-dir", folder).with_code(0)
     return folder
 
 

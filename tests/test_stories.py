@@ -51,8 +51,7 @@ def test_keywords_trains_on_the_same_codes_whenever_they_are_made(cli, digits, t
 
     options = ["--data", digits, "--weights", encodec_24khz(tmp_path / "weights")]
     sizes = ["--epochs", 1, "--more-epochs", 1, "--channels", 8, "--batch-size", 9, "--threads", 1]
-    done = run(cli, "train_keywords.py", *options, *sizes)
-    assert done.code == 0, done.err
+    done = run(cli, "train_keywords.py", *options, *sizes).with_code(0)
     assert "27 digits to train on, 3 to test with" in done.out
     ways = rows_of(done.out)
     assert list(ways) == ["one by one", "padded", "featcache"]
@@ -69,8 +68,7 @@ def test_keywords_trains_on_the_same_codes_whenever_they_are_made(cli, digits, t
 @pytest.mark.slow
 def test_xvector_trains_with_noise_drawn_in_two_places(cli, digits):
     options = ["--data", digits, "--epochs", 3, "--channels", 8, "--batch-size", 9, "--threads", 1]
-    done = run(cli, "train_xvector.py", *options)
-    assert done.code == 0, done.err
+    done = run(cli, "train_xvector.py", *options).with_code(0)
     assert "27 utterances of 3 speakers to train on, 3 to test with" in done.out
     ways = rows_of(done.out)
     assert list(ways) == ["on the CPU", "on the device"]

@@ -123,8 +123,7 @@ def test_a_dry_run_counts_copies_and_how_long_they_last(cli, plain, scratch):
 
 
 def test_verify_knows_the_copies(cli, plain, made):
-    done = cli("verify", made / "features", "--manifest", plain.manifest(), "--recompute", 72, "--json")
-    assert done.code == 0, done.out
+    done = cli("verify", made / "features", "--manifest", plain.manifest(), "--recompute", 72, "--json").with_code(0)
     (version,) = done.json()["versions"]
     assert (version["utterances"], version["surplus"], version["recomputed"]["identical"]) == (72, 0, 72)
     more = plain.manifest([*plain.rows, {**plain.rows[0], "id": "another"}], "more.csv")
@@ -169,6 +168,5 @@ def test_units_of_copies_are_the_same_from_features_and_from_audio(cli, plain, m
         (section(seed=1), "has different noise, or a different seed"),
     ):
         config = write_config_of(made / "other.yaml", other, **units)
-        done = cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c", *source)
-        assert done.code == 2
+        done = cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c", *source).with_code(2)
         assert said in done.err

@@ -316,8 +316,7 @@ def test_noise_that_breaks_off_while_it_is_used_ends_the_run_with_its_name(cli, 
     patch_file(tmp_path / "a.flac", (tmp_path / "a.flac").stat().st_size // 2, bytes(3000))
     (tmp_path / "noises.csv").write_text("id,path\na,a.flac\n")
     config = write_config_of(tmp_path / "copies.yaml", section([1.0]))
-    done = cli("extract", plain.manifest(), "-c", config, "-o", scratch)
-    assert done.code == 2
+    done = cli("extract", plain.manifest(), "-c", config, "-o", scratch).with_code(2)
     assert "augment.noise.manifest: " in done.err
     assert "a.flac: decoding fails" in done.err
     assert len(done.err.splitlines()) == 1

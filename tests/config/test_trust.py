@@ -187,8 +187,7 @@ def test_metadata_that_holds_no_config_is_a_note_and_what_can_be_none_is_damage(
     version = only_version(cache)
     for config in configs:
         save_config(version, config)
-        done = cli("verify", cache)
-        assert done.code == code, done.err
+        done = cli("verify", cache).with_code(code)
         assert words in done.out
 
 
@@ -230,19 +229,16 @@ def test_no_weights_are_downloaded_because_a_cache_names_them(shell_of_models, m
         assert "3 bit-identical" in done.out
 
         remedy = f"`hf download {hub.name} --revision {hub.commit}` downloads it"
-        done = shell_of_models("verify", cache, env=nowhere)
-        assert done.code == 0
+        done = shell_of_models("verify", cache, env=nowhere).with_code(0)
         assert f"{hub.name} is not in {scratch / 'empty' / 'hub'}" in done.out
         assert remedy in done.out
         spoil(version)
         for command in (["verify", cache, "--recompute", 3], ["repair", cache, "--manifest", plain.manifest()]):
-            done = shell_of_models(*command, env=nowhere)
-            assert done.code == 2
+            done = shell_of_models(*command, env=nowhere).with_code(2)
             assert remedy in done.err
             assert done.err.count("\n") == 1
         (version.path / "zarr.json").unlink()
-        done = shell_of_models("repair", cache, "--manifest", plain.manifest(), env=nowhere)
-        assert done.code == 2
+        done = shell_of_models("repair", cache, "--manifest", plain.manifest(), env=nowhere).with_code(2)
         assert remedy in done.err
         assert hub.requests == []
         assert not (scratch / "empty").exists()

@@ -22,8 +22,7 @@ def test_what_counts_is_what_was_extracted_last(faulty, from_nothing, extraction
     """A first extraction with one clock, a second with another; the second is killed on its way, and again done."""
     first, second = CLOCKS[name]
     base = trials / "base"
-    made = faulty(*from_nothing.arguments(base), faults=Faults(base, clock=first))
-    assert made.code == from_nothing.code, made
+    faulty(*from_nothing.arguments(base), faults=Faults(base, clock=first)).with_code(from_nothing.code)
     assert_is_after(from_nothing, base, name)
     scenario = replace(extraction_of_more, base=base)
     for at in (40, 110, 10**6):
@@ -37,8 +36,7 @@ def test_what_counts_is_what_was_extracted_last(faulty, from_nothing, extraction
 def test_repair_with_another_clock_brings_back_what_was_there(faulty, repair, trials):
     for clock in ((-20 * YEAR, 0.0), (20 * YEAR, 0.0), (0.0, YEAR)):
         cache = repair.prepare(trials / "cache")
-        ended = faulty(*repair.arguments(cache), faults=Faults(cache, clock=clock))
-        assert ended.code == 0, ended
+        faulty(*repair.arguments(cache), faults=Faults(cache, clock=clock)).with_code(0)
         assert_is_after(repair, cache, clock)
 
 

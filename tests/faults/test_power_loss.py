@@ -16,8 +16,7 @@ def recorded(faulty, scenario, trials) -> Disk:
     home.mkdir()
     cache = scenario.prepare(home / "cache")
     disk, record = Disk(home), trials / "record"
-    ended = faulty(*scenario.arguments(cache), faults=Faults(home, record=record, data=True))
-    assert ended.code == scenario.code, ended
+    faulty(*scenario.arguments(cache), faults=Faults(home, record=record, data=True)).with_code(scenario.code)
     disk.play(read_calls(record))
     assert disk.end > 20
     return disk

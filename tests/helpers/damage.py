@@ -58,8 +58,7 @@ def mend(path: Path, manifest: Path, **settings) -> Repaired:
 
 def assert_repaired(cli, cache: Path, sound: Path, plain) -> None:
     """Repair brings back every utterance, bit for bit and with its provenance, and verify finds nothing any more."""
-    repaired = cli("repair", cache, "--manifest", plain.manifest())
-    assert repaired.code == 0, repaired.err
+    cli("repair", cache, "--manifest", plain.manifest()).with_code(0)
     assert items(cache) == items(sound)
     assert provenance(cache) == provenance(sound)
     report = check(cache, manifest=read_manifest(plain.manifest()))

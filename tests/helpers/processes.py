@@ -37,6 +37,11 @@ class Finished:
         """The one document on stdout."""
         return json.loads(self.out)
 
+    def with_code(self, code: int) -> Finished:
+        """The same, which must have ended with this code; if not, all that it wrote is shown."""
+        assert self.code == code, f"exit code {self.code}\n{self.out}\n{self.err}"
+        return self
+
 
 @dataclass
 class Running:
@@ -207,9 +212,7 @@ def run_script(cli: Cli, code: str, *arguments: object, **options: Any) -> str:
     """Run a script in a process of its own, in which featcache has been imported; returns what it prints.
 
     It may use torch's workers. The options are those of `start_script`."""
-    done = start_script(cli, code, *arguments, **options).wait()
-    assert done.code == 0, done.err
-    return done.out
+    return start_script(cli, code, *arguments, **options).wait().with_code(0).out
 
 
 def start_script(cli: Cli, code: str, *arguments: object, ignore: Sequence[str] = (), **options: Any) -> Running:
@@ -225,9 +228,7 @@ def run_python(code: str, *arguments: object) -> str:
     """Run a script in a new interpreter with warnings as errors; returns what it prints.
 
     Where nothing is about what is imported, or about memory, `run_script` is a hundred times as fast."""
-    done = python("-W", "error", "-c", textwrap.dedent(code), *arguments)
-    assert done.code == 0, done.err
-    return done.out
+    return python("-W", "error", "-c", textwrap.dedent(code), *arguments).with_code(0).out
 
 
 def run_here(*arguments: object, code: int = 0, **options: Any) -> str:

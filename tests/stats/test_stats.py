@@ -328,8 +328,7 @@ def test_the_command_says_what_there_is_and_keeps_it_or_why_not(cli, scratch):
     assert (kept.code, kept.err) == (0, "")
     assert "2 groups by speaker" in kept.out
     assert Stats.load(scratch / "s.npz").groups == ["anna", "ben"]
-    forced = cli("stats", scratch / "cache", *options, "--force", "--json")
-    assert forced.code == 0
+    forced = cli("stats", scratch / "cache", *options, "--force", "--json").with_code(0)
     document = forced.json()
     assert document["still"] == [2]
     assert [group["name"] for group in document["groups"]] == ["anna", "ben"]
