@@ -6,6 +6,7 @@ values, under names that differ little."""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -93,6 +94,8 @@ def read_manifest(
         inside = getattr(error, "filename", None)
         where = f": {inside}" if isinstance(inside, str) and inside != name else ""
         what = getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            what = f"{what} for a copy of the pipe: set TMPDIR to another folder"
         if "_OP_" in name:
             what = f"{what}: NeMo has a range for _OP_ … _CL_: as 'manifest_*.json', quoted, they are a corpus"
         raise ManifestError(f"{name}{where}: cannot be read: {what}") from error

@@ -1,15 +1,18 @@
 """Other tools' manifests with faults: each is named, by file and line; and what is left out."""
 
 import gzip
+import io
 import json
 import os
 import subprocess
+import tempfile
 
 import pytest
 from foreign_manifests import CLIPS, WRITERS, recording, supervision
 from manifests import faults_of, refused
 
 from featcache.errors import ManifestError
+from featcache.manifest.formats import source
 from featcache.manifest.read import read_manifest
 
 
@@ -62,6 +65,17 @@ def test_a_pipe_may_be_compressed_by_gzip(tmp_path):
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress(text.encode()))
     with subprocess.Popen(["cat", tmp_path / "train.csv.gz"], stdout=subprocess.PIPE) as cat:
         assert list(read_manifest(f"/dev/fd/{cat.stdout.fileno()}").ids) == ids
+
+
+def test_a_pipe_needs_a_disk_only_if_it_is_large(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with subprocess.Popen(["echo", "id,path\na,a.wav"], stdout=subprocess.PIPE) as echo:
+        assert list(read_manifest(f"/dev/fd/{echo.stdout.fileno()}").ids) == ["a"]
+    monkeypatch.setattr(source, "_COPY_IN_MEMORY", 1)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: io.FileIO("/dev/full", "r+"))
+    with subprocess.Popen(["echo", "id,path\na,a.wav"], stdout=subprocess.PIPE) as echo:
+        fault = refused(f"/dev/fd/{echo.stdout.fileno()}")
+    assert fault == "cannot be read: No space left on device for a copy of the pipe: set TMPDIR to another folder"
 
 
 def test_faults_of_lhotses_objects(top, written):

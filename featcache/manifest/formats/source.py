@@ -19,7 +19,7 @@ from itertools import chain, compress, islice
 from operator import itemgetter
 from pathlib import Path
 from shutil import copyfileobj
-from tempfile import TemporaryFile
+from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -58,6 +58,7 @@ _NO_MANIFESTS = {
 _FAULTS_SHOWN = 20
 _ALIKE_SHOWN = 3  # of more faults that are the same but for their place, the first is shown, with their number
 _LINE_BYTES = 4 << 20
+_COPY_IN_MEMORY = 16 << 20  # the most bytes of a copy that needs no disk
 _BLOCK_BYTES = 256 << 10
 _GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -293,7 +294,8 @@ def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
             if file.seekable() and (is_stdin or path.is_file()):  # of a pipe, gzip says that it is, too
                 file.seek(0)
             elif reading.no_manifest is None:  # which a device without an end is not
-                reading.file = copied = stack.enter_context(TemporaryFile())
+                copied = cast(BinaryIO, stack.enter_context(SpooledTemporaryFile(_COPY_IN_MEMORY)))
+                reading.file = copied
                 copied.write(reading.head)
                 copyfileobj(file, copied)
                 copied.seek(0)
