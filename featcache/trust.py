@@ -39,8 +39,8 @@ def allowed_commands() -> frozenset[str]:
 
 @contextmanager
 def without_downloads(is_recorded: bool = True) -> Iterator[None]:
-    """Within the block, look for weights on this machine only, unless they are the user's own: not `is_recorded` in a
-    cache, which alone names them."""
+    """Within the block, look for weights on this machine only, as for a config that is recorded in a cache. For one
+    that is not, nothing changes."""
     before = _may_download.set(may_download() and not is_recorded)
     try:
         yield

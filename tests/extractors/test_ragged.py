@@ -101,10 +101,10 @@ def test_a_norm_does_not_keep_what_its_convolution_has_read(monkeypatch):
 
 
 @settings(deadline=None, max_examples=50)
-@given(rows, st.integers(1, 9), st.integers(1, 5), st.integers(0, 4), st.sampled_from(GARBAGE), seeds)
-def test_convolution_that_pads_with_zeros_itself(lengths, kernel_size, stride, columns, garbage, seed):
-    conv = nn.Conv1d(2, 3, kernel_size, stride, padding=columns).requires_grad_(False)
-    lengths = [n for n in lengths if n + 2 * columns >= kernel_size]
+@given(rows, *map(st.integers, [1, 1, 1, 0], [9, 5, 3, 12]), st.sampled_from(GARBAGE), seeds)
+def test_convolution_that_pads_with_zeros_itself(lengths, kernel_size, stride, dilation, columns, garbage, seed):
+    conv = nn.Conv1d(2, 3, kernel_size, stride, columns, dilation).requires_grad_(False)
+    lengths = [n for n in lengths if n + 2 * columns >= ragged.span(conv)]
     if lengths:
         x, ends, alone = batch(lengths, 2, seed)
         expected = [conv(samples) for samples in alone]
