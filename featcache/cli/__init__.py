@@ -58,7 +58,7 @@ class _Commands(click.Group):
                 printing.end()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        printing.as_json = "--json" in args
+        printing.as_json = "--json" in args  # for errors in options; the option itself knows, once it is parsed
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

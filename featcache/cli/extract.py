@@ -65,7 +65,7 @@ _Ends = dict[Location, tuple[int, dict[str, Any]]]
 @click.option(
     "--shard-size",
     "shard_megabytes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=float,
     metavar="MB",
     help="Approximate size of a shard. A kill loses the shards being written. Does not change values.  [default: 128]",
 )

@@ -232,8 +232,12 @@ def output_file(meaning: str, **settings: Any) -> Decorator:
 
 
 def as_json(meaning: str = "Print the result as one JSON document.") -> Decorator:
-    """`--json`, by which `printing` goes: what the command says with `say_json` is printed, and not what with `say`."""
-    return click.option("--json", "as_json", is_flag=True, expose_value=False, help=meaning)
+    """`--json`: what the command says with `say_json` is printed, and what it says with `say` is not."""
+    return click.option("--json", "as_json", is_flag=True, expose_value=False, callback=_set_json, help=meaning)
+
+
+def _set_json(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    printing.as_json = value
 
 
 def _allow_remote_code(context: click.Context, parameter: click.Parameter, value: bool) -> None:

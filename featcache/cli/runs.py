@@ -253,6 +253,8 @@ def say_summary(summary: Summary, where: str) -> int:
 
 def _outcome(version: VersionSummary, interrupted: bool) -> str:
     if not (version.extracted or version.failed or version.missing or interrupted):
+        if not version.utterances:
+            return "nothing to do: this partition has no utterances"
         return f"nothing to do: {count_are(version.utterances, 'utterance')} already there"
     size = f" ({megabytes(version.num_bytes)})" if version.extracted else ""
     return (

@@ -98,11 +98,11 @@ def test_no_path_is_empty_or_almost_a_url(name, words, path, fault):
     assert (refused.exit_code, refused.stderr) == (2, f"featcache: {name}{fault}\n")
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "0", "1e999", "two"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "0", "1e999"])
 def test_a_size_is_a_number(cli, paths, scratch, value):
     said = cli.refused("extract", paths["manifest"], "-o", scratch / "c", "--dry-run", f"--shard-size={value}")
-    by_options = "featcache: shard_megabytes (--shard-size) is "
-    assert said.splitlines()[-1].startswith(("Error: Invalid value for '--shard-size': ", by_options))
+    number = float(value)
+    assert said == f"featcache: shard_megabytes (--shard-size) is {number}: it must be a number from 1e-06 to 1e+09\n"
     assert not (scratch / "c").exists()
 
 

@@ -136,3 +136,9 @@ def test_an_error_is_the_document(cli, scratch, command, kind, code):
     assert {f"error.{key}" for key in error} == KEYS["Errors"]
     assert error["message"] in ended.err
     assert ended.err == plain_text.err
+
+
+@pytest.mark.parametrize("words", [["show", ".", "--"], ["verify", "nowhere", "--manifest"]])
+def test_a_word_that_is_no_option_is_none(cli, scratch, words):
+    ended = cli(*words, "--json", cwd=scratch)
+    assert (ended.code > 0, ended.out, ended.err > "") == (True, "", True)
