@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _THREADS = 8
 _KEPT_BYTES = 3 << 29  # 7 hours at 16 kHz. MUSAN's noise is 6 hours
+_BLOCK = 1 << 20  # samples that are decoded at once
 _MOST_FILES = 1 << 20
 
 _DECODED: Kept[NDArray[np.float32]] = Kept(_KEPT_BYTES, lambda samples: samples.nbytes)
@@ -192,14 +193,19 @@ def _file_hash(path: Path) -> str:
 
 
 def _decoded(clip: NoiseClip, channel: Channel, first: int, stop: int) -> NDArray[np.float32]:
-    """Samples of a noise from its file, mono, at the file's rate."""
+    """Samples of a noise from its file, mono, at the file's rate: of all channels, a block at a time is in memory."""
     from featcache.audio.decode import Cut, decode
 
-    rate = clip.sample_rate
-    (result,) = decode(clip.path, [Cut((clip.first + first) / rate, (stop - first) / rate)])
-    if isinstance(result, AudioError):
-        raise result
-    return to_mono(result[0], channel)
+    rate, filled = clip.sample_rate, 0
+    samples = np.empty(stop - first, np.float32)
+    blocks = ((at, min(at + _BLOCK, stop)) for at in range(first, stop, _BLOCK))
+    for result in decode(clip.path, [Cut((clip.first + at) / rate, (end - at) / rate) for at, end in blocks]):
+        if isinstance(result, AudioError):
+            raise result
+        mono = to_mono(result[0], channel)
+        samples[filled : filled + len(mono)] = mono
+        filled += len(mono)
+    return samples[:filled]
 
 
 def _power(waveform: NDArray[np.float32]) -> float:

@@ -151,6 +151,7 @@ def test_a_cut_is_what_was_written_whatever_was_asked_for_before(tmp_path, writt
     subtype, noises = written
     with pytest.MonkeyPatch.context() as patched:
         keep(patched, limit)
+        patched.setattr(noise_module, "_BLOCK", 99)
         cut_out = write_noises(tmp_path, noises, subtype)
         for _ in range(12):
             number = data.draw(st.integers(0, len(noises) - 1))
@@ -168,6 +169,13 @@ def test_noises_are_decoded_once_and_those_without_room_cut_by_cut(tmp_path, mon
         for number, at in ((0, 0), (1, 7), (0, 200)):
             cut_out(number, at, at + 9)
     assert decoded == [("0.wav", 0, 300), *[("1.wav", 7, 16)] * 2]
+
+
+def test_of_many_channels_a_block_at_a_time_is_in_memory(tmp_path, monkeypatch, traced):
+    keep(monkeypatch, 0)
+    monkeypatch.setattr(noise_module, "_BLOCK", 1000)
+    cut_out = write_noises(tmp_path, [np.tile(levels(100_000)[:, None], 8)])
+    assert traced(lambda: cut_out(0, 0, 100_000)).peak < 1.5 * 4 * 100_000
 
 
 def test_those_who_name_the_same_noises_share_what_is_decoded(tmp_path, monkeypatch, decoded):
