@@ -25,6 +25,7 @@ from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from featcache.device import PinnedMemory, on_this_device, parse_device
@@ -364,7 +365,7 @@ class ShardsAhead:
         self._threads = ThreadPoolExecutor(_SHARDS_AT_ONCE, "featcache-ahead")
         self._is_closed = False
         self._batches: deque[int] = deque()  # the numbers of those that have not been made, in their order
-        self._num_left: Counter[_Key] = Counter()  # how many of them read each shard
+        self._num_left: Counter[_Key] = Counter()  # how many utterances these read of each shard
         self._holds: dict[_Key, _Hold | None] = {}  # of these, in the order in which they begin; None before that
 
     def windows(
@@ -386,35 +387,34 @@ class ShardsAhead:
     def _expect(self, window: list[tuple[int, list[int]]]) -> bool:
         """Fetch what the batches of a window read, as soon as there is room; whether all that is expected has been
         begun."""
-        num_batches = Counter(key for _, rows in window for key in self._keys_of(rows))
+        wanted = self._wanted(np.concatenate([np.array(rows, np.int64) for _, rows in window]))
         with self._changed:
             self._batches += [number for number, _ in window]
-            self._num_left += num_batches
-            for key in num_batches:
+            self._num_left += wanted
+            for key in wanted:
                 self._holds.setdefault(key)
             self._begin()
             return None not in self._holds.values()
 
-    def _keys_of(self, rows: list[int]) -> list[_Key]:
-        """The shards that are copied to read some rows, in the order of these."""
-        at = np.array(rows, np.int64)
-        return [
-            (shards, number)
+    def _wanted(self, rows: NDArray[np.int64]) -> Counter[_Key]:
+        """The shards that are copied to read some rows, in the order of these, and how many utterances of each."""
+        of_versions = (
+            (shards, Counter(shards.index.shard[version.positions_of(rows)].tolist()))
             for version, shards in self._versions
-            for number in dict.fromkeys(shards.index.shard[version.positions_of(at)].tolist())
-        ]
+        )
+        return Counter({(shards, number): count for shards, counts in of_versions for number, count in counts.items()})
 
     @contextmanager
     def _reading(self, number: int, rows: list[int]) -> Iterator[None]:
-        keys = self._keys_of(rows)
+        wanted = self._wanted(np.array(rows, np.int64))
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._may_read(number, keys))
+            self._changed.wait_for(lambda: self._is_closed or self._may_read(number, wanted))
             if self._is_closed:
                 raise CancelledError
         try:
             yield
         finally:
-            self._end(number, keys)
+            self._end(number, wanted)
 
     # A default, since at the interpreter's exit the module's own names may be gone.
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -430,9 +430,9 @@ class ShardsAhead:
         for hold in filter(None, holds):
             hold.add_done_callback(_let_go)
 
-    def _may_read(self, number: int, keys: list[_Key]) -> bool:
+    def _may_read(self, number: int, wanted: Counter[_Key]) -> bool:
         """Whether a batch's shards are there; for the first one, those that there is room for."""
-        holds = [self._holds[key] for key in keys]
+        holds = [self._holds[key] for key in wanted]
         if any(map(_is_under_way, holds)):
             return False
         return None not in holds or (number == self._batches[0] and self._next() is None)
@@ -465,14 +465,14 @@ class ShardsAhead:
             self._begin()
             self._changed.notify_all()
 
-    def _end(self, number: int, keys: list[_Key]) -> None:
+    def _end(self, number: int, wanted: Counter[_Key]) -> None:
         """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
         with self._changed:
             if self._is_closed:
                 return
             self._batches.remove(number)
-            self._num_left.subtract(keys)
-            for key in keys:
+            self._num_left.subtract(wanted)
+            for key in wanted:
                 if not self._num_left[key]:
                     del self._num_left[key]
                     if hold := self._holds.pop(key):

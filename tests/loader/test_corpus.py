@@ -24,12 +24,13 @@ from featcache.version.selection import select_versions
 SHARDS = ([5, 4], [7], [3, 3, 2], [6])
 
 
-def make_corpus(folder, *parts, augment=None):
+def make_corpus(folder, *parts, augment=None, prefix="{name}-{at}"):
     """Make a corpus of the parts `p0`, `p1` …, of whose shards the numbers of utterances are given; of the third one of
-    the first shard of `p0`, the id is `p0-0-2`."""
+    the first shard of `p0`, the id is `p0-0-2`, unless the prefix is another."""
     for number, sizes in enumerate(parts):
         name = f"p{number}"
-        shards = [make_features(size, seed=100 * number + at, prefix=f"{name}-{at}") for at, size in enumerate(sizes)]
+        prefixes = [prefix.format(name=name, at=at) for at in range(len(sizes))]
+        shards = [make_features(sizes[at], seed=100 * number + at, prefix=one) for at, one in enumerate(prefixes)]
         version = make_version(folder / name, *shards, augment=augment)
         put_part(folder, Part(name, f"/manifests/{name}.csv"))
         record_version(version, PartVersion.of(version, open_index(version)))
@@ -212,11 +213,7 @@ def test_adapters_refuse_ids_that_lead_to_another_part(tmp_path):
     from featcache.adapters.lhotse import cuts
     from featcache.adapters.speechbrain import to_dynamic_item_dataset
 
-    for seed, name in enumerate(("p0", "p1")):
-        version = make_version(tmp_path / "corpus" / name, make_features(3, seed=seed))
-        put_part(tmp_path / "corpus", Part(name, f"/manifests/{name}.csv"))
-        record_version(version, PartVersion.of(version, open_index(version)))
-    corpus = featcache.open(tmp_path / "corpus")
+    corpus = featcache.open(make_corpus(tmp_path / "corpus", [3], [3], prefix="utt"))
     whole = featcache.FeatureDataset(corpus)
     for adapt in (cuts, to_hf, to_dynamic_item_dataset):
         with pytest.raises(ArgumentError, match=r"'utt-0', .* only the first is found: pass the cache of one part"):
