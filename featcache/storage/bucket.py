@@ -148,8 +148,9 @@ class Bucket:
         return sorted(name for name in {*names} if name and not name.startswith("."))
 
     def walk(self, folder: str = "", is_wanted: Callable[[str], bool] = bool) -> Iterator[tuple[str, int]]:
-        """See `Store`; of some files, by their keys."""
-        first, spans = self._listed(folder, at_most=_PAGE), list[tuple[str | None, str | None]]()
+        """See `Store`; of the files whose keys `is_wanted`."""
+        first = self._listed(folder, at_most=_PAGE)
+        spans: list[tuple[str | None, str | None]] = []
         if len(first) >= _PAGE:
             paths = [entry["path"] for entry in first]
             if paths == sorted(paths):
