@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import groupby
+from itertools import groupby, islice
 
 from featcache.audio.members import copy_of, fetch_ahead
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
@@ -34,7 +34,7 @@ _AHEAD_BYTES = 256 << 20
 """The bytes that may be held ahead, approximately. One batch is held in any case."""
 
 _CONTAINERS_AHEAD = 2
-"""Containers that are fetched, or have been, besides the one that is wanted now or next."""
+"""Containers that are fetched, or have been, before they are wanted."""
 
 _FILES_PER_CONTAINER = 25
 """A container that cannot be fetched counts as so many files."""
@@ -66,10 +66,12 @@ class Downloads:
         self._lock = threading.Lock()  # guards what follows
         self._files: dict[Url, Future[Fetched]] = {}
         self._wanted: Counter[Url] = Counter()  # how often each will be taken
+        self._sizes: dict[Url, int] = {}  # of those that have been fetched
         self._fetched_bytes = self._fetched_files = 0
         self._in_vain = 0  # files in a row
         self._containers: dict[Url, int] = {}  # all that have been expected, with their numbers in this order
         self._wanted_containers = 0  # the number after that of the last one that was wanted
+        self._begun_containers = 0  # the number of the next one to be fetched
 
     def __enter__(self) -> Downloads:
         return self
@@ -84,12 +86,11 @@ class Downloads:
         """Whether more should be expected, so that threads and memory are used."""
         with self._lock:
             mean = self._fetched_bytes / self._fetched_files if self._fetched_files else 0.0
-            fetched = [file for file in self._files.values() if file.done() and file.exception() is None]
-            under_way = len(self._files) - len(fetched)
-            held = sum(file.result().stamp.size for file in fetched) + mean * under_way
+            under_way = len(self._files) - len(self._sizes)
+            held = sum(self._sizes.values()) + mean * under_way
             # Before any has come, nobody knows how large they are: the number doubles with those that have.
             for_files = under_way < min(2 * self._at_once, 8 + 2 * self._fetched_files) and held < _AHEAD_BYTES
-            return for_files and len(self._containers) - self._wanted_containers <= _CONTAINERS_AHEAD
+            return for_files and len(self._containers) < self._wanted_containers + _CONTAINERS_AHEAD
 
     def expect(self, utterances: Iterable[Utterance]) -> bool:
         """Begin to fetch what a batch needs: files, which will be taken in this order, once for each run of equal
@@ -107,9 +108,8 @@ class Downloads:
             is_any = True
             with self._lock:
                 if isinstance(location, Member):
-                    if url not in self._containers:
-                        number = self._containers[url] = len(self._containers)
-                        self._containers_pool.submit(self._fetch_container, url, number)
+                    self._containers.setdefault(url, len(self._containers))
+                    self._fetch_containers()
                     continue
                 self._wanted[url] += 1
                 if url not in self._files:
@@ -123,6 +123,7 @@ class Downloads:
             with self._lock:
                 number = self._containers.get(source.container, -1)
                 self._wanted_containers = max(self._wanted_containers, number + 1)
+                self._fetch_containers()
         if not isinstance(source, Url):
             return copy_of(source, self._wait_for_copy)
         url = source
@@ -132,7 +133,19 @@ class Downloads:
                 self._wanted[url] -= 1
                 if not self._wanted[url]:
                     del self._wanted[url], self._files[url]
+                    self._sizes.pop(url, None)
         return fetch(url, self._wait) if future is None else future.result()
+
+    def _fetch_containers(self) -> None:
+        """Begin to fetch the containers that come after the one that is wanted now; the caller holds the lock. Those
+        before it are no more to be fetched ahead."""
+        first = max(self._begun_containers, self._wanted_containers)
+        end = self._wanted_containers + _CONTAINERS_AHEAD
+        if first < end:
+            coming = [*islice(self._containers.items(), first, end)]
+            self._begun_containers = first + len(coming)
+            for container, number in coming:
+                self._containers_pool.submit(self._fetch_container, container, number)
 
     def _fetch_container(self, container: Url, number: int) -> None:
         if number < self._wanted_containers:
@@ -167,6 +180,8 @@ class Downloads:
         with self._lock:
             self._fetched_bytes += fetched.stamp.size
             self._fetched_files += 1
+            if url in self._files:
+                self._sizes[url] = fetched.stamp.size
         return fetched
 
     def _wait(self, seconds: float) -> None:
