@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.version.in_flight import Suspects, find_suspects, remove_marks
 from featcache.version.index import open_index
-from featcache.version.ledger import Failure, standing_failures
+from featcache.version.ledger import standing_failures
 
 MOST_TASKS = 64
 """The most tasks in a chunk: few enough that all workers end together."""
@@ -43,8 +43,15 @@ _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 60.0
 """How long to wait for the first worker before saying so."""
 
-_MOST_DEATHS = 2 * MOST_DEATHS + 1
-"""How often a worker may die without having committed anything in between: a single task may cause six deaths."""
+_TRIES = 2 * MOST_DEATHS
+"""The deaths after which a single task is given up."""
+
+_MOST_DEATHS = _TRIES + 1
+"""How often a worker may die without having committed anything in between."""
+
+_ENOUGH_UNREAD = 100
+"""Utterances that workers cannot read and this process can, after which it does not look at others: the run is to be
+repeated anyway, and workers would have to wait for the one process that reads what they all cannot."""
 
 _ASKED = ("manifest", "root", "config", "from")
 """What workers' records repeat of the record of their run."""
@@ -84,12 +91,13 @@ class Chunks:
         """The next chunk for a worker; None if there is nothing for it now.
 
         A worker is not given again what it died of, unless it `is_alone`: others are lost, or may never begin. It may
-        be the worker's own device that is at fault."""
-        chunk = next((chunk for chunk in self._returned if is_alone or chunk.died_with != worker), None)
-        if chunk is not None:
+        be the worker's own device that is at fault. What cannot be extracted even apart comes last."""
+        self._look_ahead()
+        chunks = [chunk for chunk in self._returned if is_alone or chunk.died_with != worker]
+        chunk = min(chunks, key=lambda chunk: chunk.deaths >= _TRIES, default=None)
+        if chunk is not None and (chunk.deaths < _TRIES or not self._ahead):
             self._returned.remove(chunk)
         else:
-            self._look_ahead()
             if not self._ahead:
                 return None
             most = min(MOST_TASKS, len(self._ahead) // (2 * self._workers))
@@ -175,7 +183,8 @@ class Dispatch:
         self._suspects = group.suspects
         self._dead: set[str] = set()  # runs of workers
         self._lasting = Done(deepcopy(control.progress), [VersionCounts() for _ in group.jobs])
-        self._unread: list[tuple[str, Failure]] = []  # by which machine, though not by this one
+        self._unread: set[str] = set()  # the ids of what workers could not read, though this machine can
+        self._first_unread = ""  # one of them, and why
         self._said: dict[str, int] = {}  # which worker was the first to say it
         self._first: tuple[str, str] | None = None  # the first worker that was ready, and its device
         self._next_report = 0.0
@@ -195,15 +204,25 @@ class Dispatch:
             while not self._is_over():
                 self._deal()
                 self._listen()
-            for number in self._chunks.held:  # the run was stopped
-                self._team.send(number, Stop())
-            while self._chunks.held:
-                self._listen()
+            self._end()
             self._report()
         finally:
             self._team.end()
         if self._unread:
             raise self._unreadable()
+
+    def _end(self) -> None:
+        """Stop who is at work, if the run was stopped, and have those who got nothing record that; wait for all."""
+        idle = [number for number, worker in enumerate(self._workers) if worker.runs and worker.latest is None]
+        idle = [number for number in idle if number not in self._chunks.held]
+        if self._control.stop.is_set():
+            for number in (*self._chunks.held, *idle):
+                self._team.send(number, Stop())
+        for number in idle:
+            self._chunks.held[number] = Chunk(())
+            self._team.send(number, Work((), Suspects()))
+        while self._chunks.held:
+            self._listen()
 
     def _is_over(self) -> bool:
         """Whether nothing more is dealt out."""
@@ -236,9 +255,9 @@ class Dispatch:
                 worker.runs = runs
                 self._welcome(self._team.names[number], device, threads)
             case DoneTask():
-                worker.done.append(event)
-                worker.deaths = 0
                 self._settle_unread(event)
+                worker.done.append(replace(event, unread=[]))
+                worker.deaths = 0
             case Working():
                 worker.latest = event
                 if isinstance(event, Finished):
@@ -299,10 +318,10 @@ class Dispatch:
     def _suspects_in(self, chunk: Chunk) -> Suspects:
         """All utterances of a task that goes on to end workers: to be extracted apart when it is tried for the last
         time, and if that is of no use, not any more. Where everything ends workers, no utterance is at fault."""
-        if chunk.deaths < 2 * MOST_DEATHS - 1:
+        if chunk.deaths < _TRIES - 1:
             return Suspects()
         ids = frozenset(utterance.id for task in chunk.tasks for utterance in task.utterances)
-        is_over = chunk.deaths >= 2 * MOST_DEATHS and any(counts.extracted for counts in self._done_so_far().counts)
+        is_over = chunk.deaths >= _TRIES and any(counts.extracted for counts in self._done_so_far().counts)
         return Suspects(ids, ids if is_over else frozenset())
 
     def _settle_unread(self, done: DoneTask) -> None:
@@ -311,8 +330,10 @@ class Dispatch:
         for job, unread in zip(self._group.jobs, done.unread, strict=True):
             failed = []
             for failure in unread:
-                if can_be_read(self._group.root, failure.path):
-                    self._unread.append((done.host, failure))
+                if len(self._unread) >= _ENOUGH_UNREAD or can_be_read(self._group.root, failure.path):
+                    self._unread.add(failure.id)
+                    why = f"{failure.id} on {done.host}: {failure.path}: {failure.message}"
+                    self._first_unread = self._first_unread or why
                 else:
                     failed.append(failure)
             job.run.fail(failed)
@@ -321,12 +342,10 @@ class Dispatch:
         self._lasting.add(Done(progress, counts))
 
     def _unreadable(self) -> ExtractorError:
-        ids = {failure.id for _, failure in self._unread}
-        host, first = self._unread[0]
         return ExtractorError(
-            f"{counted(len(ids), 'utterance')} could not be read by workers, for example {first.id} on {host}: "
-            f"{first.path}: {first.message}. This machine can read them, so they have not failed: let all machines see "
-            "the audio, and run the same command again. The shards committed so far are good"
+            f"{counted(len(self._unread), 'utterance')} could not be read by workers, for example "
+            f"{self._first_unread}. This machine can read them, so they have not failed: let all machines see the "
+            "audio, and run the same command again. The shards committed so far are good"
         )
 
     def _report(self) -> None:

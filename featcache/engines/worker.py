@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
@@ -160,10 +160,9 @@ def serve(connection: Connection) -> None:
     inbox, sending = Inbox(), threading.Lock()
 
     def receive() -> None:
-        with suppress(EOFError, OSError):
+        with closing(inbox), suppress(EOFError, OSError):
             while True:
                 inbox.put(connection.recv())
-        inbox.close()
 
     def send(event: Event) -> None:
         with sending, suppress(OSError):  # nobody listens

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partialmethod
 from multiprocessing import Pipe
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from cache_contents import check, items, ledger, only_version
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from test_suspects import crashing
 
 import featcache
+from featcache.engines import dispatch as dispatching
 from featcache.engines import worker as workers
 from featcache.engines.dispatch import MOST_DEATHS, MOST_TASKS, Chunks, Dispatch
 from featcache.engines.process import passable
@@ -24,6 +26,7 @@ from featcache.engines.worker import Died, Ready, Stop, Work, WorkerSetup, serve
 from featcache.errors import ConfigError, ExtractorError, ManifestError, MissingDependencyError
 from featcache.extraction.tasks import ShardTask
 from featcache.manifest.read import read_manifest
+from featcache.version.records import read_run, run_names
 
 
 class InlineTeam:
@@ -125,9 +128,11 @@ def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_ther
     assert run(InlineTeam(2), manifest, config).versions[0].failed == 1  # it is not tried again
 
 
-def test_a_whole_shard_has_crashed_if_nothing_tells_which_utterance_does(run, plain, scratch, whole):
+@pytest.mark.parametrize("shard", [4, 6])
+def test_a_whole_shard_has_crashed_if_nothing_tells_which_utterance_does(run, plain, scratch, whole, shard):
+    """Also if it is the first, and there is one worker."""
     team = InlineTeam(1, deadly=[plain.ids[0]], even_apart=True)
-    summary = run(team, shard_megabytes=ONE_EACH * 4)
+    summary = run(team, shard_megabytes=ONE_EACH * shard)
     failed = ledger(scratch / "cache")
     assert plain.ids[0] in failed
     assert {failure.reason for failure in failed.values()} == {"crashed"}
@@ -220,6 +225,29 @@ def test_what_one_machine_cannot_read_and_another_can_has_not_failed(run, plain,
     kept.rename(here / name)
     assert run(InlineTeam(2), here / manifest.name).versions[0].extracted == 3
     assert items(scratch / "cache") == whole
+
+
+def test_what_all_workers_cannot_read_keeps_them_from_nothing(run, plain, scratch, monkeypatch):
+    """Once it is clear that the run is to be repeated, this machine reads no more of it."""
+    monkeypatch.setattr(dispatching, "_ENOUGH_UNREAD", 2)
+    looked = mock.Mock(wraps=dispatching.can_be_read)
+    monkeypatch.setattr(dispatching, "can_be_read", looked)
+    there = Path(shutil.copytree(plain.folder, scratch / "there"))
+    for row in plain.rows[1:]:
+        (there / row["path"]).unlink()
+    with pytest.raises(ExtractorError, match=r"^11 utterances could not be read by workers, for example .*can read"):
+        run(Elsewhere(there))
+    assert looked.call_count == 2
+    assert (ledger(scratch / "cache"), [*items(scratch / "cache")]) == ({}, plain.ids[:1])
+
+
+def test_workers_that_got_nothing_have_ended_too(run, scratch):
+    run(InlineTeam(3), shard_megabytes=1)
+    store = only_version(scratch / "cache").store
+    records = [read_run(store, name) for name in run_names(store)]
+    assert all(record.finished for record in records)
+    assert sorted(record.outcome["extracted"] for record in records) == [0, 0, 12, 12]
+    assert not any(record.outcome["interrupted"] for record in records)
 
 
 def test_another_checkout_of_the_same_version_is_another_featcache(run, monkeypatch):
