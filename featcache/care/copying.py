@@ -104,11 +104,9 @@ def copy_version(
             report()
     copied.interrupted = stop.is_set()
     if not copied.interrupted:
-        folders = ["wanted", "failures", "runs", "probes"]
-        if {*store.names("shards")} - {MARK} == {*names} and load_index(version, names) is not None:
-            folders.append(f"index/{index_name(version, names)}")
-        copied.records += _copy_files(version, store, folders)
+        copied.records += _copy_files(version, store, ["wanted", "failures", "runs", "probes"])
         _copy_tags(version, store, copied)
+        copied.records += _copy_index(version, store)
         if is_new and not copied.problems:
             store.put(MARK, version.store.read(MARK, AT_MOST_BYTES))
     return copied
@@ -154,7 +152,7 @@ def _read_shard(shard: Shard) -> dict[str, Buffer]:
 def _copy_files(version: Version, store: Store, folders: Iterable[str]) -> int:
     """Copy what is in some folders, and is not the same there; returns how many files."""
     copied = 0
-    for key in [key for folder in folders for key, _ in version.store.walk(folder) if "/." not in key]:
+    for key in (f"{folder}/{name}" for folder in folders for name in version.store.names(folder)):
         try:
             data = version.store.read(key, _AT_MOST_BYTES)
         except (FileNotFoundError, DamagedError):  # taken away since; or what nobody reads
@@ -188,3 +186,18 @@ def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
         elif not is_there and shards.issuperset(tag.shards):
             store.put(key, data)
             copied.records += 1
+
+
+def _copy_index(version: Version, store: Store) -> int:
+    """Copy the index, if the copy has the same shards, and none of them: whole, for somebody may open it meanwhile.
+    Returns how many files."""
+    names = version.shard_names()
+    folder = f"index/{index_name(version, names)}"
+    if {*store.names("shards")} - {MARK} != {*names} or store.exists(f"{folder}/{MARK}"):
+        return 0
+    if load_index(version, names) is None:
+        return 0
+    keys = [key for key, _ in version.store.walk(folder)]
+    files: dict[str, Buffer] = {key.removeprefix(f"{folder}/"): version.store.read(key, _AT_MOST_BYTES) for key in keys}
+    store.publish(files, folder)
+    return len(files)

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import uuid
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from featcache.care.verify import verify
 from featcache.errors import ArgumentError, StoreError
 from featcache.spec import SideSpec
 from featcache.storage.base import open_store
+from featcache.storage.directory import Directory
 from featcache.storage.location import parse_location
+from featcache.version.index import load_index
 from featcache.version.ledger import Failure
 from featcache.version.records import Run
 from featcache.version.selection import select_version, select_versions, version_folders
@@ -59,12 +62,18 @@ def contents(cache):
     return {key: store.read(key, size) for key, size in store.walk() if not key.startswith(("index/", "work/", "lock"))}
 
 
+def has_index(cache):
+    version = select_version(cache)
+    return load_index(version, version.shard_names()) is not None
+
+
 class TestCopies:
     def test_it_says_the_same_and_is_not_copied_twice(self, folder, to):
         version = select_version(folder)
         result = copy_version(version, to)
         assert (result.copied, result.there, result.problems, result.interrupted) == (SHARDS, 0, [], False)
         assert contents(to) == contents(folder)
+        assert has_index(to)
         told = [verify(one) for one in (version, select_version(to))]
         said = [(len(report.problems), report.utterances, report.failed, report.shards) for report in told]
         assert said == [(0, 60, 1, SHARDS)] * 2
@@ -155,6 +164,13 @@ def test_all_versions_of_a_cache_are_copied_and_a_stop_that_nobody_set_stays_so(
     assert not stop.is_set()
 
 
+def test_the_index_appears_whole(folder, tmp_path, monkeypatch):
+    put = Mock(wraps=Directory.put)
+    monkeypatch.setattr(Directory, "put", lambda *given: put(*given))
+    copy_version(select_version(folder), tmp_path)
+    assert not [call.args[1] for call in put.call_args_list if call.args[1].startswith("index/")]
+
+
 def test_a_cache_is_not_copied_into_itself(folder):
     version = select_version(folder)
     for target in (folder, version.path, version.path / "shards"):
@@ -174,4 +190,5 @@ def test_the_command_copies_to_a_bucket_and_back_where_the_bytes_are_the_same(cl
     assert finished.code == 0, finished.err
     assert f"{SHARDS} shards copied" in finished.out
     assert contents(back) == contents(folder)
+    assert has_index(back)
     assert not [name for path in back.rglob("work/*") if (name := path.name) and not name.endswith(".lock")]
