@@ -366,7 +366,7 @@ class ShardsAhead:
         self._is_closed = False
         self._batches: deque[int] = deque()  # the numbers of those that have not been made, in their order
         self._num_left: Counter[_Key] = Counter()  # how many utterances these read of each shard
-        self._holds: dict[_Key, _Hold | None] = {}  # of these, in the order in which they begin; None before that
+        self._holds: dict[_Key, _Hold | None] = {}  # of each shard, in the order in which they begin; None before that
 
     def windows(
         self, batches: Iterator[list[int]], sampler: Any

@@ -4,7 +4,7 @@ import errno
 import os
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +14,7 @@ from forking import forked, wait_until
 from local_copies import copies_in, held, sizes
 from make_cache import assert_same, make_features, make_version
 from object_stores import upload
-from processes import open_files
+from processes import MOST_SECONDS, open_files
 from torch.utils.data import DataLoader
 
 import featcache
@@ -232,8 +232,10 @@ def test_without_windows_nothing_is_fetched_ahead(s3, uploaded, tmp_path, monkey
     assert featcache.DataLoader(featcache.FeatureDataset(featcache.open(uploaded)), batch_size=8).prefetch == 8
 
 
-def test_the_batches_of_a_large_window_take_no_memory_each(monkeypatch, traced):
-    """Each of them reads most of the window's shards."""
+@pytest.fixture
+def crowded(monkeypatch):
+    """Gives the batches of one window, with the contexts to make them in, where there is room for none of its shards;
+    and what fetches these."""
 
     class Far:
         places, room, where = [None], 0, "nowhere"
@@ -242,11 +244,36 @@ def test_the_batches_of_a_large_window_take_no_memory_each(monkeypatch, traced):
 
     everything = SimpleNamespace(positions_of=lambda rows: rows)
     monkeypatch.setattr("featcache.loader.data_loader._remote", lambda dataset: [(everything, Far())])
+
+    def given(batches):
+        shards = ShardsAhead(None)
+        return shards.windows(iter(batches), SimpleNamespace(window=0)), shards
+
+    return given
+
+
+def test_of_batches_of_the_same_shards_only_the_first_does_not_wait_for_room(crowded):
+    given, shards = crowded([[3, 1], [501, 3]])
+    (_, first), (_, second) = given
+
+    def make():
+        with second:
+            pass
+
+    with ThreadPoolExecutor(1) as thread:
+        with first:
+            made = thread.submit(make)
+            assert wait([made], timeout=0.1).not_done
+        made.result(MOST_SECONDS)
+    shards.close()
+
+
+def test_the_batches_of_a_large_window_take_no_memory_each(crowded, traced):
+    """Each of them reads most of the window's shards."""
     batches = [range(1000)] * 200
 
     def ahead():
-        shards = ShardsAhead(None)
-        given = shards.windows(iter(batches), SimpleNamespace(window=0))
-        return shards, given, next(given)
+        given, shards = crowded(batches)
+        return next(given), given, shards
 
     assert traced(ahead).held < 5e5  # a set of shards for each batch: 14 MB
