@@ -170,14 +170,11 @@ def test_whatever_the_history_what_is_missing_is_what_the_model_says(steps):
                 assert (name is not None) == bool(made)
                 if name is not None:
                     model.shards[name] = made
-            assert missing(version) == {
-                manifest: {*lacking} for manifest in model.wanted if (lacking := model.lacks(manifest))
-            }
+            lacking = {manifest: {*ids} for manifest in model.wanted if (ids := model.lacks(manifest))}
+            assert missing(version) == lacking
             index = open_index(version)
             found = [one for one in find_lacking(version, index) if isinstance(one, Unfinished)]
-            assert {one.manifest: one.missing for one in found} == {
-                manifest: len(lacking) for manifest in model.wanted if (lacking := model.lacks(manifest))
-            }
+            assert {one.manifest: one.missing for one in found} == {name: len(ids) for name, ids in lacking.items()}
             counting = zip(index.ids, index.row_hash.tolist(), index.generation.tolist(), strict=True)
             assert {id_: what for id_, *what in counting} == {
                 id_: [keys({id_: start})[1].item(), generation] for id_, (start, generation) in model.counting().items()
