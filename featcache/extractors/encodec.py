@@ -45,6 +45,7 @@ class Encodec(CodecExtractor[BandwidthParams]):
             raise ConfigError(f"params.chunk: {params.weights} has its own chunks, of {config.chunk_length_s:g} s")
         count = num_codebooks_at_bandwidth(params, model)
         self.causal = config.use_causal_conv
+        self._chunk_length = config.chunk_length  # which the config computes, for each piece if it were asked
         self._chunk_stride = config.chunk_stride or config.chunk_length
         self._layers = ragged.seanet_layers(model.encoder.layers)
         self._codebooks = model.quantizer.layers[:count]
@@ -58,22 +59,22 @@ class Encodec(CodecExtractor[BandwidthParams]):
             self.spec = replace(self.spec, side=(_SCALES,))
 
     def num_frames(self, num_samples: int) -> int:
-        if not self._config.chunk_length:
+        if not self._chunk_length:
             return super().num_frames(num_samples)
         return sum(piece.num_frames for piece in self.pieces(num_samples))
 
     def pieces(self, num_samples: int) -> list[Piece]:
         """The whole clip, or its chunks as `EncodecModel.encode` cuts them."""
-        if not self._config.chunk_length:
+        if not self._chunk_length:
             return super().pieces(num_samples)
         starts = range(0, num_samples, self._chunk_stride)
-        sizes = [(start, min(self._config.chunk_length, num_samples - start)) for start in starts]
+        sizes = [(start, min(self._chunk_length, num_samples - start)) for start in starts]
         return [Piece(start, size, 0, -(-size // self.granularity)) for start, size in sizes]
 
     def padded_length(self, num_samples: int) -> int:
         """The samples of a piece's padded row. Most pieces are full chunks, which are not padded."""
         length = super().padded_length(num_samples)
-        return min(length, self._config.chunk_length) if self._config.chunk_length else length
+        return min(length, self._chunk_length) if self._chunk_length else length
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         rows = super().encode(waveforms, num_samples)

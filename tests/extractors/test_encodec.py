@@ -96,9 +96,14 @@ def test_lengths_that_the_48_khz_model_cannot_stack(stereo_folder, stereo_model)
     assert torch.equal(found.long(), torch.cat(expected))
 
 
-def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder, folder):
-    """Only one of them is in memory at once, so clips may have any length."""
+def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder, folder, monkeypatch):
+    """Only one of them is in memory at once, so clips may have any length. How long they are is not asked of the
+    model's config again, which takes longer than the rest."""
     extractor = build(stereo_folder, 48000)
+    with monkeypatch.context() as patch:
+        patch.delattr(EncodecConfig, "chunk_length")
+        assert extractor.num_frames(5 * STRIDE) == 749
+        assert extractor.padded_length(CHUNK - 1) == CHUNK
     assert extractor.spec.frame_rate == pytest.approx(150 / 0.99)
     assert [side.name for side in extractor.spec.side] == ["scales"]
     assert (extractor.max_seconds, build(folder).max_seconds) == (None, 120)
