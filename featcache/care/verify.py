@@ -182,10 +182,11 @@ def _report(
     count; None if it cannot be built, or the verification was stopped."""
     sound = [one.shard for one in checked.values() if one.shard is not None and not one.problems]
     damaged = {name: one.shard for name, one in checked.items() if one.problems}
-    problems = [problem for one in checked.values() for problem in one.problems]
+    problems = []
     if not Version.has_group(version.store):  # which Zarr libraries look for
         what = f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"
         problems.append(Problem("metadata", what))
+    problems += [problem for one in checked.values() for problem in one.problems]
     result = Report(
         path=str(version.path),
         shards=len(checked),

@@ -136,8 +136,10 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "probes": list(newest.values()),
         "tags": tags_to_show(version),
         "unfinished": [
-            {**({"what": finding} if isinstance(finding, str) else asdict(finding)), "message": str(finding)}
-            for finding in find_lacking(version, index)
+            {"what": lacking, "message": lacking}
+            if isinstance(lacking, str)
+            else {**asdict(lacking), "message": str(lacking)}
+            for lacking in find_lacking(version, index)
         ],
         "failed": len(failures),
         "failures": failures,
