@@ -154,29 +154,22 @@ def version(scratch: Path) -> Version:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Corpus:
     """Some 30 utterances of 0.03 to 3 s: several rates, formats, channels, and segments of longer files."""
-    folder = tmp_path_factory.mktemp("corpus")
-    made = Corpus(folder)
+    made = Corpus(tmp_path_factory.mktemp("corpus"))
+    (made.folder / "plain").mkdir()
     lengths = (0.03, 0.9, 0.31, 1.7, 0.045, 0.6, 2.2, 0.5, 1.1, 0.25, 0.7, 1.3)
     for i, seconds in enumerate(lengths):
-        path = f"plain/{i:02}.{'flac' if i % 2 else 'wav'}"
-        (folder / "plain").mkdir(exist_ok=True)
-        soundfile.write(folder / path, speech(seconds, seed=i), 16000)
-        made.add(f"plain-{i:02}", path)
+        made.record(f"plain-{i:02}", f"plain/{i:02}.{'flac' if i % 2 else 'wav'}", speech(seconds, seed=i))
     for rate in (8000, 22050, 44100, 48000):
-        soundfile.write(folder / f"rate-{rate}.wav", speech(0.8, rate, seed=rate), rate)
-        made.add(f"rate-{rate}", f"rate-{rate}.wav")
-    soundfile.write(folder / "stereo.flac", speech(1.0, channels=2, seed=5), 16000)
-    made.add("stereo-mix", "stereo.flac")
+        made.record(f"rate-{rate}", f"rate-{rate}.wav", speech(0.8, rate, seed=rate), rate)
+    made.record("stereo-mix", "stereo.flac", speech(1.0, channels=2, seed=5))
     made.add("stereo-left", "stereo.flac", channel=0)
     made.add("stereo-right", "stereo.flac", channel=1)
-    soundfile.write(folder / "long.flac", speech(6.0, seed=7), 16000)
+    soundfile.write(made.folder / "long.flac", speech(6.0, seed=7), 16000)
     for i in range(6):
         made.add(f"segment-{i}", "long.flac", start=round(0.9 * i + 0.013, 3), duration=0.85)
-    soundfile.write(folder / "vorbis.ogg", speech(2.0, seed=9), 16000)
-    made.add("vorbis", "vorbis.ogg")
+    made.record("vorbis", "vorbis.ogg", speech(2.0, seed=9))
     made.add("vorbis-middle", "vorbis.ogg", start=0.5, duration=0.7)
-    soundfile.write(folder / "music.mp3", speech(2.0, 22050, channels=2, seed=11), 22050)
-    made.add("mp3", "music.mp3")
+    made.record("mp3", "music.mp3", speech(2.0, 22050, channels=2, seed=11), 22050)
     made.add("ünï-ço∂é", "plain/01.flac")
     return made
 
@@ -187,8 +180,7 @@ def plain(tmp_path_factory) -> Corpus:
     made = Corpus(tmp_path_factory.mktemp("plain"))
     for i in range(12):
         seconds = 0.4 + 0.02 * i
-        soundfile.write(made.folder / f"{i:02}.wav", speech(seconds, seed=i), 16000)
-        made.add(f"utt-{i:02}", f"{i:02}.wav", duration=round(seconds, 2))
+        made.record(f"utt-{i:02}", f"{i:02}.wav", speech(seconds, seed=i), duration=round(seconds, 2))
     return made
 
 

@@ -168,5 +168,4 @@ def test_units_of_copies_are_the_same_from_features_and_from_audio(cli, plain, m
         (section(seed=1), "has different noise, or a different seed"),
     ):
         config = write_config_of(made / "other.yaml", other, **units)
-        done = cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c", *source).with_code(2)
-        assert said in done.err
+        assert said in cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c", *source).with_code(2).err

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import soundfile
 from corpora import Corpus
 from small_models import speech_like
 
@@ -12,9 +11,7 @@ def speech(tmp_path_factory) -> Corpus:
     """Eight clips of 0.2 to 1.6 s, no two of one length, the durations not in the manifest."""
     made = Corpus(tmp_path_factory.mktemp("speech"))
     for i in range(8):
-        waveform = speech_like(0.213 + 0.201 * i, 16000, seed=i)
-        soundfile.write(made.folder / f"{i}.wav", waveform.numpy(), 16000)
-        made.add(f"utt-{i}", f"{i}.wav")
+        made.record(f"utt-{i}", f"{i}.wav", speech_like(0.213 + 0.201 * i, 16000, seed=i).numpy())
     return made
 
 
@@ -23,6 +20,5 @@ def quarters(tmp_path_factory) -> Corpus:
     """Clips that are 0.25 all over, which is a tie between the two codewords of `Halves`."""
     made = Corpus(tmp_path_factory.mktemp("quarters"))
     for i in range(4):
-        soundfile.write(made.folder / f"{i}.wav", np.full(3217 + 1111 * i, 0.25, np.float32), 16000, subtype="FLOAT")
-        made.add(f"utt-{i}", f"{i}.wav")
+        made.record(f"utt-{i}", f"{i}.wav", np.full(3217 + 1111 * i, 0.25, np.float32), subtype="FLOAT")
     return made

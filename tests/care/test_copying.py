@@ -156,8 +156,7 @@ def test_a_kill_loses_nothing_and_shows_nothing_half(folder, tmp_path, s3, kind)
 def test_all_versions_of_a_cache_are_copied_and_a_stop_that_nobody_set_stays_so(cli, tmp_path):
     for name in ("one", "two", "three"):
         make_version(tmp_path / "a", make_features(3, prefix=name), name=name)
-    finished = cli("copy", tmp_path / "a", tmp_path / "b")
-    assert finished.code == 0, finished.err
+    cli("copy", tmp_path / "a", tmp_path / "b").with_code(0)
     assert [version.info.name for version in select_versions(tmp_path / "b")] == ["one", "three", "two"]
     stop = threading.Event()
     copy_version(select_version(tmp_path / "a", "one"), tmp_path / "c", stop=stop)
@@ -181,14 +180,10 @@ def test_a_cache_is_not_copied_into_itself(folder):
 def test_the_command_copies_to_a_bucket_and_back_where_the_bytes_are_the_same(cli, folder, s3, tmp_path):
     url, back = "s3://speech/command", tmp_path / "c"
     for copied, there in ((SHARDS, 0), (0, SHARDS)):
-        finished = cli("copy", folder, url, "--json", env=s3.environment)
-        assert finished.code == 0, finished.err
-        (version,) = finished.json()["versions"]
+        (version,) = cli("copy", folder, url, "--json", env=s3.environment).with_code(0).json()["versions"]
         assert (version["copied"], version["there"], version["bytes"] > 0) == (copied, there, there == 0)
         assert contents(parse_location("to", url)) == contents(folder)
-    finished = cli("copy", f"{url}/fbank80", back, env=s3.environment)
-    assert finished.code == 0, finished.err
-    assert f"{SHARDS} shards copied" in finished.out
+    assert f"{SHARDS} shards copied" in cli("copy", f"{url}/fbank80", back, env=s3.environment).with_code(0).out
     assert contents(back) == contents(folder)
     assert has_index(back)
     assert not [name for path in back.rglob("work/*") if (name := path.name) and not name.endswith(".lock")]

@@ -64,8 +64,7 @@ def test_values_of_other_kinds_are_refused_and_damage_is_told(old, tmp_path):
 
 def test_the_command(cli, old, tmp_path):
     made = make_version(tmp_path / "new", {id_: np.array(old[id_]) for id_ in [*old.ids][:9]}, params={"low_freq": 40})
-    done = cli("diff", old.version.path, made.path, "--values", 5)
-    assert done.code == 0
+    done = cli("diff", old.version.path, made.path, "--values", 5).with_code(0)
     assert "params.low_freq: not given -> 40" in done.out
     assert "9 utterances are in both" in done.out
     assert old.ids[9] in done.out

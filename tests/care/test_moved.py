@@ -47,8 +47,7 @@ def test_shards_copied_beside_anothers_are_noticed_by_every_command_and_taken_aw
     with pytest.raises(DamagedError, match=r"belongs to another version .*featcache repair"):
         featcache.open(a.path)
     for command in ("verify", "stats", "info"):
-        finished = cli(command, a.path)
-        assert finished.code == 1
+        finished = cli(command, a.path).with_code(1)
         assert what in finished.out + finished.err
     done = mend(a.path, plain.manifest())
     assert (done.extracted, done.aside, {*done.removed}) == (0, {}, {*b.shard_names()})
@@ -92,8 +91,7 @@ def test_it_opens_and_is_not_damaged(cli, renamed, sound, plain):
     name = only_version(sound).path.name
     for arguments in ((), ("fbank80-of-may",), ("fbank80",)):
         assert len(featcache.open(renamed, *arguments)) == len(items(sound))
-    verified = cli("verify", renamed, "--manifest", plain.manifest())
-    assert (verified.code, verified.err) == (0, "")
+    verified = cli("verify", renamed, "--manifest", plain.manifest()).with_code(0, err="")
     note = f"is a copy of {name}, or was renamed: extract adds to a version only under that name"
     assert note in verified.out
     assert "no damage found" in verified.out
@@ -111,8 +109,7 @@ def test_a_copy_beside_its_original_is_another_version_whose_repair_leaves_it_al
     assert values_of(featcache.open(cache, "copy")) == values_of(featcache.open(sound))
     flip(copy / "shards" / shard / CHUNKS["features"], 100)
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    repaired = cli("repair", copy, "--manifest", plain.manifest())
-    assert repaired.code == 0, repaired.err
+    cli("repair", copy, "--manifest", plain.manifest()).with_code(0)
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     shutil.rmtree(path)
     assert items(cache) == items(sound)

@@ -62,8 +62,7 @@ def test_it_says_where_mismatches_are(tmp_path, quarters):
     loud = Corpus(tmp_path)
     for row in quarters.rows:
         samples, rate = soundfile.read(quarters.folder / row["path"], dtype="float32")
-        soundfile.write(tmp_path / row["path"], 2 * samples, rate, subtype="FLOAT")
-        loud.add(row["id"], row["path"])
+        loud.record(row["id"], row["path"], 2 * samples, rate, subtype="FLOAT")
     found, measured = probed(write_config(tmp_path, "Halves", leaks=2), loud)
     padded = measured["fp32", "padded"]
     assert padded.last == 2
@@ -159,13 +158,11 @@ def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratc
     """With the config's version, which extraction fills, and which `info` tells of."""
     config = write_config(scratch, "PaddingSeen", name="here")
     asked = ("probe", config, speech.manifest(), "--utterances", 3, "--threads", 1)
-    told = cli(*asked, cwd=scratch)
-    assert told.code == 0, told.err
+    told = cli(*asked, cwd=scratch).with_code(0)
     for words in ("equal_length", "throughout", "bit-identical whatever the neighbours: yes", "not saved"):
         assert words in told.out
     assert not (scratch / "features").exists()
-    kept = cli(*asked, "-o", "features", "--json", cwd=scratch)
-    assert kept.code == 0, kept.err
+    kept = cli(*asked, "-o", "features", "--json", cwd=scratch).with_code(0)
     version = only_version(scratch / "features")
     (document,) = read_probes(version)
     assert {**document, "path": str(version.path.relative_to(scratch))} == kept.json()
@@ -173,8 +170,7 @@ def test_the_command_keeps_what_it_finds_where_it_is_told_to(cli, speech, scratc
     assert document["fastest"]["policy"] in ("single", "equal_length")
     assert cli("extract", speech.manifest(), "-c", config, cwd=scratch).code == 0
     assert "fastest without a mismatch: " in cli("info", "features", cwd=scratch).out
-    again = cli(*asked, cwd=scratch)
-    assert "saved in" in again.out
+    assert "saved in" in cli(*asked, cwd=scratch).out
     assert len(read_probes(version)) == 2
 
 
@@ -278,14 +274,11 @@ def made_by(cache: Path) -> dict:
 
 def test_extract_holds_to_what_was_probed(run, scratch):
     """What was found to change values is refused where it is asked for, and not taken by itself."""
-    refused = run("--batching", "padded")
-    assert refused.code == 2
+    refused = run("--batching", "padded").with_code(2)
     assert "--batching padded: by the probe of cpu, padded changes" in refused.err
     assert len(refused.err.splitlines()) == 1
     assert only_version(scratch / "c").shard_names() == []
-    taken = run()
-    assert taken.code == 0, taken.err
-    assert "by the probe of cpu, padded changes" in taken.err
+    assert "by the probe of cpu, padded changes" in run().with_code(0).err
     assert (made_by(scratch / "c")["batching"], made_by(scratch / "c")["mismatch"]) == ("equal_length", 0.0)
 
 

@@ -24,8 +24,7 @@ def made(cli, plain, scratch):
 
     def make(extractor: str, module: str = "row_extractors", corpus: Corpus = plain, **params):
         config = write_config(scratch, extractor, module=module, **params)
-        done = cli("extract", corpus.manifest(), "-c", config, "-o", scratch / "cache")
-        assert done.code == 0, done.err
+        cli("extract", corpus.manifest(), "-c", config, "-o", scratch / "cache").with_code(0)
         version = only_version(scratch / "cache")
         index = open_index(version)
         return lambda: recompute(version, index, range(len(index)), SourceCheck(), Device("cpu", 1))
@@ -181,6 +180,5 @@ def test_the_command_goes_on_in_smaller_batches(cli, plain, scratch):
     """`Small` runs out of memory in every process anew, in torch's words and in those of cuBLAS."""
     config = write_config(scratch, "Small", module="row_extractors")
     assert cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c").code == 0
-    done = cli("verify", scratch / "c", "--recompute", 5, "--trust-remote-code")
-    assert done.code == 0, done.err
+    done = cli("verify", scratch / "c", "--recompute", 5, "--trust-remote-code").with_code(0)
     assert "extracted 5 again: 5 bit-identical" in done.out

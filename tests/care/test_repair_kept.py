@@ -163,8 +163,7 @@ def test_only_damaged_utterances_need_audio_and_a_row(cli, plain, cache, sound, 
         if other is not row:
             (corpus.folder / other["path"]).unlink()
     flip(shard.folder / FEATURES, end_of(shard, 2) - 1)
-    done = cli("repair", cache, "--manifest", corpus.manifest([row], "one.csv"), "--json")
-    assert done.code == 0, done.err
+    done = cli("repair", cache, "--manifest", corpus.manifest([row], "one.csv"), "--json").with_code(0)
     (version,) = done.json()["versions"]
     assert (version["removed"], version["kept"], version["extracted"]) == ([shard.name], count - 1, 1)
     assert items(cache) == items(sound)
@@ -178,8 +177,7 @@ def test_what_was_missing_before_is_told_also_where_there_is_damage(cli, plain, 
     count, kept = gone.info.items, spoilt.info.items - 1
     shutil.rmtree(gone.folder)
     flip(spoilt.folder / FEATURES, 0)
-    done = cli("repair", cache, "--manifest", plain.manifest())
-    assert done.code == 0
+    done = cli("repair", cache, "--manifest", plain.manifest()).with_code(0)
     assert f"1 damaged shard: {kept} utterances kept, 1 extracted again" in done.out
     assert f"{count} utterances are in no shard: featcache extract adds them" in done.out
     assert f"{count} utterances are in no shard" in cli("repair", cache, "--manifest", plain.manifest()).out
@@ -194,9 +192,7 @@ def test_an_utterance_that_fails_now_leaves_the_others_as_they_are(cli, plain, c
     (row,) = (row for row in corpus.rows if row["id"] == failing)
     (corpus.folder / row["path"]).write_bytes(b"noise" * 100)
     flip(shard.folder / FEATURES, end_of(shard, 1) - 1)
-    done = cli("repair", cache, "--manifest", corpus.manifest(), "--json")
-    assert done.code == 3
-    (version,) = done.json()["versions"]
+    (version,) = cli("repair", cache, "--manifest", corpus.manifest(), "--json").with_code(3).json()["versions"]
     assert (version["extracted"], version["summary"]["failed_by_reason"]) == (0, {"not_audio": 1})
     expected = items(sound)
     del expected[failing]

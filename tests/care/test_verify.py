@@ -67,8 +67,7 @@ def test_files_that_are_gone_changed_or_no_files_are_named(cli, cache, moved):
         "utt-02": f"utt-02: {folder}/02.wav: has changed since: its mtime is another",
         "utt-03": f"utt-03: {folder}/03.wav: is not a file any more",
     }
-    text = cli("verify", cache, "--sources", "--root", folder)
-    assert text.code == 1
+    text = cli("verify", cache, "--sources", "--root", folder).with_code(1)
     assert "no damage found" in text.out
     assert text.err.startswith("4 audio files are not what was extracted: ")
     assert "repair" not in text.err
@@ -140,8 +139,7 @@ def test_only_items_that_count_are_compared(cli, cache, moved):
     shutil.copy(moved.folder / "03.wav", moved.folder / "04.wav")
     manifest = moved.manifest(moved.rows)
     assert told(cli, cache, "--sources", "--root", moved.folder)[0] == 1
-    again = cli("extract", manifest, "-o", cache, "--check-sources", "--json")
-    assert (again.code, extracted(again)) == (0, 1)
+    assert extracted(cli("extract", manifest, "-o", cache, "--check-sources", "--json").with_code(0)) == 1
     assert told(cli, cache, "--sources", "--root", moved.folder) == (0, [])
 
 
@@ -166,12 +164,10 @@ def test_an_index_that_leads_out_of_a_shard_is_damage(cli, cache):
 def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     again = cli("extract", plain.manifest(), "-o", cache)
     assert "12 already there: their audio was not looked at (--check-sources does)\n" in again.out
-    told = cli("extract", plain.manifest(), "-o", cache, "--json").json()
-    assert told["versions"][0]["not_looked_at"] == 12
+    assert cli("extract", plain.manifest(), "-o", cache, "--json").json()["versions"][0]["not_looked_at"] == 12
     looked = cli("extract", plain.manifest(), "-o", cache, "--check-sources")
     assert "looked at" not in looked.out
-    first = cli("extract", plain.manifest(), "-o", cache.parent / "new")
-    assert "looked at" not in first.out
+    assert "looked at" not in cli("extract", plain.manifest(), "-o", cache.parent / "new").out
 
 
 # Subsets: some of the shards now, the others another time, and all of them in the end
@@ -239,8 +235,7 @@ def test_utterances_of_a_damaged_shard_are_counted_apart(cli, plain, cache):
     shard = victim(cache)
     inside = shard.info.items
     flip(shard.folder / CHUNKS["features"], 0)
-    told = cli("verify", cache)
-    assert told.code == 1
+    told = cli("verify", cache).with_code(1)
     assert f": 3 shards, 1 of them damaged; the others hold {utterances - inside} utterances, " in told.out
     assert f"  the damaged shard holds {inside} utterances: repair keeps the sound ones\n" in told.out
     assert told.err == f"1 shard is damaged: featcache repair {only_version(cache).path} --manifest MANIFEST\n"
@@ -286,8 +281,7 @@ def test_missing_rows_are_summed_up_with_what_extracts_them(cli, plain, scratch,
     rows = [*plain.rows, *({"id": f"more-{i}", "path": "00.wav"} for i in range(40))]
     rows[1] = {**rows[1], "start": 0.1, "duration": 0.2}
     manifest = plain.manifest(rows, "whole.csv")
-    told = cli("verify", cache, "--manifest", manifest, "--root", plain.folder)
-    assert told.code == 1
+    told = cli("verify", cache, "--manifest", manifest, "--root", plain.folder).with_code(1)
     command = f"featcache extract {manifest} --root {plain.folder}{given} -o '{cache}'"
     assert told.err == f"46 missing, 1 changed: {command}\n"
     assert "… and 27 more: --json has them all" in told.out

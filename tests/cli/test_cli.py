@@ -31,8 +31,7 @@ def filled(cli, plain, tmp_path_factory) -> Path:
 def test_it_runs_as_a_module(plain, scratch):
     """In an interpreter of its own, in which a warning is an error."""
     run = ("-W", "error", "-m", "featcache", "extract")
-    made = python(*run, plain.manifest(), "-o", scratch / "c", "--threads", 2)
-    assert (made.code, made.err) == (0, ""), made.err
+    made = python(*run, plain.manifest(), "-o", scratch / "c", "--threads", 2).with_code(0, err="")
     assert "12 utterances: 12 extracted" in made.out
     assert "× real time" in made.out
     assert "bottleneck" not in made.out  # shares of a tenth of a second say nothing of the machine
@@ -131,8 +130,7 @@ def test_version_and_defaults_are_those_of_the_package(cli):
 
 
 def test_configs_are_listed_and_printed(cli):
-    listed = cli("configs")
-    assert listed.code == 0
+    listed = cli("configs").with_code(0)
     assert len({len(line) - len(line.split(maxsplit=1)[1]) for line in listed.out.splitlines()}) == 1
     for line in listed.out.splitlines():
         assert CliRunner().invoke(main, ["configs", line.split()[0]]).stdout.startswith("# ")

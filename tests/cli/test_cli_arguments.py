@@ -65,8 +65,7 @@ def paths(plain, scratch):
 )
 def test_paths_that_cannot_be_are_refused(cli, scratch, paths, command, message):
     before = listed(scratch)
-    said = cli.refused(*command.format(**paths).split(), cwd=scratch)
-    assert said == f"featcache: {message.format(**paths)}\n"
+    assert cli.refused(*command.format(**paths).split(), cwd=scratch) == f"featcache: {message.format(**paths)}\n"
     assert listed(scratch) == before
 
 
@@ -154,8 +153,7 @@ def test_the_home_folder_is_what_a_tilde_says_where_the_shell_leaves_it(cli, pla
     """As in `--root=~/audio`, which bash passes on as it is."""
     shutil.copytree(plain.folder, scratch / "audio")
     home = {"HOME": str(scratch)}
-    made = cli("extract", plain.manifest(), "--root=~/audio", "--output=~/features", env=home, cwd=scratch)
-    assert made.code == 0, made.err
+    cli("extract", plain.manifest(), "--root=~/audio", "--output=~/features", env=home, cwd=scratch).with_code(0)
     assert sorted(path.name for path in scratch.iterdir()) == ["audio", "features"]
     assert cli("verify", "~/features", "--manifest=~/audio/manifest.csv", env=home).code == 0
     (scratch / "~backup").mkdir()

@@ -49,8 +49,7 @@ def extracted(ended):
 
 
 def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, corpus, extract, scratch):
-    first = extract()
-    assert first.code == 0, first.err
+    first = extract().with_code(0)
     assert "part p1, 2 of 3" in first.err
     assert first.out.splitlines()[-1] == f"{corpus}: 3 parts: 3 extracted, 0 unchanged since"
     whole = scratch / "whole"
@@ -62,8 +61,7 @@ def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, corpu
     assert len(featcache.open(corpus, strict=True)) == 12
 
     # The same bytes, which may be read as other rows.
-    again = extract("--json", "--set", "data_root=/elsewhere", manifests="p1.csv")
-    assert (again.code, extracted(again)) == (0, {"p1": 0})
+    assert extracted(extract("--json", "--set", "data_root=/elsewhere", manifests="p1.csv").with_code(0)) == {"p1": 0}
     assert extracted(extract("--json", manifests="p1.csv")) == {"p1": 0}
 
     # Nothing has changed, and nothing is looked at: not even files that are gone.
@@ -98,8 +96,7 @@ def test_a_part_that_is_gone_or_was_renamed_is_said_to_be(cli, corpus, extract):
         (corpus / "p1").rename(corpus / folder)
         said = f"{corpus}: the folder of its part p1 is not there{hint}"
         for command in ("verify", "info", "ls"):
-            ended = cli(command, corpus)
-            assert (ended.code, said in ended.err) == (1, True)
+            assert said in cli(command, corpus).with_code(1).err
         with pytest.warns(featcache.errors.FeatcacheWarning) as warned:
             assert len(featcache.open(corpus)) == 8
         assert [said in str(warning.message) for warning in warned] == [True]
@@ -116,12 +113,9 @@ def test_failures_and_faults_of_one_part(audio, extract):
     sound = (audio.folder / "01.wav").read_bytes()
     (audio.folder / "01.wav").write_bytes(b"no audio")
     (audio.folder / "p1.csv").write_text("id,path\n,\n")
-    ended = extract("--json")
-    assert ended.code == 2
-    assert ["error" in part for part in ended.json()["parts"]] == [False, True, False]
+    assert ["error" in part for part in extract("--json").with_code(2).json()["parts"]] == [False, True, False]
     (audio.folder / "p1.csv").unlink()
-    failed = extract("--json")
-    assert (failed.code, extracted(failed)) == (3, {"p0": None, "p2": None})
+    assert extracted(extract("--json").with_code(3)) == {"p0": None, "p2": None}
     (audio.folder / "01.wav").write_bytes(sound)
     assert extracted(extract("--json")) == {"p0": 1, "p2": None}
 
@@ -144,14 +138,12 @@ def test_a_job_of_several_takes_whole_parts(cli, audio, corpus, extract):
     with pytest.warns(featcache.FeatcacheWarning, match="2 parts have no fbank80-2a8b3903b266, not extracted yet"):
         assert len(featcache.open(corpus)) == 4
     assert extracted(extract("--json", "--partition", "0/2")) == {"p0": 4, "p2": 4}
-    none = extract("--partition", "3/4")
-    assert (none.code, none.err) == (0, "--partition 3/4: none of the 3 parts\n")
+    extract("--partition", "3/4").with_code(0, err="--partition 3/4: none of the 3 parts\n")
     assert len(featcache.open(corpus, strict=True)) == 12
 
     audio.manifest(audio.rows[:6], "p9.csv")
     for number in (0, 1):
-        rows = extract("--partition", f"{number}/2", "--shard-size", "0.03", manifests="p9.csv")
-        assert rows.code == 0, rows.err
+        extract("--partition", f"{number}/2", "--shard-size", "0.03", manifests="p9.csv").with_code(0)
     assert len(items(corpus / "p9")) == 6
     assert "fbank80-2a8b3903b266" not in read_parts(corpus)[-1].versions
     assert cli("index", corpus).code == 0
@@ -194,13 +186,11 @@ def test_commands_do_each_part(cli, audio, corpus, extract, scratch):
     said = cli.refused("diff", f"{corpus}/fbank80", corpus / "p0", code=1)
     assert f"{corpus}: is a corpus: name one of its parts" in said
 
-    copied = cli("copy", corpus, scratch / "copy")
-    assert (copied.code, copied.out.splitlines()[-1]) == (0, f"{corpus}: 3 parts: no errors")
+    assert cli("copy", corpus, scratch / "copy").with_code(0).out.splitlines()[-1] == f"{corpus}: 3 parts: no errors"
     assert len(featcache.open(scratch / "copy", strict=True)) == 12
 
     flip(shard_folders(corpus / "p1")[0] / CHUNKS["features"], 5)
-    damaged = cli("verify", corpus)
-    assert (damaged.code, damaged.out.splitlines()[-1]) == (1, f"{corpus}: 3 parts: 1 failed, or damaged: p1")
+    assert cli("verify", corpus).with_code(1).out.splitlines()[-1] == f"{corpus}: 3 parts: 1 failed, or damaged: p1"
     assert cli("repair", corpus, "--manifest", audio.folder / "p0.csv").code == 2  # p1 needs its own
     assert cli("repair", corpus, "--manifest", manifests).code == 0
     assert check(corpus / "p1").problems == []

@@ -34,8 +34,7 @@ def last_line(ended):
 def test_more_failures_than_allowed_stop_the_run(extract, plain, scratch):
     """With 1. What was extracted is there, what failed is in the ledger, and the next run does the rest."""
     manifest = failing(plain, {1, 3, 4})
-    ended = extract(manifest, "--max-failures", 2)
-    assert ended.code == 1
+    ended = extract(manifest, "--max-failures", 2).with_code(1)
     assert "3 of the 5 utterances that were tried have failed, and --max-failures allows 2; why: " in last_line(ended)
     assert "stopped: 2 extracted utterances kept, 7 left: run the same command again" in ended.out
     there = len(items(scratch / "c"))
@@ -47,8 +46,7 @@ def test_more_failures_than_allowed_stop_the_run(extract, plain, scratch):
 
 def test_as_many_failures_as_allowed_do_not_stop_it_and_earlier_ones_do_not_count(extract, plain):
     manifest = failing(plain, {1, 3, 4})
-    ended = extract(manifest, "--max-failures", 3)
-    assert (ended.code, "max-failures" in ended.err) == (3, False)
+    assert "max-failures" not in extract(manifest, "--max-failures", 3).with_code(3).err
     assert extract(manifest, "--max-failures", 0).code == 3
 
 
@@ -57,8 +55,7 @@ def test_a_share_is_judged_when_enough_were_tried_and_at_the_end(extract, plain,
     assert extract(failing(plain, {0}), "--max-failures", "10%").code == 3
     ended = extract(failing(plain, {12, 13}, "more.csv", copies=2), "--max-failures", "10%", "-o", scratch / "d")
     assert (ended.code, ended.out.count("stopped")) == (3, 0)
-    ended = extract(failing(plain, {0, 1}), "--max-failures", "10%", "--json", "-o", scratch / "e")
-    assert ended.code == 1
+    ended = extract(failing(plain, {0, 1}), "--max-failures", "10%", "--json", "-o", scratch / "e").with_code(1)
     assert "2 of the 12 utterances that were tried have failed, and --max-failures allows 10%" in last_line(ended)
     document = ended.json()
     assert (document["interrupted"], document["versions"][0]["missing"]) == (False, 0)

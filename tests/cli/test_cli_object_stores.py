@@ -28,8 +28,7 @@ def test_they_say_the_same(cli, s3, places):
         said = []
         for place in places:
             command, *rest = args.split()
-            finished = cli(command, place, *rest, "--json", env=s3.environment)
-            assert finished.code == 0, finished.err
+            finished = cli(command, place, *rest, "--json", env=s3.environment).with_code(0)
             said.append(json.loads(finished.out.replace(place, "CACHE")))
         assert said[0] == said[1], args
     named = cli("info", f"{places[1]}/fbank80", env=s3.environment)
@@ -47,14 +46,12 @@ def test_what_is_not_wanted_is_removed(cli, s3, places, tmp_path):
     _, url = places
     rows = [(f"utt-{number}", f"audio/utt-{number}.wav") for number in range(20)]
     wanted = manifest_of(tmp_path, rows, ("id", "path"))
-    pruned = cli("prune", url, "--manifest", wanted, "--force", "--yes", "--json", env=s3.environment)
-    assert pruned.code == 0, pruned.err
+    pruned = cli("prune", url, "--manifest", wanted, "--force", "--yes", "--json", env=s3.environment).with_code(0)
     (version,) = pruned.json()["versions"]
     assert (version["unwanted"], version["pruned"]["removed"], version["pruned"]["rewritten"]) == (20, 2, 1)
     verified = cli("verify", url, env=s3.environment)
     assert (verified.code, "1 shard, 20 utterances" in verified.out) == (0, True), verified
-    removed = cli("rm", f"{url}/fbank80", "--yes", env=s3.environment)
-    assert removed.code == 0, removed.err
+    cli("rm", f"{url}/fbank80", "--yes", env=s3.environment).with_code(0)
     assert "there is no such cache" in cli("info", url, env=s3.environment).err
 
 
@@ -66,7 +63,6 @@ def test_a_key_that_is_no_path_is_named(cli, s3, places, prefix, key):
     assert connection.getresponse().status == 200
     connection.close()
     for command in ("verify", "info"):
-        ended = cli(command, f"s3://speech/{prefix}", env=s3.environment)
-        assert ended.code == 1
+        ended = cli(command, f"s3://speech/{prefix}", env=s3.environment).with_code(1)
         assert f"the bucket holds {prefix}/{key[:-1]}" in ended.err
         assert "remove that object, or rename it" in ended.err

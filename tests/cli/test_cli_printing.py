@@ -51,8 +51,7 @@ def odd_corpus(tmp_path):
 
 def test_files_and_ids_with_escapes_work_and_reach_no_terminal(cli, odd_corpus, scratch):
     cache = scratch / "features\x1b[31m"
-    made = cli("extract", odd_corpus, "-o", cache)
-    assert made.code == 3, made.err
+    made = cli("extract", odd_corpus, "-o", cache).with_code(3)
     printed = [
         made,
         cli("info", cache, "--failures"),
@@ -77,7 +76,6 @@ def test_files_and_ids_with_escapes_work_and_reach_no_terminal(cli, odd_corpus, 
 
 def test_a_manifest_whose_lines_are_odd_gets_one_line_for_each_fault(cli, written, scratch):
     manifest = written(f'id,path\n"{ODD}",a.wav\n"{ODD}",b.wav\n')
-    refused = cli("extract", manifest, "-o", scratch / "cache")
-    assert refused.code == 2
+    refused = cli("extract", manifest, "-o", scratch / "cache").with_code(2)
     assert not OBEYED & {*refused.err}
     assert refused.err.count("\n") == 3  # how many errors, and the two

@@ -32,8 +32,7 @@ def test_python_sets_the_same_keys(cli, plain, scratch):
     manifest, bins = plain.manifest(plain.rows[:1]), {"params.num_mel_bins": 40}
     options = featcache.Options("cpu", 1)
     summary = featcache.extract(manifest, "fbank80", scratch / "c", options, set=bins)
-    said = cli("extract", manifest, "-o", scratch / "c", "--set", "params.num_mel_bins=40")
-    assert "nothing to do" in said.out
+    assert "nothing to do" in cli("extract", manifest, "-o", scratch / "c", "--set", "params.num_mel_bins=40").out
     cached = featcache.open(summary.versions[0].path)
     extractor = featcache.extractor(config="fbank80", set=bins, device="cpu")
     assert np.array_equal(extractor.file(plain.folder / "00.wav", id="utt-00"), cached["utt-00"])

@@ -84,9 +84,7 @@ def test_a_signal_that_is_ignored_stays_ignored(cli, cache, pipe):
     threading.Thread(target=write).start()
     main(["verify", sys.argv[1], "--manifest", sys.argv[2]])
     """
-    ended = start_script(cli, code, cache, pipe).wait()
-    assert ended.code == 2
-    assert "there are no rows" in ended.err
+    assert "there are no rows" in start_script(cli, code, cache, pipe).wait().with_code(2).err
 
 
 def test_a_reader_that_has_gone_is_told_as_shells_tell_it():

@@ -52,8 +52,7 @@ COMMANDS = [
     ids=lambda part: "-".join(part) if isinstance(part, tuple) else str(part),
 )
 def test_a_closed_stream_changes_neither_work_nor_exit_code(cli, words, tmp_path, command, code, closed):
-    ended = cli(*words(command), closed=closed, cwd=tmp_path)
-    assert (ended.code, ended.err) == (code, "")
+    cli(*words(command), closed=closed, cwd=tmp_path).with_code(code, err="")
 
 
 def test_from_a_shell_that_closes_all_streams_it_is_the_same(words, scratch, tmp_path):
@@ -68,8 +67,7 @@ def test_from_a_shell_that_closes_all_streams_it_is_the_same(words, scratch, tmp
 @pytest.mark.parametrize("closed", [*((name,) for name in STREAMS), STREAMS], ids=[*STREAMS, "all"])
 def test_what_is_extracted_is_the_same_whatever_is_closed(cli, plain, sound, scratch, closed):
     """No file of the cache gets the number of a stream, and with it what is printed."""
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "--shard-size", "0.04", closed=closed)
-    assert made.code == 0
+    cli("extract", plain.manifest(), "-o", scratch / "c", "--shard-size", "0.04", closed=closed).with_code(0)
     assert chunk_files(scratch / "c") == chunk_files(sound)
     assert check(scratch / "c").problems == []
 
@@ -99,8 +97,7 @@ def test_a_log_on_a_full_disk_stops_nothing(cli, plain, scratch):
     log = scratch / "log"
     log.write_text("2026-03-01T14:05:00Z before\n" * 10_000)
     command = ("extract", plain.manifest(), "-o", scratch / "d", "--log", log)
-    logged = cli(*command, limits={"FSIZE": log.stat().st_size - 100})
-    assert (logged.code, logged.err) == (0, "")
+    cli(*command, limits={"FSIZE": log.stat().st_size - 100}).with_code(0, err="")
     assert log.read_text().endswith("Z before\n")
 
 

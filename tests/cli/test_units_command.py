@@ -19,8 +19,7 @@ def fitted(cli, corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fitted")
     cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", folder / "features", "--device", "cpu")
     options = ("-k", 25, "-o", folder / "units.safetensors", "--device", "cpu", "--json")
-    done = cli("fit-kmeans", folder / "features", *options)
-    assert done.code == 0, done.err
+    done = cli("fit-kmeans", folder / "features", *options).with_code(0)
     (folder / "units.yaml").write_text("name: mfcc-km25\nextractor: units\nparams: {weights: units.safetensors}\n")
     (folder / "said.json").write_text(done.out)
     return folder
@@ -41,8 +40,7 @@ def test_fit_kmeans_says_what_it_did(cli, fitted):
     assert (said["k"], said["dimensions"], said["frames"]) == (25, 13, int(cache.lengths.sum()))
     assert 0 < said["smallest"] <= said["frames"] / 25 <= said["largest"]
     options = ("-k", 25, "-o", fitted / "again.safetensors", "--device", "cpu", "--threads", 1)
-    again = cli("fit-kmeans", said["path"], *options)
-    assert again.code == 0
+    again = cli("fit-kmeans", said["path"], *options).with_code(0)
     assert f"inertia {said['inertia']:.6g} per frame, over {said['frames']:,} frames" in again.out
     assert (fitted / "again.safetensors").read_bytes() == (fitted / "units.safetensors").read_bytes()
 
@@ -102,12 +100,10 @@ def test_what_the_features_lack_is_a_failure_until_they_have_it(cli, fitted, cor
     manifest = corpus.manifest(corpus.rows[:5], "some.csv")
     assert cli("extract", manifest, "-c", "mfcc13", "-o", some, "--device", "cpu").code == 0
     options = ("-c", fitted / "units.yaml", "-o", scratch / "units", "--from", some, "--device", "cpu", "--json")
-    first = cli("extract", corpus.manifest(), *options)
-    assert first.code == 3
+    first = cli("extract", corpus.manifest(), *options).with_code(3)
     assert first.json()["failed_by_reason"] == {"not_in_source": len(corpus.rows) - 5}
     assert cli("extract", corpus.manifest(), "-c", "mfcc13", "-o", some, "--device", "cpu").code == 0
-    second = cli("extract", corpus.manifest(), *options)
-    assert second.code == 0, second.err
+    second = cli("extract", corpus.manifest(), *options).with_code(0)
     assert second.json()["versions"][0]["extracted"] == len(corpus.rows) - 5
 
 

@@ -187,8 +187,7 @@ def test_metadata_that_holds_no_config_is_a_note_and_what_can_be_none_is_damage(
     version = only_version(cache)
     for config in configs:
         save_config(version, config)
-        done = cli("verify", cache).with_code(code)
-        assert words in done.out
+        assert words in cli("verify", cache).with_code(code).out
 
 
 # Weights
@@ -210,11 +209,8 @@ def made(shell_of_models, plain, tmp_path_factory):
     (model / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
     with hub_server.serve(model) as hub:
         (folder / "encodec.yaml").write_text(CONFIG.format(weights=hub.name, revision=hub.commit).replace("6.0", "3.0"))
-        env = environment(hub, folder / "home")
-        done = shell_of_models(
-            "extract", plain.manifest(), "-c", folder / "encodec.yaml", "-o", folder / "cache", env=env
-        )
-        assert done.code == 0, done.err
+        job = ("extract", plain.manifest(), "-c", folder / "encodec.yaml", "-o", folder / "cache")
+        shell_of_models(*job, env=environment(hub, folder / "home")).with_code(0)
     return folder
 
 
@@ -224,8 +220,7 @@ def test_no_weights_are_downloaded_because_a_cache_names_them(shell_of_models, m
     version = only_version(cache)
     with hub_server.serve(made / "model") as hub:
         here, nowhere = environment(hub, made / "home"), environment(hub, scratch / "empty")
-        done = shell_of_models("verify", cache, "--recompute", 3, env=here)
-        assert (done.code, done.err) == (0, "")
+        done = shell_of_models("verify", cache, "--recompute", 3, env=here).with_code(0, err="")
         assert "3 bit-identical" in done.out
 
         remedy = f"`hf download {hub.name} --revision {hub.commit}` downloads it"
@@ -238,7 +233,6 @@ def test_no_weights_are_downloaded_because_a_cache_names_them(shell_of_models, m
             assert remedy in done.err
             assert done.err.count("\n") == 1
         (version.path / "zarr.json").unlink()
-        done = shell_of_models("repair", cache, "--manifest", plain.manifest(), env=nowhere).with_code(2)
-        assert remedy in done.err
+        assert remedy in shell_of_models("repair", cache, "--manifest", plain.manifest(), env=nowhere).with_code(2).err
         assert hub.requests == []
         assert not (scratch / "empty").exists()

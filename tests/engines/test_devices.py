@@ -11,6 +11,7 @@ import pytest
 from cache_contents import being_written, check, items, shard_folders
 from extractions import write_config
 from forking import wait_until
+from pausing import interrupt
 from processes import Finished, python
 from test_suspects import arrays, assert_it_cost_itself_alone, children_of, crashing
 
@@ -88,8 +89,7 @@ def test_two_processes_make_what_one_makes(corpus, scratch):
 def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratch, how, most_deaths):
     config = write_config(scratch, "Crashing")
     job = ("extract", crashing(plain, how), "-c", config, "--shard-size", "0.0008")
-    done = cli(*job, "-o", scratch / "c", *TWO)
-    assert done.code == 3, done.err
+    done = cli(*job, "-o", scratch / "c", *TWO).with_code(3)
     assert done.err.count("the process ended at work") <= most_deaths
     assert "12 utterances: 11 extracted" in done.out
     assert_it_cost_itself_alone(cli, plain, config, scratch / "c", how)
@@ -98,12 +98,9 @@ def test_a_clip_that_ends_its_process_costs_itself_in_one_run(cli, plain, scratc
 def test_an_interrupt_ends_all_processes_and_keeps_what_they_have(cli, plain, gate, gated_config, scratch):
     job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, *TWO, "--shard-size", "0.0015")
     running, pids = start_two(cli, *job, gate=gate, count=2)
-    for pid in (*pids, running.pid):  # as a terminal does
+    for pid in pids:  # as a terminal does
         os.kill(pid, signal.SIGINT)
-    running.wait_until(lambda: "interrupted" in running.err())
-    gate.unlink()
-    ended = running.wait()
-    assert ended.code == 130, ended.err
+    ended = interrupt(running, gate).with_code(130)
     wait_for_end(pids)
     assert "extracted utterances kept" in ended.out
     assert being_written(scratch) == []
@@ -133,16 +130,15 @@ def test_a_killed_run_leaves_no_process(cli, plain, gate, gated_config, scratch,
         wait_for_end(pids)
         assert being_written(scratch) == []
         assert len(items(scratch)) >= 2
-    finished = cli(*job)
-    assert finished.code == 0, finished.err
+    cli(*job).with_code(0)
     assert_whole(scratch, plain.manifest())
     assert being_written(scratch) == []
 
 
 @pytest.mark.slow
 def test_what_is_wrong_with_a_config_or_the_disk_is_said_once(cli, plain, scratch):
-    broken = cli("extract", plain.manifest(), "-c", write_config(scratch, "Wrong"), "-o", scratch / "c", *TWO)
-    assert broken.code == 1
+    job = ("extract", plain.manifest(), "-c", write_config(scratch, "Wrong"), "-o", scratch / "c", *TWO)
+    broken = cli(*job).with_code(1)
     assert broken.err.count("featcache: ") == 1, broken.err
     assert "frames" in broken.err
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import soundfile
 from cache_contents import WORK, being_written, chunk_files, items
 from corpora import speech
 from extractions import run_to_its_end
@@ -125,16 +124,14 @@ def test_when_a_second_interrupt_has_ended_a_run_it_commits_nothing_more(plan, s
 
 def assert_one_line(finished, *words: str) -> None:
     """It failed, and says so in one line that holds the words."""
-    assert finished.code == 1
-    (line,) = finished.err.splitlines()
+    (line,) = finished.with_code(1).err.splitlines()
     assert all(word in line for word in words), line
 
 
 def test_a_full_disk_is_one_clear_line_and_harms_nothing(cli, plain, scratch):
     """Really refused by the kernel: a limit on the size of files, which a longer utterance's shard exceeds."""
     corpus = plain.copy(scratch / "corpus")
-    soundfile.write(corpus.folder / "long.wav", speech(5.0), 16000)
-    corpus.add("long", "long.wav", duration=5.0)
+    corpus.record("long", "long.wav", speech(5.0), duration=5.0)
     job = ("extract", corpus.manifest(), "-o", scratch / "c", "--shard-size", "0.01", "--threads", 1)
     assert_one_line(cli(*job, limits={"FSIZE": 30_000}), "cannot be written", "File too large", "same command again")
     assert len(items(scratch / "c")) > 3

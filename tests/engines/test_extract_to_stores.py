@@ -42,8 +42,7 @@ def opened(url):
 
 def assert_like(run, url, sound, manifest, tmp_path):
     """The cache at a URL has what a folder has, each utterance once; nothing else is there, or on this machine."""
-    copied = run("copy", url, tmp_path / "copy")
-    assert copied.code == 0, copied.err
+    run("copy", url, tmp_path / "copy").with_code(0)
     verified = run("verify", tmp_path / "copy", "--manifest", manifest, "--json").json()["versions"][0]
     assert (verified["problems"], verified["repeated"]) == ([], 0)
     assert items(tmp_path / "copy") == items(sound)
@@ -58,11 +57,9 @@ def test_a_store_gets_what_a_folder_gets(run, url, sound, plain, tmp_path):
     (version,) = version_folders(sound)  # which somebody has begun to make there, and was killed
     group = f"{version.name}/shards/zarr.json"
     open_store(parse_location("url", url)).put(group, (version / "shards" / "zarr.json").read_bytes())
-    made = run("extract", manifest, "-o", url, *SHARDS)
-    assert made.code == 3, made.err
+    run("extract", manifest, "-o", url, *SHARDS).with_code(3)
     assert "gone.wav" in run("info", url, "--failures").out
-    again = run("extract", plain.manifest(), "-o", url, *SHARDS)
-    assert (again.code, "nothing to do" in again.out) == (0, True)
+    assert "nothing to do" in run("extract", plain.manifest(), "-o", url, *SHARDS).with_code(0).out
     assert_like(run, url, sound, manifest, tmp_path)
 
 
@@ -114,8 +111,7 @@ def test_a_damaged_shard_is_repaired(run, url, s3, sound, plain, tmp_path, damag
     data = version.store.read(chunk, 1 << 20)
     version.store.put(chunk, data[:3000] + bytes([data[3000] ^ 1]) + data[3001:] if damage == "a bit" else data[:-9000])
     assert run("verify", url).code == 1
-    repaired = run("repair", url, "--manifest", plain.manifest())
-    assert repaired.code == 0, repaired.err
+    repaired = run("repair", url, "--manifest", plain.manifest()).with_code(0)
     kept = repaired.out.partition(" kept")[0].rpartition(" ")[0]
     assert "1 damaged shard" in kept
     assert_like(run, url, sound, plain.manifest(), tmp_path)
@@ -125,6 +121,5 @@ def test_a_desk_that_is_somebody_elses_is_refused(run, url, plain, tmp_path):
     (tmp_path / "desk").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "desk" / f"featcache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    refused = run("extract", plain.manifest(), "-o", url)
-    assert (refused.code, "is not this user's folder: set TMPDIR" in refused.err) == (1, True)
+    assert "is not this user's folder: set TMPDIR" in run("extract", plain.manifest(), "-o", url).with_code(1).err
     assert not list((tmp_path / "elsewhere").iterdir())

@@ -12,7 +12,6 @@ from unittest import mock
 
 import odd_extractors
 import pytest
-import soundfile
 from cache_contents import check, items, ledger, only_version, shard_folders
 from corpora import Corpus, speech
 from extractions import write_config
@@ -45,13 +44,11 @@ def job(plain, gated_config, scratch) -> tuple:
 def test_of_the_shard_under_way_what_is_extracted_is_kept(by_ones, job, plain, gate, whole, scratch, number):
     """And what is being extracted, too; the next run adds the rest, bit by bit as an uninterrupted run would."""
     running = stand_at(gate, 5, by_ones, *job)
-    ended = interrupt(running, gate, number)
-    assert ended.code == 130, ended.err
+    ended = interrupt(running, gate, number).with_code(130)
     assert "interrupted: 6 extracted utterances kept, 6 left: run the same command again" in ended.out
     assert items(scratch / "cache") == {row["id"]: whole[row["id"]] for row in plain.rows[:6]}
     assert [problem.kind for problem in check(scratch / "cache").problems] == ["unfinished"]
-    resumed = by_ones(*job, "--json")
-    assert (resumed.code, resumed.json()["versions"][0]["extracted"]) == (0, 6)
+    assert by_ones(*job, "--json").with_code(0).json()["versions"][0]["extracted"] == 6
     assert items(scratch / "cache") == whole
     report = check(scratch / "cache", manifest=read_manifest(plain.manifest()))
     assert (report.problems, report.repeated, report.utterances) == ([], 0, len(whole))
@@ -153,8 +150,7 @@ def clips(tmp_path) -> Path:
     made = Corpus(tmp_path)
     for number in range(10):
         seconds = round(0.11 + 0.1 * (number % 4), 2)
-        soundfile.write(tmp_path / f"{number}.wav", speech(seconds, seed=number), 16000)
-        made.add(str(number), f"{number}.wav", duration=seconds)
+        made.record(str(number), f"{number}.wav", speech(seconds, seed=number), duration=seconds)
     return made.manifest()
 
 

@@ -48,16 +48,13 @@ def test_who_comes_second_is_told_who_is_at_work(cli, plain, job, at_gate, gate,
         ("prune", cache, "--manifest", plain.manifest(plain.rows[:1], "one.csv"), "--yes"),
         ("rm", version.path, "--yes"),
     ):
-        refused = cli(*command)
-        assert refused.code == 1, command
-        (line,) = refused.err.splitlines()
+        (line,) = cli(*command).with_code(1).err.splitlines()
         assert f"process {at_gate.pid} on {socket.gethostname()}" in line, command
     line = cli(*job).err
     assert line.startswith(f"featcache: {version.path}: is in use by featcache extract, process {at_gate.pid} on ")
     assert all(word in line for word in (" UTC: ", "--wait", "--partition"))
     assert "2 utterances" in cli("info", cache).out
-    nothing = cli("extract", done, *job[2:])
-    assert (nothing.code, "nothing to do" in nothing.out) == (0, True)
+    assert "nothing to do" in cli("extract", done, *job[2:]).with_code(0).out
     gate.unlink()
     assert at_gate.wait().code == 0
     assert len(items(cache)) == len(plain.rows)
@@ -80,8 +77,7 @@ def test_who_waits_can_be_interrupted_and_a_kill_lets_the_next_one_begin(cli, jo
     for one in (impatient, waiting):
         one.wait_until(lambda: WAITS in one.err())  # noqa: B023
     impatient.send(signal.SIGINT)
-    ended = impatient.wait()
-    assert (ended.code, "interrupted: 0 extracted utterances kept" in ended.out) == (130, True)
+    assert "interrupted: 0 extracted utterances kept" in impatient.wait().with_code(130).out
     at_gate.send(signal.SIGKILL)
     assert at_gate.wait().code == -signal.SIGKILL
     gate.unlink()

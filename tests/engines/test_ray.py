@@ -41,8 +41,7 @@ def alone():
 def test_a_clip_that_ends_its_process_costs_itself_and_the_rest_is_as_from_one_process(cli, plain, scratch, alone):
     config = write_config(scratch, "Crashing")
     job = ("extract", crashing(plain, "segfault"), "-c", config, "--shard-size", ONE_EACH)
-    done = cli(*job, "-o", scratch / "c", *ACTORS, "--json", env=alone)
-    assert done.code == 3, done.err
+    done = cli(*job, "-o", scratch / "c", *ACTORS, "--json", env=alone).with_code(3)
     summary = done.json()  # and nothing of Ray's on standard output
     assert summary["failed_by_reason"] == {"crashed": 1}
     assert "nice" not in done.err  # as this process is, not behind all else
@@ -75,8 +74,7 @@ def test_a_driver_that_ends_loses_at_most_the_shards_under_way(cli, plain, gate,
     there = {*items(scratch / "c")}
     assert len(there) >= 4
     gate.unlink(missing_ok=True)
-    again = cli(*job, env=alone)
-    assert again.code == 0, again.err
+    cli(*job, env=alone).with_code(0)
     assert there <= {*items(scratch / "c")}
     assert_whole(scratch / "c", plain.manifest())
 

@@ -11,6 +11,7 @@ import soundfile
 from cache_contents import check, items, ledger, only_version, shard_folders
 from corpora import Corpus
 from extractions import ONE_EACH, extracted, write_config
+from pausing import interrupt
 
 import featcache
 from featcache.version.in_flight import InFlight, Suspects, find_suspects
@@ -86,8 +87,7 @@ def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch)
     code, deaths = run_until_it_ends(cli, *job, cwd=scratch / "here")
     assert (code, deaths) == (3, 1)
     assert_it_cost_itself_alone(cli, plain, config, scratch / "c", "segfault")
-    again = cli(*job)
-    assert (again.code, "crashed 1" in again.out) == (3, True)
+    assert "crashed 1" in cli(*job).with_code(3).out
 
 
 @pytest.mark.slow
@@ -103,16 +103,13 @@ def test_clips_that_kill_their_process_cost_few_runs(cli, plain, scratch):
     assert {reason for reason, _ in found.values()} == {"crashed"}
     assert [message.rpartition(": ")[2] for _, message in found.values()] == ["SIGKILL", "exit code 7", "SIGKILL"]
     assert len(items(scratch / "c")) == len(plain.rows) - 3
-    retried = cli(*job, "--retry-failed")
-    assert retried.code == 3
-    assert "crashed 3" in retried.out
+    assert "crashed 3" in cli(*job, "--retry-failed").with_code(3).out
 
 
 @pytest.mark.parametrize("how", ["numpy", "memory"])
 def test_a_clip_without_enough_memory_is_that_clips_failure(cli, plain, scratch, how):
     job = ("extract", crashing(plain, how), "-c", write_config(scratch, "Crashing"), "-o", scratch / "c")
-    made = cli(*job)
-    assert made.code == 3, made.err
+    cli(*job).with_code(3)
     assert [reason for reason, _ in failures(scratch / "c").values()] == ["out_of_memory"]
     assert len(items(scratch / "c")) == len(plain.rows) - 1
     assert marks(scratch / "c") == []
@@ -129,8 +126,7 @@ def test_a_kill_makes_no_suspects(cli, plain, gate, gated_config, scratch):
     assert running.wait().code == -signal.SIGKILL
     assert find_suspects(only_version(scratch), {}) == Suspects()
     gate.unlink()
-    finished = cli(*job)
-    assert (finished.code, finished.err) == (0, "")
+    cli(*job).with_code(0, err="")
     assert marks(scratch) == []
 
 
@@ -147,10 +143,7 @@ def test_an_interrupt_condemns_nobody(cli, plain, gate, gated_config, scratch):
     (other,) = children_of(running.pid)
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(other, number)
-    running.send(signal.SIGTERM)
-    running.wait_until(lambda: "interrupted" in running.err())
-    gate.unlink()
-    assert running.wait().code == 130
+    assert interrupt(running, gate, signal.SIGTERM).code == 130
     assert failures(scratch) == {}
     finished = cli(*job, "--json")
     assert (finished.code, extracted(finished)) == (0, len(plain.rows) - 2)  # the suspect is there
@@ -209,8 +202,7 @@ def test_what_ended_two_runs_though_it_was_apart_is_not_tried_again(cli, plain, 
     assert cli("extract", plain.manifest(plain.rows[:1], "one.csv"), "-c", slow_config, "-o", scratch).code == 0
     for _ in range(2):
         as_if_killed(only_version(scratch), [plain.ids[4]], apart=True)
-    finished = cli("extract", plain.manifest(), "-c", slow_config, "-o", scratch)
-    assert finished.code == 3
+    finished = cli("extract", plain.manifest(), "-c", slow_config, "-o", scratch).with_code(3)
     assert f"1 utterance in flight ({plain.ids[4]})" in finished.err
     assert [*failures(scratch)] == [plain.ids[4]]
     assert len(items(scratch)) == len(plain.rows) - 1

@@ -60,9 +60,7 @@ def test_replacing_many_utterances_by_other_files_takes_a_word(cli, corpus, cach
     before = sorted(cache.rglob("*"))
     dev = corpus.manifest([{**row, "path": "b.wav"} for row in corpus.rows[2:5]], "dev.csv")
     for options in ((), ("--dry-run",)):
-        refused = cli("extract", dev, "-o", cache, *options)
-        assert (refused.code, refused.out) == (2, "")
-        (line,) = refused.err.splitlines()
+        (line,) = cli.refused("extract", dev, "-o", cache, *options).splitlines()
         assert f"{dev}: names other files for 3 of the 42 utterances in {only_version(cache).path}" in line
         words = ("d0: path d.wav → b.wav", "another corpus with the same ids", "own cache with -o", "--replace")
         assert all(word in line for word in words)
@@ -74,8 +72,7 @@ def test_replacing_many_utterances_by_other_files_takes_a_word(cli, corpus, cach
     for name in "abd":
         os.utime(corpus.folder / f"{name}.wav", ns=(1, 1))
     assert cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--dry-run").code == 0
-    made = cli("extract", dev, "-o", cache, "--replace", "--json")
-    assert (made.code, extracted(made)) == (0, 3)
+    assert extracted(cli("extract", dev, "-o", cache, "--replace", "--json").with_code(0)) == 3
     assert is_quiet(cli, cache, dev)
 
 
@@ -107,16 +104,13 @@ def test_another_corpus_with_the_same_ids_and_paths_is_refused(cli, corpus, cach
         path = other.with_name(f"{name}.wav")
         soundfile.write(path, speech(seconds, seed=10 + seed), 16000)
         os.utime(path, (10**9, 10**9))
-    refused = cli("extract", other, "-o", cache)
-    assert refused.code == 2
-    (line,) = refused.err.splitlines()
+    (line,) = cli("extract", other, "-o", cache).with_code(2).err.splitlines()
     assert all(word in line for word in (" of 42 files checked are not what", "a.wav", "another corpus"))
     assert "is not the file that was extracted" in refusal(cache, other)
     with pytest.raises(ManifestError, match="is not the file that was extracted"):
         moments(featcache.open(cache), other)
     assert len(dataset_of(cache, other, on_changed="use")) == len(corpus.rows)
-    made = cli("extract", other, "-o", cache, "--check-sources", "--json")
-    assert (made.code, extracted(made)) == (0, count)
+    assert extracted(cli("extract", other, "-o", cache, "--check-sources", "--json").with_code(0)) == count
 
 
 def test_a_corpus_that_was_copied_or_moved_is_the_same(cli, corpus, cache, scratch):
@@ -140,12 +134,10 @@ def test_a_changed_row_that_fails_stays_visible_and_is_served_by_nobody(cli, cor
     before = items(cache)
     junk = with_row(corpus, "u1", path="junk.wav")
     for _ in range(2):
-        made = cli("extract", junk, "-o", cache)
-        assert made.code == 3
+        made = cli("extract", junk, "-o", cache).with_code(3)
         assert "0 extracted, 41 already there, 1 failed" in made.out
         assert_told(cli, cache, "u1", "junk.wav")
-        verified = cli("verify", cache, "--manifest", junk)
-        assert verified.code == 1
+        verified = cli("verify", cache, "--manifest", junk).with_code(1)
         assert "  u1: what is there of it is older: extracting junk.wav failed: not_audio: " in verified.out
         assert "1 utterance is in the failure ledger: featcache info " in verified.out
         told = refusal(cache, junk)
@@ -153,8 +145,7 @@ def test_a_changed_row_that_fails_stays_visible_and_is_served_by_nobody(cli, cor
         assert "extracts them again once what failed is mended; or give" in told
     assert "1 failed before and was not tried again (--retry-failed does): not_audio 1" in made.out
     assert items(cache) == before
-    retried = cli("extract", junk, "-o", cache, "--retry-failed")
-    assert (retried.code, "failures: not_audio 1" in retried.out) == (3, True)
+    assert "failures: not_audio 1" in cli("extract", junk, "-o", cache, "--retry-failed").with_code(3).out
 
     # The row is what it was: so is the item. `info`, which knows no manifest, tells of what was tried last.
     assert is_quiet(cli, cache, corpus.manifest())
@@ -162,8 +153,7 @@ def test_a_changed_row_that_fails_stays_visible_and_is_served_by_nobody(cli, cor
     assert cli("extract", junk, "-o", cache).code == 3
 
     shutil.copy(corpus.folder / "b.wav", corpus.folder / "junk.wav")
-    mended = cli("extract", junk, "-o", cache, "--json")
-    assert (mended.code, extracted(mended)) == (0, 1)
+    assert extracted(cli("extract", junk, "-o", cache, "--json").with_code(0)) == 1
     assert is_quiet(cli, cache, junk)
     assert failures_of(cli, cache) == []
     after = items(cache)
@@ -177,11 +167,9 @@ def test_a_changed_file_that_fails_stays_visible_and_is_served_by_nobody(cli, co
     was = (corpus.folder / "a.wav").read_bytes(), (corpus.folder / "a.wav").stat().st_mtime_ns
     shutil.copy(corpus.folder / "junk.wav", corpus.folder / "a.wav")
     for options in (["--check-sources"], [], ["--check-sources"], ["--retry-failed"]):
-        made = cli("extract", manifest, "-o", cache, *options)
-        assert (made.code, "41 already there, 1 failed" in made.out) == (3, True)
+        assert "41 already there, 1 failed" in cli("extract", manifest, "-o", cache, *options).with_code(3).out
         assert_told(cli, cache, "u1", "a.wav")
-    verified = cli("verify", cache, "--manifest", manifest)
-    assert verified.code == 1
+    verified = cli("verify", cache, "--manifest", manifest).with_code(1)
     assert "  u1: what is there of it is older: extracting a.wav failed: not_audio: " in verified.out
     told = refusal(cache, manifest)
     assert "; u1: its file has changed since, and extracting the new one failed: not_audio: " in told
@@ -193,8 +181,7 @@ def test_a_changed_file_that_fails_stays_visible_and_is_served_by_nobody(cli, co
 
     (corpus.folder / "a.wav").write_bytes(was[0])
     os.utime(corpus.folder / "a.wav", ns=(was[1], was[1]))  # as if nothing had ever happened
-    mended = cli("extract", manifest, "-o", cache, "--json")
-    assert (mended.code, extracted(mended)) == (0, 1)
+    assert extracted(cli("extract", manifest, "-o", cache, "--json").with_code(0)) == 1
     assert is_quiet(cli, cache, manifest)
     assert failures_of(cli, cache) == []
     assert items(cache) == before
@@ -221,8 +208,7 @@ def test_a_failure_that_something_newer_has_made_up_for_is_over(cli, corpus, cac
         assert cli("extract", manifest, "-o", cache).code == code
     assert failures_of(cli, cache) == []
     assert "u1: path b.wav → junk.wav. `featcache extract" in refusal(cache, junk)
-    again = cli("extract", junk, "-o", cache)
-    assert (again.code, "failures: not_audio 1" in again.out) == (3, True)
+    assert "failures: not_audio 1" in cli("extract", junk, "-o", cache).with_code(3).out
     assert_told(cli, cache, "u1", "junk.wav")
 
 
@@ -313,7 +299,6 @@ def assert_told(cli, cache, id_, path):
     assert " 1 failed\n" in told
     (line,) = [line for line in told.splitlines() if line.startswith(f"  {id_}\t")]
     assert line.endswith("; an older item of this id is there, and stays")
-    plain = cli("verify", cache)
-    assert plain.code == 3
+    plain = cli("verify", cache).with_code(3)
     assert "1 utterance is in the failure ledger" in plain.out
     assert Counter(plain.out.split())["damage"] == 1

@@ -43,8 +43,7 @@ def data(scratch):
 
 
 def test_what_commands_print_gives_the_features_of_files(cli, data):
-    refused = cli("extract", data / "commands", "-o", data / "cache")
-    assert refused.code == 2
+    refused = cli("extract", data / "commands", "-o", data / "cache").with_code(2)
     assert refused.err.count("is a command, which runs only with --allow-commands") == 2
     assert not (data / "cache").exists()
     assert cli("extract", data / "commands", "-o", data / "cache", "--allow-commands").code == 0
@@ -55,8 +54,7 @@ def test_what_commands_print_gives_the_features_of_files(cli, data):
 
 def test_a_cache_alone_runs_no_command(cli, data):
     assert cli("extract", data / "commands", "-o", data / "cache", "--allow-commands").code == 0
-    alone = cli("verify", data / "cache", "--recompute", "2", "--sources=content")
-    assert alone.code == 1
+    alone = cli("verify", data / "cache", "--recompute", "2", "--sources=content").with_code(1)
     refusal = "is a command, which runs only with --allow-commands, and if the manifest that is given names it"
     assert refusal in alone.out
     shutil.copytree(data / "files", data / "others")
@@ -78,8 +76,7 @@ def test_commands_that_fail_are_in_the_ledger(cli, data):
         "u8 kill -40 $$ |",
     ]
     (data / "commands" / "wav.scp").write_text("\n".join(lines))
-    ended = cli("extract", data / "commands", "-o", data / "cache", "--allow-commands")
-    assert ended.code == 3
+    cli("extract", data / "commands", "-o", data / "cache", "--allow-commands").with_code(3)
     found = {one["id"]: (one["reason"], one["message"]) for one in failures_of(cli, data / "cache")}
     assert [found.pop(name)[0] for name in ("u4", "u5")] == ["not_audio", "truncated"]
     assert found == {

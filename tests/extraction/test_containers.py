@@ -36,8 +36,7 @@ def test_features_are_those_of_the_files(cli, corpus, truth, scratch, kind):
     assert {item.mtime_ns for item in found.values()} == times
     assert extract_fbank(manifest, cache, check_sources=True).versions[0].extracted == 0
     for how in ("stat", "content"):
-        checked = cli("verify", cache, f"--sources={how}", "--no-data")
-        assert (checked.code, checked.err) == (0, "")
+        cli("verify", cache, f"--sources={how}", "--no-data").with_code(0, err="")
 
 
 def test_what_has_changed_is_told_and_extracted_again(cli, plain, scratch):
@@ -63,15 +62,13 @@ def test_a_container_that_is_cut_short_loses_what_it_has_lost(cli, plain, scratc
     corpus = packed(plain, scratch, "tar")
     tar = scratch / "audio_1.tar"
     os.truncate(tar, tar.stat().st_size // 2)
-    made = cli("extract", corpus.manifest(), "-o", scratch / "c")
-    assert made.code == 3
+    cli("extract", corpus.manifest(), "-o", scratch / "c").with_code(3)
     lost = reasons_of(cli, scratch / "c")
     assert set(lost.values()) == {"truncated"}
     assert set(plain.ids) - set(lost) == set(items(scratch / "c"))
     assert {row["id"] for row in corpus.rows if row["path"].startswith("audio_0")}.isdisjoint(lost)
     assert len(lost) == 3
-    again = cli("extract", corpus.manifest(), "-o", scratch / "c")
-    assert "0 extracted, 9 already there, 3 failed" in again.out
+    assert "0 extracted, 9 already there, 3 failed" in cli("extract", corpus.manifest(), "-o", scratch / "c").out
     packed(plain, scratch, "tar")
     assert cli("extract", corpus.manifest(), "-o", scratch / "c").code == 0
 

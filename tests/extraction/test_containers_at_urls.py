@@ -75,8 +75,7 @@ def test_commands_find_the_members_as_they_were(cli, served, server, scratch):
     """Who gives no manifest causes no request."""
     manifest = served.manifest()
     root = ["--root", server.address]
-    made = cli("extract", manifest, "-o", scratch / "c", *root)
-    assert (made.code, "each is fetched whole to" in made.err) == (0, True)
+    assert "each is fetched whole to" in cli("extract", manifest, "-o", scratch / "c", *root).with_code(0).err
     server.requests.clear()
     for args in (["--sources"], ["--sources=content"], ["--recompute", "2", "--device", "cpu"]):
         told = cli("verify", scratch / "c", *args)
@@ -205,7 +204,6 @@ def test_in_a_bucket(cli, plain, s3, scratch):
     s3.reset()
     s3.seconds = 0.05
     manifest = inside.manifest()
-    made = cli("extract", manifest, "--root", f"s3://{BUCKET}/corpus", "-o", scratch / "c", env=s3.environment)
-    assert made.code == 0, made.err
+    cli("extract", manifest, "--root", f"s3://{BUCKET}/corpus", "-o", scratch / "c", env=s3.environment).with_code(0)
     assert set(items(scratch / "c")) == set(plain.ids)
     assert s3.requests == {"HEAD": 2, "GET": 2}

@@ -37,8 +37,7 @@ def test_everything_is_there_and_channels_and_segments_are_told_apart(corpus, tr
 @pytest.mark.parametrize("shard_size", [TINY, "0.03", "128"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_and_shard_sizes_change_no_bit(cli, corpus, truth, scratch, threads, shard_size):
-    made = cli("extract", corpus.manifest(), "-o", scratch, "--threads", threads, "--shard-size", shard_size)
-    assert made.code == 0, made.err
+    cli("extract", corpus.manifest(), "-o", scratch, "--threads", threads, "--shard-size", shard_size).with_code(0)
     assert items(scratch) == truth
     assert len(chunk_files(scratch)) == {TINY: 27, "0.03": 14, "128": 1}[shard_size]
 
@@ -158,9 +157,7 @@ def test_a_process_has_no_more_threads_than_its_budget(cli, plain, scratch, gate
 
 def test_a_dry_run_writes_nothing(cli, plain, scratch):
     cache = scratch / "c"
-    planned = cli("extract", plain.manifest(), "-o", cache, "--dry-run", "--json")
-    assert planned.code == 0
-    (version,) = planned.json()["versions"]
+    (version,) = cli("extract", plain.manifest(), "-o", cache, "--dry-run", "--json").with_code(0).json()["versions"]
     assert (version["missing"], version["present"]) == (12, 0)
     assert version["audio_seconds"] == pytest.approx(6.12, abs=0.2)
     assert not cache.exists()
@@ -175,8 +172,7 @@ def test_a_dry_run_writes_nothing(cli, plain, scratch):
 
 
 def test_a_manifest_comes_by_standard_input_and_its_paths_by_root(cli, plain, scratch):
-    made = cli("extract", "-", "-o", scratch / "c", "--root", plain.folder, stdin=plain.manifest())
-    assert made.code == 0, made.err
+    cli("extract", "-", "-o", scratch / "c", "--root", plain.folder, stdin=plain.manifest()).with_code(0)
     assert set(items(scratch / "c")) == set(plain.ids)
 
 
@@ -186,8 +182,7 @@ def test_paths_that_are_not_utf8_do_not_matter(cli, plain, scratch):
     manifest = folder / "manifest.csv"
     shutil.copy(plain.manifest(), manifest)
     for options in ([], ["--json"]):
-        made = cli("extract", manifest, "--root", plain.folder, "-o", folder / "c", *options)
-        assert made.code == 0, made.err
+        cli("extract", manifest, "--root", plain.folder, "-o", folder / "c", *options).with_code(0)
     assert cli("verify", folder / "c", "--recompute", 3).code == 0
 
 

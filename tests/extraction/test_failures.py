@@ -45,8 +45,7 @@ def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scr
     soundfile.write(corpus.folder / "09.wav", np.zeros(100), 16000)
     for row in corpus.rows:
         del row["duration"]
-    made = cli("extract", corpus.manifest(), "-o", cache)
-    assert made.code == 3
+    made = cli("extract", corpus.manifest(), "-o", cache).with_code(3)
     assert "failures: file_missing 1, not_audio 1, too_short 1" in made.out
     ledger = read_failures(only_version(cache))
     assert {failure.id: failure.reason for failure in ledger} == {
@@ -56,13 +55,11 @@ def test_a_failed_utterance_is_in_the_ledger_and_not_tried_again(cli, plain, scr
     }
     assert len(items(cache)) == 9
 
-    again = cli("extract", corpus.manifest(), "-o", cache)
-    assert again.code == 3
+    again = cli("extract", corpus.manifest(), "-o", cache).with_code(3)
     assert "0 extracted" in again.out
     assert "3 failed" in again.out
     assert read_failures(only_version(cache)) == ledger
-    verified = cli("verify", cache, "--manifest", corpus.manifest())
-    assert verified.code == 3
+    verified = cli("verify", cache, "--manifest", corpus.manifest()).with_code(3)
     assert "3 utterances are in the failure ledger" in verified.out
 
     shutil.copy(plain.folder / "07.wav", corpus.folder)
@@ -102,8 +99,7 @@ def test_every_kind_of_bad_file_is_named_with_its_reason(cli, bad, plain, scratc
     manifest.write_text("".join(json.dumps(row) + "\n" for row in mixed))
     text = "name: strict\nextractor: fbank\naudio: {resample: forbid, max_seconds: 3.5}\n"
     job = ("extract", manifest, "-o", scratch / "c", "-c", written(text, "strict.yaml"), "--json")
-    made = cli(*job)
-    assert made.code == 3, made.err
+    made = cli(*job).with_code(3)
     ledger = read_failures(only_version(scratch / "c"))
     assert {failure.id: failure.reason for failure in ledger} == expected
     assert all(failure.message for failure in ledger)
@@ -123,8 +119,7 @@ def test_an_extractor_may_refuse_a_clip_or_fail_it(cli, plain, scratch, store):
     ]
     config = write_config(scratch, "Picky")
     config.write_text(config.read_text() + store)
-    made = cli("extract", plain.manifest(rows, "picky.csv"), "-o", scratch / "c", "-c", config, "--json")
-    assert made.code == 3
+    made = cli("extract", plain.manifest(rows, "picky.csv"), "-o", scratch / "c", "-c", config, "--json").with_code(3)
     assert made.json()["failed_by_reason"] == {"extractor_refused": 4, "non_finite_features": 4}
     told = cli("info", scratch / "c", "--failures").out
     assert "nan-2\tnon_finite_features\t02.wav\tfeatures are NaN or infinite as float32" in told
@@ -137,8 +132,7 @@ def test_when_all_utterances_fail_there_is_a_ledger_and_no_shard(cli, plain, scr
     corpus = plain.copy(scratch / "corpus")
     for path in corpus.folder.glob("*.wav"):
         path.write_bytes(b"")
-    made = cli("extract", corpus.manifest(), "-o", scratch / "c")
-    assert made.code == 3
+    made = cli("extract", corpus.manifest(), "-o", scratch / "c").with_code(3)
     assert "empty 12" in made.out
     assert "bottleneck" not in made.out  # of nothing
     assert made.out.endswith(f"featcache info {only_version(scratch / 'c').path} --failures\n")
@@ -177,18 +171,16 @@ def test_a_raised_limit_of_seconds_lets_in_what_was_too_long(cli, plain, scratch
 def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, scratch, written):
     """1 Hz, by a flipped bit, say; and a file that is all hole. A config may lift either bound, and lets them in."""
     corpus = plain.copy(scratch / "corpus")
-    soundfile.write(corpus.folder / "slow.wav", speech(0.05), 1)
-    soundfile.write(corpus.folder / "low.wav", speech(0.05), 999)
+    corpus.record("slow", "slow.wav", speech(0.05), 1)
+    corpus.record("low", "low.wav", speech(0.05), 999)
     sparse, num_bytes = Path(shutil.copy(corpus.folder / "00.wav", corpus.folder / "sparse.wav")), 7 * 3600 * 16000 * 2
     for at in (4, 40):
         patch_file(sparse, at, struct.pack("<I", num_bytes + 40 - at))
     os.truncate(sparse, 44 + num_bytes)
-    for name in ("slow", "low", "sparse"):
-        corpus.add(name, f"{name}.wav")
+    corpus.add("sparse", "sparse.wav")
     config = written("name: bounded\nextractor: fbank\n", "default.yaml")
     job = ("extract", corpus.manifest(), "-o", scratch / "c", "-c", config)
-    made = cli(*job, "--json", limits={"DATA": 2 << 30})
-    assert made.code == 3, made.err
+    made = cli(*job, "--json", limits={"DATA": 2 << 30}).with_code(3)
     assert made.json()["failed_by_reason"] == {"rate_refused": 2, "too_long": 1}
     assert cli(*job, "--json").json()["failed_by_reason"] == {}
     config.write_text("name: bounded\nextractor: fbank\naudio: {min_source_rate: 999}\n")
@@ -214,8 +206,7 @@ def test_an_extractor_that_would_end_the_process_or_breaks_its_contract_ends_the
 ):
     """`sys.exit` says nothing, and may say that all went well."""
     manifest = plain.manifest([{**plain.rows[0], "id": "one!exit"}, *plain.rows[1:3]], "exit.csv")
-    made = cli("extract", manifest, "-o", scratch / "c", "-c", write_config(scratch, extractor))
-    assert made.code == 1
+    made = cli("extract", manifest, "-o", scratch / "c", "-c", write_config(scratch, extractor)).with_code(1)
     (line,) = made.err.splitlines()
     assert re.search(told, line)
     assert chunk_files(scratch / "c") == {}
@@ -285,8 +276,7 @@ def test_many_exceptions_in_a_row_end_the_run_and_not_the_next_one(with_loud, sc
 
 
 def test_an_extractor_that_always_raises_an_exception_ends_the_run_with_one_traceback(cli, plain, scratch):
-    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Broken"))
-    assert made.code == 1
+    made = cli("extract", plain.manifest(), "-o", scratch / "c", "-c", write_config(scratch, "Broken")).with_code(1)
     assert "featcache: broken: Broken raised exceptions at 12 utterances in a row" in made.err
     assert made.err.count("Traceback") == 1
     assert made.err.endswith("  RuntimeError: CUDA error: out of cheese\n")
@@ -323,8 +313,7 @@ def test_the_ledger_is_a_manifest_of_what_failed(cli, plain, written, scratch):
     config = written("name: fast\nextractor: fbank\naugment: {speed: [0.9, 1.0, 1.1]}\n", "fast.yaml")
     command = ("extract", "-c", config, "-o", scratch / "c")
     assert cli(*command, audio.manifest([*audio.rows[:2], *bad], "all.csv")).code == 3
-    ledger = cli("info", scratch / "c", "--failures", "--csv")
-    assert ledger.code == 0
+    ledger = cli("info", scratch / "c", "--failures", "--csv").with_code(0)
     assert f"some paths are relative, to {audio.folder}: " in ledger.err
     rows = {row["id"]: row for row in csv.DictReader(io.StringIO(ledger.out))}
     reasons = {"a,b": "not_audio", "late": "segment_outside", "gone": "file_missing"}
@@ -341,10 +330,8 @@ def test_the_ledger_is_a_manifest_of_what_failed(cli, plain, written, scratch):
 def test_the_ledger_as_a_manifest_is_of_one_version_and_asked_for_alone(cli, plain, scratch):
     """The parts of a corpus may have the same ids."""
     for options in (["--csv"], ["--csv", "--failures", "--json"]):
-        refused = cli("info", scratch, *options)
-        assert (refused.code, refused.err) == (2, "featcache: --csv goes with --failures, and without --json\n")
+        cli("info", scratch, *options).with_code(2, err="featcache: --csv goes with --failures, and without --json\n")
     parts = [plain.manifest(plain.rows[n : n + 1], f"{name}.csv") for n, name in enumerate("ab")]
     cli("extract", *parts, "-o", scratch / "c")
-    refused = cli("info", scratch / "c", "--failures", "--csv")
-    assert (refused.code, refused.out) == (2, "")
-    assert refused.err == f"featcache: {scratch}/c: is a corpus: --csv is about one version, as {scratch}/c/a\n"
+    said = cli.refused("info", scratch / "c", "--failures", "--csv")
+    assert said == f"featcache: {scratch}/c: is a corpus: --csv is about one version, as {scratch}/c/a\n"

@@ -171,8 +171,7 @@ def test_info_and_show_say_what_is_stored(cli, plain, scratch):
 
 
 def test_a_probe_measures_the_extractor_as_ever(cli, plain):
-    done = cli("probe", "fbank80-uint8", plain.manifest(), "--device", "cpu", "--utterances", 4)
-    assert done.code == 0, done.err
+    cli("probe", "fbank80-uint8", plain.manifest(), "--device", "cpu", "--utterances", 4).with_code(0)
 
 
 # What is made of them

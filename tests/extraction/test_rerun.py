@@ -18,14 +18,12 @@ from featcache.manifest.read import read_manifest
 
 def test_again_does_nothing_and_says_so_and_rows_removed_are_surplus(cli, plain, cache):
     before = sorted(cache.rglob("*"))
-    again = cli("extract", plain.manifest(), "-o", cache)
-    assert (again.code, again.err) == (0, "")
+    again = cli("extract", plain.manifest(), "-o", cache).with_code(0, err="")
     assert "nothing to do: 12 utterances are already there" in again.out
     assert sorted(cache.rglob("*")) == before
     fewer = plain.manifest(plain.rows[:-3], "fewer.csv")
     assert "nothing to do: 9 utterances are already there" in cli("extract", fewer, "-o", cache).out
-    verified = cli("verify", cache, "--manifest", fewer)
-    assert (verified.code, "3 utterances are not in the manifest" in verified.out) == (0, True)
+    assert "3 utterances are not in the manifest" in cli("verify", cache, "--manifest", fewer).with_code(0).out
 
 
 def test_torch_is_loaded_only_by_what_extracts(cli, plain, scratch):
@@ -54,9 +52,7 @@ def test_another_config_is_another_version_and_says_what_differs(cli, plain, scr
     job = ("extract", plain.manifest(), "-o", scratch, "-c")
     assert cli(*job, written("name: mine\nextractor: fbank\n", "a.yaml")).err == ""
     other = written("name: mine\nextractor: fbank\nparams: {low_freq: 0, num_mel_bins: 40}\n", "b.yaml")
-    made = cli(*job, other)
-    assert made.code == 0
-    (line,) = made.err.splitlines()
+    (line,) = cli(*job, other).with_code(0).err.splitlines()
     assert "params.low_freq: 20.0 -> 0.0" in line
     assert "params.num_mel_bins: 80 -> 40" in line
     assert "params.high_freq" not in line
@@ -70,8 +66,7 @@ def test_rows_that_changed_are_extracted_again(cli, plain, cache, scratch):
     changes = [{"path": "09.wav"}, {"start": 0.1, "duration": 0.2}, {"duration": 0.3}, {"channel": 0}, *[{}] * 8]
     changed = plain.manifest([row | change for row, change in zip(plain.rows, changes, strict=True)], "changed.csv")
     job = ("extract", changed, "--replace", "-o")
-    verified = cli("verify", cache, "--manifest", changed)
-    assert verified.code == 1
+    verified = cli("verify", cache, "--manifest", changed).with_code(1)
     assert all(f"{id_}: its row is not the one that was extracted" in verified.out for id_ in plain.ids[:4])
     assert "4 of 12 utterances to extract, 4 of them changed" in cli(*job, cache, "--dry-run").out
     assert extracted(cli(*job, cache, "--json")) == 4
@@ -91,16 +86,14 @@ def test_a_changed_file_is_extracted_again_when_asked_and_one_that_is_gone_keeps
     soundfile.write(corpus.folder / "03.wav", speech(0.46, seed=99), 16000)  # same size, other mtime and sound
     os.utime(corpus.folder / "05.wav", ns=(1, 1))  # touched, and the same
     assert "nothing to do" in cli("extract", corpus.manifest(), "-o", cache).out
-    made = cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--json")
-    assert (made.code, extracted(made)) == (0, 2)
+    assert extracted(cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--json").with_code(0)) == 2
     after = items(cache)
     assert {name for name in after if after[name] != before[name]} == {"utt-03"}
     assert "nothing to do" in cli("extract", corpus.manifest(), "-o", cache, "--check-sources").out
     assert check(cache, manifest=read_manifest(corpus.manifest())).problems == []
     (corpus.folder / "03.wav").unlink()  # as audio is tidied away: what cannot be extracted again stays
     os.utime(corpus.folder / "05.wav", ns=(2, 2))
-    made = cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--json")
-    assert (made.code, extracted(made)) == (0, 1)
+    assert extracted(cli("extract", corpus.manifest(), "-o", cache, "--check-sources", "--json").with_code(0)) == 1
     assert items(cache) == after
 
 
@@ -122,6 +115,5 @@ def test_recompute_finds_the_audio_of_every_run(cli, plain, corpus, scratch):
     for manifest in (plain.manifest(), corpus.manifest(rows, "plain.csv")):
         assert cli("extract", manifest, "-o", scratch).code == 0
     for options in ((), ("--manifest", plain.manifest())):
-        verified = cli("verify", scratch, "--recompute", 100, *options)
-        assert verified.code == 0, verified.out
+        verified = cli("verify", scratch, "--recompute", 100, *options).with_code(0)
         assert "extracted 24 again: 24 bit-identical" in verified.out

@@ -142,8 +142,7 @@ def test_a_batch_of_padded_clips_is_what_whisper_takes(cli, scratch):
     for id_, waveform in waveforms.items():
         soundfile.write(scratch / f"{id_}.wav", waveform, 16000, subtype="FLOAT")
     (scratch / "train.csv").write_text("id,path\n" + "".join(f"{id_},{id_}.wav\n" for id_ in lengths))
-    done = cli("extract", scratch / "train.csv", "-o", scratch / "features", "-c", "whisper-mel80-30s")
-    assert done.code == 3, done.err
+    cli("extract", scratch / "train.csv", "-o", scratch / "features", "-c", "whisper-mel80-30s").with_code(3)
     failures = cli("info", scratch / "features", "--failures").out
     assert "too_long" in failures
     assert "may last at most 30 s: see audio.max_seconds, params.chunk and params.pad_to_seconds" in failures
@@ -153,8 +152,7 @@ def test_a_batch_of_padded_clips_is_what_whisper_takes(cli, scratch):
     assert counts.tolist() == [3000] * 6
     assert np.abs(np.swapaxes(np.asarray(batch), 1, 2) - theirs["input_features"]).max() < 1e-3
     assert (np.asarray(batch)[-1] == -1.5).all()
-    verified = cli("verify", scratch / "features", "--recompute", "3", "--manifest", scratch / "train.csv")
-    assert verified.code == 3, verified.out
+    verified = cli("verify", scratch / "features", "--recompute", "3", "--manifest", scratch / "train.csv").with_code(3)
     assert "no damage found" in verified.out
 
 

@@ -287,8 +287,7 @@ def test_what_may_be_too_little_memory_is_tried_with_less(words):
 
 def test_a_clip_that_does_not_fit_at_all_is_a_failure(cli, corpus, scratch, tmp_path):
     config = write_config(tmp_path, "Tiny", module="row_extractors")
-    result = cli("extract", corpus.manifest(), "-c", config, "-o", scratch)
-    assert result.code == 3, result.err
+    cli("extract", corpus.manifest(), "-c", config, "-o", scratch).with_code(3)
     failed = {failure.id: failure.reason for failure in read_failures(only_version(scratch))}
     assert failed["plain-06"] == failed["mp3"] == "too_long"
     assert "plain-02" not in failed
@@ -368,8 +367,7 @@ def test_what_was_whole_when_an_extractor_broke_stays(plain, scratch, tmp_path, 
 def corpus_of(folder: Path, lengths: Iterable[float]) -> Corpus:
     corpus = Corpus(folder)
     for i, seconds in enumerate(lengths):
-        soundfile.write(folder / f"{i}.wav", speech(seconds, seed=i), 16000)
-        corpus.add(str(i), f"{i}.wav")
+        corpus.record(str(i), f"{i}.wav", speech(seconds, seed=i))
     return corpus
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import shim
-import soundfile
 from cache_contents import check, items, only_version
 from corpora import Corpus, speech
 from damage import CHUNKS, flip
@@ -56,8 +55,7 @@ def small(kept) -> Corpus:
     corpus = Corpus(kept / "audio")
     corpus.folder.mkdir()
     for i in range(6):
-        soundfile.write(corpus.folder / f"{i}.wav", speech(0.3, seed=i), 16000)
-        corpus.add(f"utt-{i}", f"{i}.wav", duration=0.3)
+        corpus.record(f"utt-{i}", f"{i}.wav", speech(0.3, seed=i), duration=0.3)
     corpus.rows[1]["path"] = "nowhere.wav"
     return corpus
 

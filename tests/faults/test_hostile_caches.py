@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import soundfile
 from corpora import Corpus, speech
 from hostile_caches import EDITS, QUANTISED
 from scratch import scratch_folder
@@ -19,8 +18,7 @@ QUICK = 12
 def audio(tmp_path_factory) -> Corpus:
     made = Corpus(tmp_path_factory.mktemp("audio"))
     for number in range(5):
-        soundfile.write(made.folder / f"{number}.wav", speech(0.2 + 0.05 * number, seed=number), 16000)
-        made.add(f"utt-{number}", f"{number}.wav")
+        made.record(f"utt-{number}", f"{number}.wav", speech(0.2 + 0.05 * number, seed=number))
     made.add("utt-gone", "gone.wav")
     return made
 

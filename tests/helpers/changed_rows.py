@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import soundfile
 from corpora import Corpus, speech
 
 import featcache
@@ -14,12 +13,10 @@ def make_corpus(folder: Path) -> Corpus:
     """Clips a, b and d of 0.4 s at 16 kHz; junk.wav, which is no audio; rows u1 = a.wav, u2 = b.wav and 40 of d.wav."""
     made = Corpus(folder)
     made.folder.mkdir()
-    for seed, name in enumerate("abd"):
-        soundfile.write(made.folder / f"{name}.wav", speech(0.4, seed=seed), 16000)
     (made.folder / "junk.wav").write_bytes(b"RIFF, in name only")
-    made.add("u1", "a.wav")
-    made.add("u2", "b.wav")
-    for number in range(40):
+    for seed, (id_, name) in enumerate((("u1", "a.wav"), ("u2", "b.wav"), ("d0", "d.wav"))):
+        made.record(id_, name, speech(0.4, seed=seed))
+    for number in range(1, 40):
         made.add(f"d{number}", "d.wav")
     return made
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 
 COLUMNS = ("id", "path", "start", "duration", "channel")
 
@@ -22,6 +23,11 @@ class Corpus:
 
     def add(self, id_: str, path: str | Path, **columns: Any) -> None:
         self.rows.append({"id": id_, "path": str(path), **columns})
+
+    def record(self, id_: str, path: str, samples: np.ndarray, rate: int = 16000, *, subtype=None, **columns: Any):
+        """Write a file of these samples, and add its row."""
+        soundfile.write(self.folder / path, samples, rate, subtype)
+        self.add(id_, path, **columns)
 
     def manifest(self, rows: list[dict[str, Any]] | None = None, name: str = "manifest.csv") -> Path:
         """Write a manifest of the given rows, or of all, beside the audio."""

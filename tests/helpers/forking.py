@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 POLL_SECONDS = 0.002
 MOST_SECONDS = 600
@@ -38,17 +38,9 @@ def join(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@contextmanager
-def forked(function):
-    """A forked process that is to end well by the end of the block."""
-    pid = fork(function)
-    try:
-        yield pid
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        join(pid)
-        raise
-    assert join(pid) == 0
+def run_forked(function):
+    """Run a function in a forked process, which is to end well."""
+    assert join(fork(function)) == 0
 
 
 def wait_for_word(descriptor, word=b"."):

@@ -37,9 +37,10 @@ class Finished:
         """The one document on stdout."""
         return json.loads(self.out)
 
-    def with_code(self, code: int) -> Finished:
-        """The same, which must have ended with this code; if not, all that it wrote is shown."""
-        assert self.code == code, f"exit code {self.code}\n{self.out}\n{self.err}"
+    def with_code(self, code: int, *, err: str | None = None) -> Finished:
+        """The same, which must have ended with this code, and with just this on stderr if it is given."""
+        is_right = self.code == code and err in (self.err, None)
+        assert is_right, f"exit code {self.code}\n{self.out}\n{self.err}"
         return self
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from damage import refusing
-from forking import forked, wait_until
+from forking import run_forked, wait_until
 from local_copies import copies_in, held, sizes
 from make_cache import assert_same, make_features, make_version
 from object_stores import upload
@@ -205,8 +205,7 @@ def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, original, t
         assert_same(loader_of(cache, seed=7), list(loader_of(expected, seed=7)))
         iteration.close()  # of its parent, which goes on
 
-    with forked(child):
-        pass
+    run_forked(child)
     assert sum(len(batch["ids"]) for batch in iteration) > 0
 
 

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 from augment_section import config_of, extract
 from corpora import Corpus, speech
@@ -115,8 +114,7 @@ def test_copies_that_failed_are_missing(tmp_path, scratch):
     """A clip may be long enough, and its faster copy not."""
     corpus = Corpus(tmp_path)
     for name, seconds in (("short", 0.026), ("long", 0.5)):
-        soundfile.write(tmp_path / f"{name}.wav", speech(seconds), 16000)
-        corpus.add(name, f"{name}.wav")
+        corpus.record(name, f"{name}.wav", speech(seconds))
     extract(corpus.manifest(), config_of({"speed": [1.0, 1.1]}), scratch)
     cache = featcache.open(scratch)
     with pytest.raises(MissingItemError, match=r"short_sp1\.1"):

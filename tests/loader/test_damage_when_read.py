@@ -12,7 +12,7 @@ import pytest
 from cache_contents import items
 from click.testing import CliRunner
 from damage import CHUNKS, flip, mend, refusing, victim
-from forking import forked
+from forking import run_forked
 from local_copies import chunk, copies_in, mapped, settled
 from make_cache import in_three_shards, make_features, make_version
 
@@ -66,8 +66,7 @@ def test_a_file_that_is_truncated_while_it_is_open_is_damage_with_check(tmp_path
             assert "damaged: " in message
             assert f"`featcache repair {version.path}" in message
 
-    with forked(read):
-        pass
+    run_forked(read)
 
 
 def test_a_copy_on_a_local_disk_that_is_truncated_is_to_be_removed(version, disk):
@@ -80,8 +79,7 @@ def test_a_copy_on_a_local_disk_that_is_truncated_is_to_be_removed(version, disk
             assert str(disk) in message
             assert message.endswith("remove this copy")
 
-    with forked(read):
-        pass
+    run_forked(read)
 
 
 def test_statistics_read_from_the_file(version):
@@ -96,8 +94,7 @@ def test_statistics_read_from_the_file(version):
             with pytest.raises(DamagedError, match="it ends before byte"):
                 compute()
 
-    with forked(read):
-        pass
+    run_forked(read)
 
 
 # Bad sectors
@@ -133,8 +130,7 @@ def test_a_bad_sector_is_damage_wherever_it_is(version, bad_sector, name):
         run("info")
         run("verify", "--no-data")
 
-    with forked(read_by_all):
-        pass
+    run_forked(read_by_all)
 
 
 def test_repair_keeps_what_is_not_on_the_bad_sector(plain, sound, scratch, bad_sector):
@@ -208,9 +204,7 @@ class TestDamage:
         path = version.shard(featcache.open(tmp_path).index.shards[0]).folder / name
         shutil.rmtree(version.path / "index")  # so that it is built from what the shards say
         path.write_bytes(path.read_bytes()[:-50])
-        told = cli(command, tmp_path, *(["utt-0"] if command == "show" else []))
-        assert (told.code, told.out) == (1, "")
-        (line,) = told.err.splitlines()
+        (line,) = cli.refused(command, tmp_path, *(["utt-0"] if command == "show" else []), code=1).splitlines()
         assert line.count("featcache repair") == 1
         assert line.endswith(f"; `featcache repair {version.path} --manifest MANIFEST` repairs it")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from damage import flip
-from forking import forked
+from forking import run_forked
 from make_cache import assert_same, make_features, make_version
 from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, SequentialSampler, Subset, TensorDataset
 
@@ -285,8 +285,7 @@ class TestEnds:
                 next(batches)
             assert len(list(DataLoader(dataset, BATCHES))) == len(BATCHES)
 
-        with forked(child):
-            pass
+        run_forked(child)
         assert len(list(batches)) == len(BATCHES) - 1
 
     def test_a_loop_that_is_left_leaves_no_threads(self, dataset):

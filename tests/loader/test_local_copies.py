@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from damage import flip, refusing
-from forking import fork, forked, join, wait_until
+from forking import fork, join, run_forked, wait_until
 from local_copies import (
     SHARDS,
     assert_copies_are_whole,
@@ -553,8 +553,7 @@ def test_a_forked_child_copies_only_when_it_reads_and_then_what_its_parent_had_a
         cache[0]
         wait_until(lambda: len(copies_in(disk)) == SHARDS - 1)  # the parent is at one of them
 
-    with forked(worker):
-        pass
+    run_forked(worker)
     go.set()
     settle(cache)
     assert len(copies_in(disk)) == SHARDS

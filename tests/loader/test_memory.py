@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import refusing
-from forking import forked
+from forking import run_forked
 from local_copies import (
     chunk,
     copies_in,
@@ -267,8 +267,7 @@ class TestCache:
             settle(cache)
             assert read_all(cache, expected)
 
-        with forked(read):
-            pass
+        run_forked(read)
         read()
 
     def test_too_little_for_a_shard_is_told(self, slow_folder, expected, kind):

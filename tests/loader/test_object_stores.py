@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from damage import flip, shorten
-from forking import forked
+from forking import run_forked
 from local_copies import held, sizes
 from make_cache import make_features, make_version
 from object_stores import upload
@@ -120,8 +120,7 @@ def test_a_child_of_a_forked_child_reads_too(s3, uploaded, original):
     def read(depth):
         np.testing.assert_array_equal(cache[depth], local[depth])
         if depth < 3:
-            with forked(partial(read, depth + 1)):
-                pass
+            run_forked(partial(read, depth + 1))
 
     read(0)
 

@@ -318,18 +318,14 @@ def test_the_command_says_what_there_is_and_keeps_it_or_why_not(cli, scratch):
         array[:, 2] = 1.5
     make_version(scratch / "cache", features)
     manifest = manifest_of(scratch, [(name, "anna" if name < "utt-2" else "ben") for name in features])
-    plain = cli("stats", scratch / "cache")
-    assert (plain.code, plain.err) == (0, "")
+    plain = cli("stats", scratch / "cache").with_code(0, err="")
     assert f"30 utterances, {sum(map(len, features.values())):,} frames: log mel energy" in plain.out
     assert "1 of 4 dimensions hardly vary: 2" in plain.out
     assert "not saved; -o FILE saves them for featcache.Cmvn.load" in plain.out
     options = ("--manifest", manifest, "--by", "speaker", "-o", scratch / "s.npz")
-    kept = cli("stats", scratch / "cache", *options, "--threads", 2)
-    assert (kept.code, kept.err) == (0, "")
-    assert "2 groups by speaker" in kept.out
+    assert "2 groups by speaker" in cli("stats", scratch / "cache", *options, "--threads", 2).with_code(0, err="").out
     assert Stats.load(scratch / "s.npz").groups == ["anna", "ben"]
-    forced = cli("stats", scratch / "cache", *options, "--force", "--json").with_code(0)
-    document = forced.json()
+    document = cli("stats", scratch / "cache", *options, "--force", "--json").with_code(0).json()
     assert document["still"] == [2]
     assert [group["name"] for group in document["groups"]] == ["anna", "ben"]
     np.testing.assert_array_equal(document["mean"], Stats.load(scratch / "s.npz").mean)

@@ -46,8 +46,7 @@ def test_a_code_beyond_its_codebook_is_named(tmp_path):
 
 def test_the_command_says_how_codes_are_used(cli, scratch):
     codes_cache(scratch / "cache")
-    told = cli("stats", scratch / "cache").with_code(0)
-    assert "codebook 1: 200 of 300 codes are used; entropy 7." in told.out
+    assert "codebook 1: 200 of 300 codes are used; entropy 7." in cli("stats", scratch / "cache").with_code(0).out
     document = cli("stats", scratch / "cache", "--json").json()
     assert [book["size"] for book in document["codebooks"]] == [16, 300]
     for options in (["-o", scratch / "s.npz"], ["--by", "speaker", "--manifest", scratch / "m.csv"]):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import shim
-from forking import fork, forked, join, wait_for_word
+from forking import fork, join, run_forked, wait_for_word
 from store_trials import FILES, TRIALS
 
 from featcache.errors import DamagedError, LockedError, StoreError
@@ -324,7 +324,6 @@ def test_a_lock_is_closed_in_a_forked_child(scratch):
         assert lock.descriptor == -1
         assert inherited.descriptor >= 0
 
-    with forked(look):
-        pass
+    run_forked(look)
     assert lock.take()
     assert files.is_held(scratch / "x")

@@ -105,10 +105,9 @@ def test_a_model_is_downloaded_once_and_then_used_without_network(cli, plain, sc
     job = ("extract", plain.manifest(), "-c", config, "-o")
     with hub_server.serve(model) as hub, commands(modules=BEHIND_TRANSFORMERS, beside=cli) as shell:
         config.write_text(CONFIG.format(weights=hub.name, revision=hub.commit))
-        first = shell(*job, scratch / "hub", env=environment(hub, home))
+        first = shell(*job, scratch / "hub", env=environment(hub, home)).with_code(0)
         asked = [*hub.requests]
         again = shell(*job, scratch / "again", env=environment(hub, home, HF_HUB_OFFLINE="1"))
-    assert first.code == 0, first.err
     size = sum(path.stat().st_size for path in model.iterdir() if path.suffix in (".json", ".safetensors"))
     what = rf"{hub.name} at {hub.commit[:12]} from \S+ to {home}\S+: 3 files, {size / 1e6:.1f} MB"
     assert re.fullmatch(f"downloading {what}\n", first.err)
@@ -185,8 +184,7 @@ def test_a_download_can_be_interrupted(cli, config, hub, home):
     running = cli.start("extract", "gone.csv", "-c", config, env=environment(hub, home))
     running.wait_until(lambda: left_over(home) and hub.asked_for("GET /large/"))
     running.send(signal.SIGINT)
-    done = running.wait()
-    assert (done.code, done.err.splitlines()[1:]) == (130, ["featcache: interrupted"])
+    assert running.wait().with_code(130).err.splitlines()[1:] == ["featcache: interrupted"]
     assert not left_over(home)
 
 
@@ -267,8 +265,7 @@ def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
 
 def test_a_disk_that_is_full_or_will_be(fetch, hub, home, scratch):
     kept, remedy = f"org/name cannot be kept in {home}/hub", "HF_HOME names another place"
-    line = refused(fetch(full=home / "hub"), 1)
-    assert f"{kept}: No space left on device; {remedy}" in line
+    assert f"{kept}: No space left on device; {remedy}" in refused(fetch(full=home / "hub"), 1)
     line = refused(fetch(limits={"FSIZE": len(hub.files["model.safetensors"]) // 2}), 1)
     assert f"{kept}: File too large; {remedy}" in line
     assert not left_over(home)
@@ -287,8 +284,7 @@ def test_a_cache_that_may_not_be_written(fetch, home):
 def test_weights_that_arrive_damaged_are_not_kept(fetch, hub, home):
     """Their size is right, so huggingface_hub accepts them."""
     hub.corrupt = True
-    line = refused(fetch(), 1)
-    assert f"model.safetensors arrived damaged from {hub.address} and was removed" in line
+    assert f"model.safetensors arrived damaged from {hub.address} and was removed" in refused(fetch(), 1)
     assert not list(home.rglob("model.safetensors"))
     hub.corrupt = False
     require_fetched(fetch())
