@@ -17,9 +17,11 @@ import xxhash
 
 from featcache.errors import AudioError, Reason
 
-_LONGEST = 160 << 10  # the most bytes of a member's headers: an attribute of a file has up to 64 kB, or 87 in base64
+_LONGEST = 1 << 20  # the most bytes of a member's headers: a file may have attributes, and a sparse one many holes
 _LONG = 5 << 10  # the most bytes of a header that tells a name
 _LARGEST = 1 << 62
+_SPARSE_KEYS = (b"GNU.sparse.%b" % key for key in (b"map", b"size", b"major", b"minor", b"name", b"realsize"))
+_KEYS = frozenset({b"path", b"linkpath", b"size", *_SPARSE_KEYS})
 _END = bytes(tarfile.BLOCKSIZE)
 
 _FILES = frozenset({tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE})
@@ -116,15 +118,16 @@ class _Headers(io.FileIO):
 
 
 def _short_records(data: bytes) -> bytes:
-    """The records of a PAX header, `<length> <key>=<value>` and a newline, but for long ones, which are attributes, and
-    what is none. Before Python 3.12.6, tarfile takes the square of a record's bytes in time and memory."""
-    kept, at = [], 0
+    """The records of a PAX header, `<length> <key>=<value>` and a newline, that tell names and sizes: of each key the
+    last, and no long one. Before Python 3.12.6, tarfile takes the square of a record's bytes in time and memory."""
+    kept, at = {}, 0
     while (digits := data[at : at + 20].partition(b" ")[0]).isdigit() and int(digits):
         record = data[at : at + int(digits)]
         at += len(record)
-        if len(record) <= _LONG and b"=" in record and record.endswith(b"\n"):
-            kept.append(record)
-    return b"".join(kept).ljust(len(data), b"\0")
+        key, equals, _ = record[len(digits) + 1 :].partition(b"=")
+        if equals and key in _KEYS and len(record) <= _LONG and record.endswith(b"\n"):
+            kept[key] = record
+    return b"".join(kept.values()).ljust(len(data), b"\0")
 
 
 class _Member(tarfile.TarInfo):

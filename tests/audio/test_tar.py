@@ -112,7 +112,7 @@ HOSTILE = {
     "a size beyond all": (patched(made(("a", b"d")), 124, b"\x80" + b"\xff" * 11), Reason.NOT_AUDIO, "no tar"),
     "a size beyond the tar": (patched(made(("a", b"d")), 124, b"77777777777\0"), Reason.TRUNCATED, "cut short"),
     "a huge PAX header": (patched(with_pax({"x": "y"}), 124, b"77777777777\0"), Reason.NOT_AUDIO, "header of more"),
-    "PAX headers of 170 kB": (with_pax({"x": "y" * 170_000}), Reason.NOT_AUDIO, "header of more than 163,840 bytes"),
+    "PAX headers of 1 MB": (with_pax({"x": "y" * (1 << 20)}), Reason.NOT_AUDIO, "header of more than 1,048,576 bytes"),
     "a PAX size that is none": (with_pax({"size": "-1"}), Reason.NOT_AUDIO, "no tar"),
     "a PAX record of no length": (with_pax({"x": "y"}).replace(b"6 x=y", b"0 x=y"), Reason.NOT_AUDIO, "no tar"),
     "a gzip": (b"\x1f\x8b" + bytes(2000), Reason.NOT_AUDIO, "no tar"),
@@ -138,6 +138,12 @@ def test_attributes_are_passed_over_and_records_that_overlap():
     overlapping = data.replace(b"65563 SCHILY.xattr.user.x=", b"2 " * 13)
     assert overlapping != data
     assert content(overlapping, member.name[:100]) == b"data"
+
+
+def test_a_sparse_file_of_many_holes_leaves_the_others():
+    sparse = patched(patched(made(("a", b"")), 156, b"S"), 482, b"\1")[:512]
+    holes = (bytes(504) + b"\1").ljust(512, b"\0") * 500 + bytes(512)
+    assert content(sparse + holes + made(("b", b"data")), "b") == b"data"
 
 
 def test_an_endless_chain_of_headers_ends():

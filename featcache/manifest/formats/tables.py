@@ -302,7 +302,7 @@ def _table(
 
 def _paths_outside(file: Any, audio: str) -> Iterator[tuple[int, Any]]:
     """The paths of rows without bytes in a column of audio. Bytes are read only where the footer does not say that a
-    row group has them all, or none."""
+    row group has them all."""
     first, data, path = 0, f"{audio}.bytes", f"{audio}.path"
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group)
