@@ -99,9 +99,8 @@ class TestCuts:
             assert cut.features.frame_shift == pytest.approx(1 / frame_rate)
             assert cut.num_frames == len(stored[cut.id])
 
-    def test_at_another_speed_are_of_a_recording_at_that_speed(self, tmp_path):
-        manifest = tmp_path / "train.csv"
-        manifest.write_text("id,path,start\na,a.wav,9\nb,b.wav,\n")
+    def test_at_another_speed_are_of_a_recording_at_that_speed(self, tmp_path, written):
+        manifest = written("id,path,start\na,a.wav,9\nb,b.wav,\n")
         names = [f"{id_}{suffix}" for id_ in "ab" for suffix in ("", "_sp0.9", "_sp1.1")]
         rows = {id_: {"path": f"{id_[0]}.wav", "start": 9.0 if id_[0] == "a" else None} for id_ in names}
         features = dict(zip(names, make_features(6, (3,)).values(), strict=True))

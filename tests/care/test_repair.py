@@ -58,10 +58,9 @@ def test_repair_says_paths_as_they_were_given(cli, plain, cache):
         assert str(cache) not in repaired.out + repaired.err
 
 
-def test_repair_brings_back_what_had_failed_once(cli, plain, scratch):
+def test_repair_brings_back_what_had_failed_once(cli, plain, scratch, written):
     """An old record in the ledger is no reason to leave out what was there."""
-    config = scratch / "limited.yaml"
-    config.write_text("name: limited\nextractor: fbank\naudio: {max_seconds: 0.5}\n")
+    config = written("name: limited\nextractor: fbank\naudio: {max_seconds: 0.5}\n", "limited.yaml")
     cache = scratch / "cache"
     job = ("extract", plain.manifest(), "-o", cache, "-c", config)
     assert cli(*job).code == 3

@@ -8,11 +8,9 @@ from featcache.errors import ArgumentError
 
 
 @pytest.fixture
-def table(scratch):
+def table(written):
     """A table of SpeechBrain's, of two clips."""
-    path = scratch / "two.csv"
-    path.write_text("ID,wav\na,$data_root/00.wav\nb,$data_root/01.wav\n")
-    return path
+    return written("ID,wav\na,$data_root/00.wav\nb,$data_root/01.wav\n", "two.csv")
 
 
 def test_a_key_is_the_configs_and_another_name_the_manifests(cli, plain, table, scratch):
@@ -69,10 +67,9 @@ def test_commands_without_configs_know_placeholders_alone(cli, plain, scratch):
     assert said == f"featcache: --set params.num_mel_bins: it is not a placeholder of {manifest}\n"
 
 
-def test_a_part_of_a_corpus_need_not_have_every_placeholder(cli, plain, table, scratch):
+def test_a_part_of_a_corpus_need_not_have_every_placeholder(cli, plain, table, scratch, written):
     """Another part may have it; what looks like a key of the config is refused all the same."""
-    other = scratch / "other.csv"
-    other.write_text(f"id,path\nc,{plain.folder}/02.wav\n")
+    other = written(f"id,path\nc,{plain.folder}/02.wav\n", "other.csv")
     extract = "extract", other, table, "-o", scratch / "c", "--set", f"data_root={plain.folder}"
     assert cli(*extract).code == 0
     assert "did you mean params.low_freq?" in cli.refused(*extract, "-c", "mfcc13", "--set", "low_freq=40")

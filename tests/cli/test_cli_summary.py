@@ -196,18 +196,20 @@ def test_a_config_under_another_name_extracts_nothing_again(cli, plain, scratch,
     assert cli("extract", plain.manifest(), "-c", configs[1], "-o", scratch / "elsewhere", "--dry-run").code == 0
 
 
-def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, plain, tmp_path, scratch):
+@pytest.fixture
+def noisy(plain, written):
+    """Writes a config of copies with noise."""
+    noises = written(json.dumps({"id": "n", "path": str(plain.folder / "00.wav")}), "noises.jsonl")
+    text = "name: noisy\nextractor: fbank\naugment: {%snoise: {manifest: %s, snr: [%s], seed: 1}}\n"
+    return lambda speeds, snr: written(text % (speeds, noises, snr), "noisy.yaml")
+
+
+def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, plain, noisy, tmp_path, scratch):
     """What is counted is the user's files; the audio is that of the copies, and is called so."""
     corpus = Corpus(tmp_path)
     for number, rate in enumerate((16000, 8000, 8000, 8000, 8000)):
         corpus.record(f"utt-{number}", f"{number}.wav", speech(0.5, rate, seed=number), rate)
-    noises = tmp_path / "noises.jsonl"
-    noises.write_text(json.dumps({"id": "n", "path": str(plain.folder / "00.wav")}) + "\n")
-    config = tmp_path / "noisy.yaml"
-    config.write_text(
-        "name: noisy\nextractor: fbank\n"
-        f"augment: {{speed: [0.9, 1.0, 1.1], noise: {{manifest: {noises}, snr: [5, 10], seed: 1}}}}\n"
-    )
+    config = noisy("speed: [0.9, 1.0, 1.1], ", "5, 10")
     command = ("extract", corpus.manifest(), "-c", config, "-c", "fbank80-uint8", "--shard-size", "0.02")
     made = cli(*command, "-o", scratch / "c").with_code(0)
     assert "4 utterances were upsampled to 16,000 Hz: there is nothing in them above half" in made.out
@@ -221,7 +223,7 @@ def test_an_utterance_is_resampled_once_however_many_copies_and_configs(cli, pla
     assert document["audio_seconds"] == pytest.approx(seconds, rel=0.01)
 
 
-def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch):
+def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch, written):
     made = Corpus(tmp_path)
     voice = speech(1.0, 16000, seed=1)[:, 0]
     quiet = voice * (2e-4 / np.abs(voice).max())
@@ -232,8 +234,7 @@ def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch):
         "nothing": np.zeros(16000),
     }.items():
         made.record(name, f"{name}.wav", samples, subtype="FLOAT")
-    config = tmp_path / "twice.yaml"
-    config.write_text("name: twice\nextractor: fbank\naugment: {speed: [0.9, 1.1]}\n")
+    config = written("name: twice\nextractor: fbank\naugment: {speed: [0.9, 1.1]}\n", "twice.yaml")
     done = cli("extract", made.manifest(), "-c", config, "-o", scratch / "c", "--threads", 1)
     assert (done.code, done.out.count("silent")) == (0, 1)
     assert "2 utterances are silent, for example " in done.out
@@ -245,14 +246,9 @@ def test_silent_utterances_are_counted_and_one_is_named(cli, tmp_path, scratch):
     )
 
 
-def test_an_utterance_is_silent_though_its_copies_are_noisy(cli, plain, tmp_path, scratch):
+def test_an_utterance_is_silent_though_its_copies_are_noisy(cli, noisy, tmp_path, scratch):
     """It is resampled, too, as all of its copies are."""
     made, voice = Corpus(tmp_path), speech(1.0, 8000, seed=1)[:, 0]
     made.record("antiphase", "antiphase.wav", np.stack([voice, -voice * 0.999], 1), 8000, subtype="FLOAT")
-    noises, config = tmp_path / "noises.jsonl", tmp_path / "noisy.yaml"
-    noises.write_text(json.dumps({"id": "n", "path": str(plain.folder / "00.wav")}) + "\n")
-    config.write_text(
-        f"name: noisy\nextractor: fbank\naugment: {{noise: {{manifest: {noises}, snr: [-40], seed: 1}}}}\n"
-    )
-    done = cli("extract", made.manifest(), "-c", config, "-o", scratch / "c", "--json").json()
+    done = cli("extract", made.manifest(), "-c", noisy("", "-40"), "-o", scratch / "c", "--json").json()
     assert (done["silent"], done["upsampled"]) == (1, 1)

@@ -9,18 +9,20 @@ import pytest
 from featcache.config import load_config, parse_config
 from featcache.errors import ConfigError
 
+FBANK = "name: x\nextractor: fbank\n"
+
 
 def bomb() -> str:
     """A list of lists of lists … of which each holds the one before it nine times: 9^9 values in a few lines."""
     lines = ["a0: &a0 [lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    return "\n".join([*lines, "name: x", "extractor: fbank", ""])
+    return "\n".join([*lines, FBANK])
 
 
 def chain() -> str:
     """Each holds the one before it: deeper than it looks."""
     lines = ["a0: &a0 [lol]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 5000))]
-    return "\n".join([*lines, "name: x", "extractor: fbank", ""])
+    return "\n".join([*lines, FBANK])
 
 
 @pytest.mark.parametrize(
@@ -49,14 +51,8 @@ def chain() -> str:
         ("name: x\n---\nname: y\n", "another document"),
         ("name: \0x\n", "not valid YAML"),
         (f"name: {'x' * 300}\nextractor: fbank\n", "name: it has 300 characters, and may have 232"),
-        (
-            "name: x\nextractor: fbank\nparams: {num_mel_bins: 1000000}\n",
-            "num_mel_bins: should be less than or equal to",
-        ),
-        (
-            "name: x\nextractor: fbank\nparams: {frame_length: 1.0e+12}\n",
-            "frame_length: should be less than or equal to",
-        ),
+        (FBANK + "params: {num_mel_bins: 1000000}\n", "num_mel_bins: should be less than or equal to"),
+        (FBANK + "params: {frame_length: 1.0e+12}\n", "frame_length: should be less than or equal to"),
         ("name: x\nextractor: log_mel\nparams: {n_fft: 100000000000}\n", "n_fft: should be less than or equal to"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else None,

@@ -15,7 +15,7 @@ from cache_contents import check, items, ledger, only_version
 from extractions import ONE_EACH, write_config
 from hypothesis import given
 from hypothesis import strategies as st
-from test_suspects import crashing
+from test_suspects import assert_it_cost_itself_alone, crashing
 
 import featcache
 from featcache.engines import dispatch as dispatching
@@ -108,21 +108,16 @@ def attempts(team: InlineTeam, id_: str) -> int:
     return sum(id_ in {row.id for task in work.tasks for row in task.utterances} for _, work in team.works)
 
 
-def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_there(run, plain, scratch):
+def test_what_always_ends_a_process_is_in_the_ledger_and_everything_else_is_there(cli, run, plain, scratch):
     """Whatever it does leaves no marks here, so that only its shard is known: at last, its utterances are extracted
     apart."""
     manifest, config = crashing(plain, "segfault"), write_config(scratch, "Crashing")
     bad = f"{plain.ids[1]}!segfault"
     team = InlineTeam(2, deadly=[bad])
     summary = run(team, manifest, config, shard_megabytes=ONE_EACH * 4)
-    (failure,) = ledger(scratch / "cache").values()
-    assert (failure.id, failure.reason) == (bad, "crashed")
-    assert failure.message == "extracting it ended a process: SIGSEGV"
     assert summary.failed_by_reason == {"crashed": 1}
     assert (summary.versions[0].extracted, summary.versions[0].failed) == (11, 1)
-    others = plain.manifest([row for row in plain.rows if row["id"] != plain.ids[1]], "others.csv")
-    featcache.extract(others, config, scratch / "others", featcache.Options("cpu", 1))
-    assert items(scratch / "cache") == items(scratch / "others")
+    assert_it_cost_itself_alone(cli, plain, config, scratch / "cache", "segfault")
     assert check(scratch / "cache", manifest=read_manifest(manifest)).problems == []
     assert attempts(team, bad) <= 6
     assert run(InlineTeam(2), manifest, config).versions[0].failed == 1  # it is not tried again

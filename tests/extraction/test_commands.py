@@ -105,14 +105,10 @@ class Hanging:
         self._pipe = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
         (folder / "wav.scp").write_text(f"u1 exec 9> {folder}/pipe; sleep 99 & echo begun >&9; sleep 99; true |\n")
 
-    def has_begun(self):
+    def says(self, words):
+        """Whether it has just begun, and says so; or has ended, and says nothing."""
         with suppress(BlockingIOError):
-            return os.read(self._pipe, 64) == b"begun\n"
-        return False
-
-    def has_ended(self):
-        with suppress(BlockingIOError):
-            return os.read(self._pipe, 64) == b""
+            return os.read(self._pipe, 64) == words
         return False
 
 
@@ -126,22 +122,22 @@ def test_a_run_that_is_stopped_kills_a_command_that_hangs(scratch, monkeypatch, 
         plan = replace(plan, versions=[replace(plan.versions[0], suspects=Suspects(frozenset({"u1"})))])
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_extraction, plan, run_locally, stop=stop)
-        wait_until(hanging.has_begun)
+        wait_until(lambda: hanging.says(b"begun\n"))
         stop.set()
         summary = running.result()
-    wait_until(hanging.has_ended)
+    wait_until(lambda: hanging.says(b""))
     assert (summary.interrupted, summary.failed) == (True, 0)
 
 
 def test_a_second_interrupt_kills_a_command_that_hangs_too(cli, scratch):
     hanging = Hanging(scratch)
     running = cli.start("extract", scratch / "wav.scp", "-o", scratch / "cache", "--allow-commands")
-    running.wait_until(hanging.has_begun)
+    running.wait_until(lambda: hanging.says(b"begun\n"))
     running.send(signal.SIGINT)
     running.wait_until(lambda: "interrupted" in running.err())
     running.send(signal.SIGINT)
     assert running.wait().code == 130
-    wait_until(hanging.has_ended)
+    wait_until(lambda: hanging.says(b""))
 
 
 def test_a_disk_without_a_place_for_what_is_printed_is_named(scratch, monkeypatch):

@@ -80,7 +80,7 @@ def test_nothing_that_python_does_not_take_for_a_number_is_one(texts):
 
 
 @pytest.fixture
-def manifest(tmp_path):
+def manifest(written):
     """Four utterances, of which the cache has three."""
     rows = (
         "utt-3,train,007,7,10.5,one,false",
@@ -88,9 +88,7 @@ def manifest(tmp_path):
         "utt-2,train,019,0,-3,3,True",
         "elsewhere,dev,019,0,2.0,four,",
     )
-    path = tmp_path / "train.csv"
-    path.write_text("\n".join(["id,split,speaker,digit,snr,text,noisy", *rows]))
-    return path
+    return written("\n".join(["id,split,speaker,digit,snr,text,noisy", *rows]))
 
 
 def test_items_hold_numbers_and_batches_tensors(cache, manifest):

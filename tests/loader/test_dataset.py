@@ -29,12 +29,10 @@ def folder(tmp_path_factory, features):
 
 
 @pytest.fixture
-def manifest(tmp_path):
+def manifest(written):
     """Six of the utterances, in another order, with columns."""
-    path = tmp_path / "train.csv"
     rows = [f"utt-{n},{n}.wav,{n / 2 if n else ''},spk{n % 2},hello {n}" for n in (4, 2, 11, 0, 19, 7)]
-    path.write_text("\n".join(["ID,wav,start,speaker,text", *rows]), encoding="utf-8")
-    return path
+    return written("\n".join(["ID,wav,start,speaker,text", *rows]))
 
 
 class TestFeatureDataset:
@@ -96,9 +94,8 @@ class TestFeatureDataset:
             featcache.FeatureDataset(cache, [{"id": "else-1"}, {"id": "else-2"}], skip_missing=True)
 
     @pytest.mark.parametrize("name", ["ids", "features", "lengths"])
-    def test_a_column_that_clashes_is_refused_unless_left_out(self, cache, tmp_path, name):
-        manifest = tmp_path / "clash.tsv"
-        manifest.write_text(f"id\t{name}\nutt-1\tx")
+    def test_a_column_that_clashes_is_refused_unless_left_out(self, cache, written, name):
+        manifest = written(f"id\t{name}\nutt-1\tx", "clash.tsv")
         with pytest.raises(ManifestError, match=rf"clash.tsv: the column '{name}' would hide"):
             featcache.FeatureDataset(cache, manifest)
         assert dataset_keys(cache, manifest, columns=[]) == {"id", "features"}
