@@ -66,7 +66,6 @@ def test_paths_into_containers(scratch):
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_values_of_tables(scratch, kind):
     """Of structs with a field `bytes`, and of bytes; over several row groups, and none that is null or empty."""
-    pytest.importorskip("pyarrow")
     table = write_tables(scratch, VALUES)[kind == "arrow"]
     for row, value in enumerate(VALUES):
         for column in ("audio", "raw"):
@@ -102,7 +101,6 @@ def test_tables_of_arrow_in_its_file_format_and_compressed(scratch):
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_tables_that_are_cut_short_or_none(scratch, kind):
     """Of Arrow, the rows before the cut are read; Parquet cannot be read without its end."""
-    pytest.importorskip("pyarrow")
     table = write_tables(scratch, VALUES)[kind == "arrow"]
     whole = table.read_bytes()
     last = whole.rindex(b"six") if kind == "arrow" else len(whole) - 1
@@ -115,7 +113,6 @@ def test_tables_that_are_cut_short_or_none(scratch, kind):
 
 
 def test_row_groups_are_bounded(scratch, monkeypatch):
-    pytest.importorskip("pyarrow")
     table, _ = write_tables(scratch, [b"1" * 100, b"2" * 100, b"3" * 2000, b"4"], rows_per_group=2)
     monkeypatch.setattr(tables, "_LARGEST_GROUP", 1000)
     assert content(table, "audio/1") == b"2" * 100
@@ -132,7 +129,6 @@ def test_a_container_that_is_another_file_now_is_read_anew(scratch):
 
 def test_an_arrow_file_that_is_cut_while_it_is_indexed(scratch, monkeypatch):
     """It is mapped then: what is behind its end must not be touched."""
-    pytest.importorskip("pyarrow")
     values = [bytes([row]) * 50_000 for row in range(9)]
     _, table = write_tables(scratch, values, rows_per_group=1)
 
@@ -220,8 +216,6 @@ def packed(scratch):
     """Makes a compressed tar of members whose bytes do not compress, beginning in the middle of large blocks."""
 
     def pack(suffix, members=None):
-        if suffix == ".tar.zst":
-            pytest.importorskip("pyarrow")
         tar = write_tar(scratch / "a.tar", members or {f"{number}.wav": os.urandom(200_000) for number in range(4)})
         return compress(tar, suffix), tar
 

@@ -23,8 +23,6 @@ from featcache.manifest.read import read_manifest
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow"])
 def test_features_are_those_of_the_files(cli, corpus, truth, scratch, kind):
     """Bit for bit, segments too; and whatever asks about the audio again, finds it as it was."""
-    if kind in ("parquet", "arrow"):
-        pytest.importorskip("pyarrow")
     manifest = packed(corpus, scratch, kind).manifest()
     cache = scratch / "c"
     extract_fbank(manifest, cache)

@@ -55,8 +55,6 @@ def served(plain, server, scratch):
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "parquet", "arrow", "ark"])
 def test_features_are_those_of_the_files(corpus, truth, server, scratch, kind):
     """Bit for bit, by a request for each piece of a container; the members have the sizes of the files."""
-    if kind in ("parquet", "arrow"):
-        pytest.importorskip("pyarrow")
     inside = packed(corpus, scratch, kind)
     serve(server, scratch, kind)
     manifest = inside.manifest()

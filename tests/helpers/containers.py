@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from corpora import Corpus
 
 
@@ -19,8 +20,7 @@ def write_tar(path: Path, members: Mapping[str, bytes], form: int = tarfile.PAX_
 
 
 def _zstd(data: bytes) -> bytes:
-    import pyarrow
-
+    pyarrow = pytest.importorskip("pyarrow")
     sink = pyarrow.BufferOutputStream()
     with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
         stream.write(data)
@@ -53,7 +53,10 @@ def add(tar: tarfile.TarFile, name: str, data: bytes = b"", kind: bytes = tarfil
 
 
 def write_tables(folder: Path, values: list[bytes | None], rows_per_group: int = 2) -> tuple[Path, Path]:
-    """The same table in Parquet and in Arrow's streaming format: a column `audio` of structs, and `raw` of bytes."""
+    """The same table in Parquet and in Arrow's streaming format: a column `audio` of structs, and `raw` of bytes.
+
+    The test is skipped where there is no pyarrow."""
+    pytest.importorskip("pyarrow")
     import pyarrow
     import pyarrow.parquet
 

@@ -255,7 +255,6 @@ def test_what_is_packed_is_no_manifest(scratch):
         assert refused(scratch / "a.csv").startswith("is compressed, and a manifest may be compressed by gzip alone")
     (scratch / "a.csv").write_bytes(bytes(99) + os.urandom(99))
     assert refused(scratch / "a.csv").startswith("is neither text nor Parquet")
-    pytest.importorskip("pyarrow")
     _, arrow = write_tables(scratch, [b"a"])
     assert refused(arrow).startswith("is an Arrow file: give the folder that save_to_disk")
 
