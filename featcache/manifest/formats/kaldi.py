@@ -7,13 +7,22 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
-from operator import itemgetter
-from typing import BinaryIO
+from itertools import compress
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from featcache.manifest.audio_locations import is_command
-from featcache.manifest.formats.source import Batch, Faults, Source, batched, names_audio, opened, texts_of
-from featcache.manifest.formats.tables import Rows
+from featcache.manifest.formats.source import (
+    ROWS_PER_BATCH,
+    Batch,
+    Faults,
+    Source,
+    batched,
+    names_audio,
+    opened,
+    texts_of,
+)
 from featcache.manifest.utterances import refused_command
 from featcache.strings import GrowingStrings
 
@@ -57,8 +66,14 @@ def read_data_folder(source: Source) -> Iterator[Batch]:
 
 def _recordings(source: Source, stream: BinaryIO, base: int) -> Iterator[Batch]:
     """The ids and paths of `wav.scp`."""
-    rows = _rows(stream, source.faults, base, at_most=1)
-    return batched(rows, ("id", "path"), partial(_recording, source.allow_commands), source.faults)
+    for places, lines in _fields(stream, source.faults, base, 1):
+        if set(map(len, lines)) == {2}:
+            ids, paths = zip(*lines, strict=True)
+            if "|" not in "".join(paths):
+                yield places, {"id": ids, "path": paths}
+                continue
+        cells_of = partial(_recording, source.allow_commands)
+        yield from batched(zip(places, lines, strict=True), ("id", "path"), cells_of, source.faults)
 
 
 def _recording(allow_commands: bool, fields: list[str]) -> list[str]:
@@ -83,11 +98,31 @@ def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
 
 
 def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
-    names = ("id", "path", "start", "duration", "channel")
-    base = source.faults.file("segments")
+    faults = source.faults
+    base = faults.file("segments")
     with opened(source.path / "segments") as stream:
-        rows = _rows(stream, source.faults, base)
-        yield from batched(rows, names, partial(_segment, recordings), source.faults)
+        for places, lines in _fields(stream, faults, base):
+            if (plain := _plain_segments(lines, recordings)) is not None:
+                yield places, plain
+                continue
+            names = ("id", "path", "start", "duration", "channel")
+            yield from batched(zip(places, lines, strict=True), names, partial(_segment, recordings), faults)
+
+
+def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> dict[str, Sequence[Any]] | None:
+    """The cells of lines of `segments`, at once: as `_segment` gives them; None if one needs a look by itself."""
+    if set(map(len, lines)) != {4}:
+        return None
+    ids, names, *texts = zip(*lines, strict=True)
+    try:
+        paths = [recordings[name] for name in names]
+        start, end = (list(map(float, cells)) for cells in texts)
+    except (KeyError, ValueError):
+        return None
+    seconds = np.subtract(end, start)
+    if not (seconds.min() > 0 and seconds.max() < math.inf):
+        return None
+    return {"id": ids, "path": paths, "start": start, "duration": [round(value, 9) for value in seconds.tolist()]}
 
 
 def _segment(recordings: dict[str, str], fields: list[str]) -> tuple[str, str, float, float | None, str | None]:
@@ -110,35 +145,43 @@ def _segment(recordings: dict[str, str], fields: list[str]) -> tuple[str, str, f
 def _lookup(source: Source, name: str) -> Callable[[Sequence[str]], list[str]]:
     """Finds utterances' values in a file of ids and values, read on only until they are found: files are in one order.
     Of an id that is twice in it, the first value counts."""
-    ahead: dict[str, str | None] = {}
+    ahead: dict[str, str] = {}
     base = source.faults.file(name)
 
-    def rows() -> Rows:
+    def lines() -> Iterator[list[str]]:
         with opened(source.path / name) as stream:
-            yield from _rows(stream, source.faults, base, at_most=1)
+            for _, some in _fields(stream, source.faults, base, 1):
+                yield from some
 
-    rest = rows()
+    rest = lines()
 
     def values_of(ids: Sequence[str]) -> list[str]:
         values = []
         for id_ in ids:
-            while id_ not in ahead and (row := next(rest, None)) is not None:
-                ahead.setdefault(*row[1])  # None if there is nothing behind the id
-            values.append(ahead.pop(id_, None) or "")
+            while id_ not in ahead and (fields := next(rest, None)) is not None:
+                ahead.setdefault(fields[0], fields[1] if len(fields) == 2 else "")
+            values.append(ahead.pop(id_, ""))
         return values
 
     return values_of
 
 
-def _rows(stream: BinaryIO, faults: Faults, base: int, at_most: int = -1) -> Rows:
-    """The lines that are not blank, split at the white space of ASCII alone, `at_most` so often; -1 for all of it."""
+def _fields(
+    stream: BinaryIO, faults: Faults, base: int, at_most: int = -1
+) -> Iterator[tuple[Sequence[int], Sequence[list[str]]]]:
+    """The fields, between the white space of ASCII alone, of the lines that are not blank, and the lines' places, some
+    at a time."""
     first = base + 1
     for text in texts_of(stream, faults, base):
-        lines = text.split("\n")
         # If so, all white space in it are line ends and spaces between fields.
-        if text.isascii() and text.replace("\n", "").isprintable() and " \n" not in f"{text}\n":
-            fields: Iterator[list[str]] = map(str.split, lines, repeat(None), repeat(at_most))
-        else:
-            fields = ([*map(bytes.decode, line.encode().strip().split(None, at_most))] for line in lines)
-        yield from filter(itemgetter(1), enumerate(fields, first))
+        is_plain = text.isascii() and text.replace("\n", "").isprintable() and " \n" not in f"{text}\n"
+        lines = text.split("\n")
+        for begin in range(0, len(lines), ROWS_PER_BATCH):
+            batch = lines[begin : begin + ROWS_PER_BATCH]
+            if is_plain:
+                rows = [line.split(None, at_most) for line in batch]
+            else:
+                rows = [[field.decode() for field in line.encode().strip().split(None, at_most)] for line in batch]
+            places = range(first + begin, first + begin + len(batch))
+            yield [*compress(places, rows)], [*filter(None, rows)]
         first += len(lines) - 1
