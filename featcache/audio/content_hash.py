@@ -7,7 +7,6 @@ Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 import xxhash
@@ -16,6 +15,7 @@ from featcache.audio.kept import Kept
 
 UNKNOWN_HASH = 0  # stands for the hash of a file that was not hashed
 
+_PIECE_BYTES = 256 << 10
 _MOST_FILES = 1024  # files whose hashes are kept: more than a run's threads decode at once
 
 
@@ -31,8 +31,12 @@ def hash_of_bytes(data: bytes) -> int:
 
 def hash_of_content(descriptor: int) -> int:
     """XXH3-64 of all bytes of an open file; its position stays."""
-    with open(f"/proc/self/fd/{descriptor}", "rb", buffering=0) as file:
-        return int.from_bytes(hashlib.file_digest(file, xxhash.xxh3_64).digest())
+    hashed = xxhash.xxh3_64()
+    offset = 0
+    while piece := os.pread(descriptor, _PIECE_BYTES, offset):
+        hashed.update(piece)
+        offset += len(piece)
+    return int(hashed.intdigest())
 
 
 class ContentHashes:
