@@ -22,7 +22,7 @@ from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.utterances import Manifest
 from featcache.spec import all_finite
 from featcache.storage.base import MARK, in_parallel
-from featcache.version.index import Index, build_index, index_name, index_of, load_index
+from featcache.version.index import Index, index_name, index_of, load_index
 from featcache.version.join import RowKeys, join
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import probe_names, read_probes, read_run, run_names
@@ -86,7 +86,7 @@ class Report:
     interrupted: bool = False
     """Whether the verification was stopped. Then it tells of the shards that were looked at before."""
     shards_left_out: int = 0
-    """The number of shards that were not looked at, because they are not in the subset, or it was stopped before."""
+    """The number of shards that were not looked at, because it was stopped before."""
     damaged_utterances: int | None = 0
     """The number of utterances in damaged shards, which `utterances` does not count; None if a shard does not say how
     many it holds."""
@@ -97,29 +97,12 @@ class Report:
         return sorted({problem.shard for problem in self.problems if problem.shard})
 
 
-@dataclass(frozen=True)
-class Subset:
-    """Some of a version's shards, by their names: one of several subsets of about the same size.
-
-    A shard stays in its subset when others are added, so all subsets, one after the other, cover a version that grows.
-    """
-
-    number: int
-    """Which subset it is, from 0."""
-    of: int
-
-    def has(self, shard: str) -> bool:
-        """Whether the shard of that name, which is a hash, is in the subset."""
-        return int(shard, 16) % self.of == self.number
-
-
 def verify(
     version: Version,
     *,
     data: bool = True,
     manifest: Manifest | None = None,
     sources: SourceCheck | None = None,
-    subset: Subset | None = None,
     threads: int = 1,
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
@@ -130,7 +113,6 @@ def verify(
         data: Whether to read every byte of the features, or only structure, metadata and columns.
         manifest: A manifest to compare the version with; None for none.
         sources: How to compare the audio files with what they were; None to leave them alone.
-        subset: The shards to look at; None for all.
         report: Called after each shard; again if its audio files have been looked at.
         stop: If it is set, the verification ends where it is.
 
@@ -142,11 +124,10 @@ def verify(
     def look() -> tuple[list[str], Report, Index | None]:
         """Check the shards that are there and have not been checked; what there is, and what it comes to."""
         there = version.shard_names()
-        names = [name for name in there if subset is None or subset.has(name)]
-        unchecked = [name for name in names if name not in checked]
+        unchecked = [name for name in there if name not in checked]
         checked.update(_check_shards(version, unchecked, data, threads, report, stop))
-        looked_at = {name: checked[name] for name in names if name in checked}
-        return there, *_report(version, there, looked_at, data, manifest, subset, stop.is_set())
+        looked_at = {name: checked[name] for name in there if name in checked}
+        return there, *_report(version, there, looked_at, data, manifest, stop.is_set())
 
     there, result, index = version.reading(look)
     now = version.shard_names()
@@ -175,11 +156,10 @@ def _report(
     checked: Mapping[str, CheckedShard],
     data: bool,
     manifest: Manifest | None,
-    subset: Subset | None,
     interrupted: bool,
 ) -> tuple[Report, Index | None]:
-    """What checked shards come to: the shards of the subset, of all that are there. And the index of the items that
-    count; None if it cannot be built, or the verification was stopped."""
+    """What the checked shards, of all that are there, come to. And the index of the sound items that count; None if the
+    verification was stopped."""
     sound = [one.shard for one in checked.values() if one.shard is not None and not one.problems]
     damaged = {name: one.shard for name, one in checked.items() if one.problems}
     problems = []
@@ -201,23 +181,24 @@ def _report(
     )
     if interrupted:
         return result, None
-    index, index_notes = _index(version, there, sound, subset)
-    notes = [*_notes(version), *index_notes, *_notes_on_records(version)]
-    if isinstance(index, DamagedError):
-        notes.append("without that shard, it was not looked at what is missing, changed or failed")
-        return replace(result, problems=[*problems, Problem("metadata", index.what)], notes=notes), None
+    kept_at, notes = f"index/{index_name(version, there)}", [*_notes(version), *_notes_on_records(version)]
+    is_kept = version.store.exists(kept_at)
+    index = load_index(version, there)
+    if is_kept and index is None:
+        notes.append(f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next")
+    if index is None or len(sound) < len(there):
+        index = index_of(sound)  # their tables have just been checked, and are not read again
     failures = standing_failures(version, index)
     lacking, failed, surplus = list[Problem](), len(failures), 0
     if manifest is not None:
         lacking, failed, surplus = _against(expand(manifest, copies_of(version.info.config)), index, failures)
-    utterances = int(np.isin(index.shards, [shard.name for shard in sound])[index.shard].sum())
     return replace(
         result,
-        utterances=utterances,
+        utterances=len(index),
         problems=[*problems, *_of_records(version, index, damaged), *lacking],
         failed=failed,
         surplus=surplus,
-        repeated=_count_newest(index, sound) - utterances if subset is None else 0,
+        repeated=_count_newest(index, sound) - len(index),
         notes=notes,
     ), index
 
@@ -230,27 +211,6 @@ def _of_records(version: Version, index: Index, damaged: Collection[str]) -> Ite
             yield Problem("record" if is_record else "unfinished", f"{version.path}: {finding}")
     undamaged = [name for name in version.store.names("shards") if name not in damaged]
     yield from (Problem("tag", tag["fault"]) for tag in tags_to_show(version, undamaged) if tag["fault"])
-
-
-def _index(
-    version: Version, there: list[str], sound: list[Shard], subset: Subset | None
-) -> tuple[Index | DamagedError, list[str]]:
-    """The index of the items of sound shards that count; with a subset, of all that are there, or why it cannot be
-    built. And notes on it."""
-    kept_at, notes = f"index/{index_name(version, there)}", []
-    is_kept = version.store.exists(kept_at)
-    index = load_index(version, there)
-    if is_kept and index is None:
-        notes.append(f"{version.path}/{kept_at}: damaged: this index is built anew when the version is opened next")
-    if subset is None:  # their tables have just been checked, and are not read again
-        return index if index is not None and len(sound) == len(there) else index_of(sound), notes
-    looked_at = f"{sum(map(subset.has, there)):,} of {counted(len(there), 'shard')}"
-    unknown = "utterances that are in two shards were not looked for"
-    notes.append(f"subset {subset.number}/{subset.of}: {looked_at}; {unknown}")
-    try:
-        return build_index(version, there) if index is None else index, notes
-    except DamagedError as error:
-        return error, notes
 
 
 def _check_shards(

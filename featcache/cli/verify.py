@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import shlex
 from collections import Counter
 from functools import partial
@@ -21,22 +20,10 @@ from featcache.storage.location import Location, parse_location
 if TYPE_CHECKING:
     from featcache.care.recompute import Recomputed
     from featcache.care.sources import SourceCheck
-    from featcache.care.verify import Report, Subset
+    from featcache.care.verify import Report
     from featcache.version.version import Version
 
 _SHOWN = 20
-
-
-def _subset(context: click.Context, parameter: click.Parameter, value: str | None) -> Subset | None:
-    """`3/10`: a number from 0, and how many there are."""
-    if value is None:
-        return None
-    from featcache.care.verify import Subset
-
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value, re.ASCII)
-    if found is None or int(found[1]) >= int(found[2]):
-        raise click.BadParameter(f"{value!r} is not one of 0/N to N-1/N, such as 0/10", context, parameter)
-    return Subset(int(found[1]), int(found[2]))
 
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
@@ -53,12 +40,6 @@ def _subset(context: click.Context, parameter: click.Parameter, value: str | Non
     help="Also compare the audio files with what they were when they were extracted: by size and mtime (stat, "
     "the default), or by a hash of every byte. Files at URLs are asked for only if --manifest names them.",
 )
-@click.option(
-    "--subset",
-    callback=_subset,
-    metavar="K/N",
-    help="Only look at subset K of N, counted from 0: 0/10 to 9/10 look at all shards.",
-)
 @options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", least=0, default=0)
 @options.device("For --recompute.")
 @options.threads("[default: every core, at most 8]", default=options.all_cores)
@@ -69,7 +50,6 @@ def verify(
     manifest: str | None,
     data: bool,
     sources: str | None,
-    subset: Subset | None,
     recompute: int,
     device: str | None,
     threads: int,
@@ -89,7 +69,6 @@ def verify(
       featcache verify features --manifest train.csv --no-data
       featcache verify features/fbank80 --recompute 100
       featcache verify features --no-data --sources=content
-      featcache verify features --subset 0/10
     """
     from featcache.care.sources import SourceCheck
     from featcache.care.verify import Problem, Report
@@ -104,7 +83,7 @@ def verify(
     files = SourceCheck(sources == "content", root, CallersUrls(wanted))
     compared = None if sources is None else files
     found: list[tuple[Report, Recomputed | None]] = []
-    look = partial(check, data=data, manifest=wanted, sources=compared, subset=subset, threads=threads)
+    look = partial(check, data=data, manifest=wanted, sources=compared, threads=threads)
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
     for folder in version_folders(path):
@@ -114,8 +93,7 @@ def verify(
             found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]), None))
             continue
         looks = 1 if sources is None else 2
-        total = looks * sum(subset is None or subset.has(name) for name in version.shard_names())
-        with stoppable(ending=ending) as stop, progress_bar(total, "shards") as bar:
+        with stoppable(ending=ending) as stop, progress_bar(looks * len(version.shard_names()), "shards") as bar:
             result = look(version, report=bar.update, stop=stop)
         if result.interrupted:
             found.append((result, None))

@@ -1,4 +1,4 @@
-"""`verify`: whether the audio is still what was extracted, shards in subsets, and what is said."""
+"""`verify`: whether the audio is still what was extracted, and what is said."""
 
 import os
 import re
@@ -7,21 +7,18 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from cache_contents import check, only_version, provenance
+from cache_contents import only_version, provenance
 from corpora import Corpus
 from damage import CHUNKS, flip, victim
 from extractions import extracted
 from hostile_caches import EDITS
-from hypothesis import given
-from hypothesis import strategies as st
 from make_cache import make_features, make_version
 from xxhash import xxh3_64_intdigest
 
 from featcache.audio import content_hash
 from featcache.audio.content_hash import hash_of_content
 from featcache.care.sources import SourceCheck
-from featcache.care.verify import Subset, verify
-from featcache.manifest.read import read_manifest
+from featcache.care.verify import verify
 
 
 @pytest.fixture
@@ -168,60 +165,6 @@ def test_extract_says_whose_audio_it_did_not_look_at(cli, plain, cache):
     looked = cli("extract", plain.manifest(), "-o", cache, "--check-sources")
     assert "looked at" not in looked.out
     assert "looked at" not in cli("extract", plain.manifest(), "-o", cache.parent / "new").out
-
-
-# Subsets: some of the shards now, the others another time, and all of them in the end
-
-
-@given(st.text("0123456789abcdef", min_size=12, max_size=12), st.integers(1, 50))
-def test_every_shard_is_in_one_subset(name, of):
-    assert sum(Subset(number, of).has(name) for number in range(of)) == 1
-
-
-def test_all_subsets_look_at_all_shards_once(cli, plain, sound):
-    found = [verified(cli, sound, "--subset", f"{number}/3") for number in range(3)]
-    assert [code for code, _ in found] == [0, 0, 0]
-    assert sum(version["shards"] for _, version in found) == 3
-    assert sum(version["utterances"] for _, version in found) == len(plain.rows)
-    assert all(version["shards"] + version["shards_left_out"] == 3 for _, version in found)
-    _, whole = verified(cli, sound)
-    for count in ("frames", "bytes"):
-        assert sum(version[count] for _, version in found) == whole[count]
-
-
-def test_damage_is_found_by_the_subset_it_is_in_and_by_no_other(cache):
-    version = only_version(cache)
-    name = version.shard_names()[1]
-    flip(version.shard(name).folder / CHUNKS["features"], 10)
-    for subset in [Subset(number, 4) for number in range(4)]:
-        assert verify(version, subset=subset).damaged_shards == ([name] if subset.has(name) else [])
-
-
-def test_what_concerns_all_shards_is_said_of_all_or_said_to_be_left_out(plain, cache):
-    manifest = read_manifest(plain.manifest([*plain.rows, {"id": "new", "path": "new.wav"}], "longer.csv"))
-    for number in range(3):
-        report = check(cache, manifest=manifest, subset=Subset(number, 3))
-        assert ([problem.id for problem in report.problems], report.surplus) == (["new"], 0)
-        (note,) = report.notes
-        assert note.endswith("of 3 shards; utterances that are in two shards were not looked for")
-
-
-def test_without_another_shards_metadata_what_concerns_all_is_left_out_and_that_is_damage(cli, plain, cache):
-    version = only_version(cache)
-    name = version.shard_names()[0]
-    flip(version.shard(name).folder / "zarr.json", 300)
-    shutil.rmtree(version.path / "index")
-    other = next(number for number in range(5) if not Subset(number, 5).has(name))
-    code, found = verified(cli, cache, "--subset", f"{other}/5", "--manifest", plain.manifest(), "--sources")
-    assert code == 1
-    (problem,) = found["problems"]
-    assert name in problem["message"]
-    assert "without that shard, it was not looked at what is missing, changed or failed" in found["notes"]
-
-
-@pytest.mark.parametrize("subset", ["3/3", "4/3", "0/0", "3", "/3", "3/", "a/b", "-1/3", "1.0/3", "³/5"])
-def test_a_subset_that_there_is_not_is_refused(cli, sound, subset):
-    assert "is not one of 0/N to N-1/N, such as 0/10" in cli.refused("verify", sound, f"--subset={subset}")
 
 
 # What is said of a version that is damaged, or lacks rows of a manifest: how much, and what to do

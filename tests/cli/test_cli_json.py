@@ -124,7 +124,7 @@ def test_a_corpus_has_the_keys_of_the_page_besides_the_command_s(cli, plain, scr
         ("extract nowhere.csv --json --trial", "ArgumentError", 2),
         ("stats nowhere --nonsense --json", "UsageError", 2),
         ("nonsense --json", "UsageError", 2),
-        ("verify nowhere --subset x --json", "UsageError", 2),
+        ("verify nowhere --sources=x --json", "UsageError", 2),
     ],
 )
 def test_an_error_is_the_document(cli, scratch, command, kind, code):
