@@ -1,23 +1,18 @@
-"""What commands print: for people and as JSON, on the terminal and in a log."""
+"""What commands print: for people and as JSON."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import os
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcache import __version__
-from featcache.errors import ArgumentError, FeatcacheError, StoreError, counted
+from featcache.errors import FeatcacheError, counted
 
 if TYPE_CHECKING:
     from featcache.care.verify import Problem
@@ -26,9 +21,6 @@ if TYPE_CHECKING:
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-_LOGGED = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
-"""How a line of a log begins."""
 
 FAILURES_LEFT = 3
 """The exit code of a command that has finished, though some utterances failed."""
@@ -57,12 +49,9 @@ class Printing:
     """The result, until the command has ended."""
     is_part: bool = False
     """Whether the command runs for a part of a corpus."""
-    log: MessageFile | None = None
 
     def end(self) -> None:
-        """Close the log, and be as it was before: another command may follow."""
-        if self.log is not None:
-            self.log.close()
+        """Be as it was before: another command may follow."""
         vars(self).update(vars(Printing()))
 
 
@@ -80,12 +69,8 @@ def printable(text: str) -> str:
 
 def say(*columns: object) -> None:
     """Print a line for people on stdout, unless `--json` is given; of several columns, with tabs between them."""
-    if printing.as_json:
-        return
-    line = "\t".join(printable(str(column)) for column in columns)
-    log(line)
-    if not printing.quiet:
-        click.echo(line)
+    if not (printing.as_json or printing.quiet):
+        click.echo("\t".join(printable(str(column)) for column in columns))
 
 
 def say_table(rows: Sequence[Mapping[str, str]], to_the_right: Container[int]) -> None:
@@ -118,9 +103,8 @@ def say_problems(problems: Iterable[Problem]) -> None:
 
 def note(message: str) -> None:
     """Print a message for people on stderr. Where it has several lines, all but the first are indented."""
-    text = log(message)
     if not printing.quiet:
-        click.echo(text, err=True)
+        _print_message(message)
 
 
 def advise(message: str) -> None:
@@ -131,29 +115,11 @@ def advise(message: str) -> None:
 
 def complain(error: object) -> None:
     """Print an error on stderr, even with `-q`."""
-    click.echo(log(f"featcache: {error}"), err=True)
+    _print_message(f"featcache: {error}")
 
 
-def log(message: str) -> str:
-    """Add a message to the file of `--log`, if there is one. Returns it as it is printed."""
-    lines = [printable(line) for line in message.split("\n  ")]
-    if printing.log is not None:
-        now = datetime.now(UTC)
-        printing.log.write("".join(f"{now:%Y-%m-%dT%H:%M:%SZ} {line}\n" for line in lines).encode())
-    return "\n  ".join(lines)
-
-
-def keep_log(path: Path) -> None:
-    """Add what is printed for people to a file, with the time in UTC, until the command has ended. Raises ArgumentError
-    if there is such a file, and it is no log; StoreError if the file cannot be written."""
-    try:
-        with suppress(FileNotFoundError), path.open("rb") as file:
-            if (begin := file.read(64)) and not _LOGGED.match(begin):
-                raise ArgumentError(f"--log: {path} is there, and is no log of featcache: give another file")
-        printing.log = MessageFile(path, "a")
-    except OSError as error:
-        raise StoreError(f"--log: {path}: cannot be written: {error.strerror}") from error
-    log(f"featcache {__version__}, process {os.getpid()} on {os.uname().nodename}")
+def _print_message(message: str) -> None:
+    click.echo("\n  ".join(map(printable, message.split("\n  "))), err=True)
 
 
 def note_unfinished(version: Version, index: Index | None = None) -> bool:

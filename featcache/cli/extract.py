@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from featcache.cli import options
-from featcache.cli.common import FAILURES_LEFT, as_document, error_document, keep_log, note, printing, say, say_json
+from featcache.cli.common import FAILURES_LEFT, as_document, error_document, note, printing, say, say_json
 from featcache.cli.corpora import worst
 from featcache.cli.process import stoppable
 from featcache.cli.runs import Display, say_plan, say_summary, say_trial
@@ -115,12 +115,6 @@ _Ends = dict[Location, tuple[int, dict[str, Any]]]
     help="On stderr: a bar, or lines now and then where stderr is no terminal; json: a document on a line, each minute "
     "and at the end (docs/json.md).",
 )
-@click.option(
-    "--log",
-    type=options.FILE,
-    metavar="FILE",
-    help="Also add messages and progress to FILE, each line with the time, in UTC.",
-)
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors, and what --json prints.")
 @options.as_json("Print the summary as one JSON document.")
 def extract(
@@ -129,7 +123,6 @@ def extract(
     cache: Location,
     trial: bool,
     progress: str,
-    log: Path | None,
     quiet: bool,
     **chosen: Any,
 ) -> int:
@@ -172,8 +165,6 @@ def extract(
       featcache extract train.csv -o s3://bucket/features
     """
     printing.quiet = quiet
-    if log is not None:
-        keep_log(log)
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     if (threads := chosen["threads"]) is not None:

@@ -1,6 +1,6 @@
 """What `extract` and `repair` say of a run: the plan before it, its progress, the summary after it.
 
-Progress is a bar as wide as the terminal, or plain lines at intervals elsewhere; JSON for programs; and a log."""
+Progress is a bar as wide as the terminal, or plain lines at intervals elsewhere; or JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import click
 
-from featcache.cli.common import FAILURES_LEFT, complain, count_are, log, note, printing, say
+from featcache.cli.common import FAILURES_LEFT, complain, count_are, note, printing, say
 from featcache.cli.process import INTERRUPTED, progress_bar, terminal_columns
 from featcache.errors import counted, hours, megabytes
 
@@ -44,7 +44,7 @@ class Display:
     """Shows hours of audio done, time left, failures and times real time; use it as a context manager.
 
     Args:
-        kind: `bar`, `json` or `none`. The log gets plain lines, whichever it is.
+        kind: `bar`, `json` or `none`.
     """
 
     def __init__(self, plan: ExtractionPlan, kind: str = "bar") -> None:
@@ -76,11 +76,10 @@ class Display:
                 self._show_line(progress, now)
 
     def _show_line(self, progress: Progress, now: float, is_end: bool = False) -> None:
-        is_seen = self._kind == "bar" and self._bar is None and not is_end
-        tell = note if is_seen else log  # what is noted is in the log, too
-        tell(self._text(progress, now))
         if self._kind == "json":
             click.echo(json.dumps(self._document(progress, now, is_end)), err=True)
+        elif self._kind == "bar" and self._bar is None and not is_end:
+            note(self._text(progress, now))
 
     def _text(self, progress: Progress, now: float) -> str:
         from tqdm import tqdm

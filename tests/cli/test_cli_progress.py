@@ -1,4 +1,4 @@
-"""Progress on stderr, on terminals of any width and where there is none, and as JSON; the log; and quiet."""
+"""Progress on stderr, on terminals of any width and where there is none, and as JSON; and quiet."""
 
 import io
 import json
@@ -100,26 +100,9 @@ def test_json_goes_on_while_nothing_is_done(monkeypatch):
     assert written.getvalue().count("\n") >= 3
 
 
-def test_a_log_has_what_is_said_and_progress_with_the_time(cli, plain, scratch):
-    log = scratch / "log"
-    command = ("extract", plain.manifest(), "-o", scratch / "c", "--log", log)
-    assert cli(*command, "-q", "--progress", "none").out == ""
-    first = log.read_text().splitlines()
-    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ .", line) for line in first)
-    said = "\n".join(line.partition(" ")[2] for line in first)
-    for words in ("featcache ", "6.1 s of 6.1 s", "12 utterances: 12 extracted", "× real time on cpu"):
-        assert words in said
-    cli(*command, "--json")
-    assert len(log.read_text().splitlines()) > len(first)
-    assert log.read_text().splitlines()[: len(first)] == first
-
-
 def test_quiet_is_all_but_errors(cli, plain, scratch):
     gone = plain.manifest([{"id": "gone", "path": "gone.wav"}], "gone.csv")
     made = cli("extract", gone, "-o", scratch / "c", "-q", "--json")
     assert (made.code, made.err, made.json()["failed_by_reason"]) == (3, "", {"file_missing": 1})
-    said = cli.refused("extract", gone, "-o", scratch / "c", "-q", "-c", "nonsense", "--log", scratch / "log")
+    said = cli.refused("extract", gone, "-o", scratch / "c", "-q", "-c", "nonsense")
     assert said.startswith("featcache: config nonsense: ")
-    assert said.strip() in (scratch / "log").read_text()
-    said = cli.refused("extract", gone, "-o", scratch / "c", "--log", scratch / "no" / "log", code=1)
-    assert said == f"featcache: --log: {scratch}/no/log: cannot be written: No such file or directory\n"
