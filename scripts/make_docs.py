@@ -49,7 +49,8 @@ def commands_page() -> str:
         "# Commands",
         "Made by `python scripts/make_docs.py` from what `--help` says: do not edit. "
         "Options that many commands have are [at the end](#options-of-many-commands).",
-        "Results go to stdout, progress and messages to stderr; `--json` prints one document on stdout.",
+        "Results go to stdout, progress and messages to stderr; `--json` prints one document on stdout. "
+        'Tab completes in bash after `eval "$(_FEATCACHE_COMPLETE=bash_source featcache)"`; zsh and fish likewise.',
         *_section("featcache", cli.get_help(parent)),
     ]
     for name, context in contexts.items():

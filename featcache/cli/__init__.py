@@ -17,7 +17,6 @@ from traceback import walk_tb
 from typing import Any, NoReturn
 
 import click
-from click.shell_completion import get_completion_class
 
 from featcache import __version__
 from featcache.cli.common import complain, note, print_json, printing
@@ -146,23 +145,8 @@ def _is_from_printing(error: BaseException) -> bool:
     return frame.f_globals.get("__name__") == click.echo.__module__
 
 
-def _print_completion(context: click.Context, parameter: click.Parameter, shell: str | None) -> None:
-    complete = get_completion_class(shell or "")
-    if complete is not None and not context.resilient_parsing:  # then the shell is being told what may follow
-        click.echo(complete(context.command, {}, "featcache", "_FEATCACHE_COMPLETE").source())
-        context.exit()
-
-
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="featcache")
-@click.option(
-    "--completion",
-    type=click.Choice(["bash", "zsh", "fish"]),
-    is_eager=True,
-    expose_value=False,
-    callback=_print_completion,
-    help='Print the script by which a shell completes commands. In ~/.bashrc: eval "$(featcache --completion bash)"',
-)
 def main() -> None:
     """Extract speech features once, into Zarr shards that training can trust.
 

@@ -109,7 +109,7 @@ def test_a_shell_completes_commands_options_and_configs(tmp_path):
     )
     (tmp_path / "featcache").chmod(0o755)
     script = """
-        eval "$(featcache --completion bash)"
+        eval "$(_FEATCACHE_COMPLETE=bash_source featcache)"
         compopt() { echo paths; }
         for typed in "ver" "extract m.csv --allow-mix" "extract m.csv -c fbank80-s" "info f"; do
             COMP_WORDS=(featcache $typed) COMP_CWORD=$(wc -w <<< "$typed") COMPREPLY=()
