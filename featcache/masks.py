@@ -13,15 +13,13 @@ Chunks are those of chunk-based attention (WeNet's U2, Zhang et al. 2020, arXiv:
 chunks of `chunk_size`, the last one may be shorter, and a frame attends to its whole chunk and to `num_left_chunks`
 chunks before it.
 
-Causal and chunked masks are cached and **shared**: calls with the same arguments return the same tensor. So never
-change such a mask in place, which would change it for all later calls; `clone()` it first.
+The last causal and chunked masks are cached and **shared**: calls with the same arguments return the same tensor. So
+never change such a mask in place, which would change it for later calls; `clone()` it first.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
-from threading import Lock
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -30,13 +28,8 @@ from featcache.errors import ArgumentError
 
 __all__ = ["attention_mask", "causal_mask", "chunk_mask", "for_multihead_attention", "padding_mask"]
 
-_SHARED_BYTES = 64 << 20
-"""The bytes of all shared masks, on all devices together: sixteen masks of 2,000 frames."""
-
-_shared: OrderedDict[Hashable, Tensor] = OrderedDict()
-"""The chunk masks that were used last, the latest at the end."""
-
-_sharing = Lock()
+_NUM_SHARED, _MOST_SHARED_FRAMES = 4, 4096
+"""How many masks are shared, on all devices together, and how long these may be: 64 MiB in all."""
 
 
 def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
@@ -104,9 +97,12 @@ def chunk_mask(
     num_left_chunks = min(num_left_chunks, others)
     device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", and None the default device
     # What is compiled, or captured in a CUDA graph, is recorded: its tensors have no values yet.
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    is_recorded = torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    if is_recorded or num_frames > _MOST_SHARED_FRAMES:
         return _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
-    return _shared_mask(num_frames, chunk_size, num_left_chunks, device)
+    # Shared within a stream only: another stream might read a mask before it is written.
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _shared_mask(num_frames, chunk_size, num_left_chunks, device, stream)
 
 
 def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
@@ -220,29 +216,10 @@ def _chunk_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: 
     return rows.flip(0).reshape(end, num_frames)[:num_frames]
 
 
-def _shared_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device) -> Tensor:
-    """A chunk mask, of those that were used last if it is among them; for several threads at once."""
-    # shared within a stream only: another stream might read a mask before it is written
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = (num_frames, chunk_size, num_left_chunks, device, stream)
-    with _sharing:
-        if key in _shared:
-            _shared.move_to_end(key)
-            return _shared[key]
-    # made without the lock: a process that is forked meanwhile would never get it
+@lru_cache(_NUM_SHARED)
+def _shared_mask(num_frames: int, chunk_size: int, num_left_chunks: int, device: torch.device, stream: int) -> Tensor:
     with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training later
-        mask = _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
-    if _num_bytes(mask) > _SHARED_BYTES:
-        return mask
-    with _sharing:
-        mask = _shared.setdefault(key, mask)  # another thread may have put its own first
-        while sum(map(_num_bytes, _shared.values())) > _SHARED_BYTES:
-            _shared.popitem(last=False)
-        return mask
-
-
-def _num_bytes(mask: Tensor) -> int:
-    return mask.untyped_storage().nbytes()
+        return _chunk_mask(num_frames, chunk_size, num_left_chunks, device)
 
 
 def _check(name: str, value: int, least: int, hint: str = "") -> None:

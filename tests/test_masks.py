@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,9 +23,9 @@ of_many = settings(max_examples=60, deadline=None)
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch):
-    """A cache of its own for every test."""
-    monkeypatch.setattr(masks, "_shared", OrderedDict())
+def nothing_kept():
+    """Every test begins with an empty cache."""
+    masks._shared_mask.cache_clear()
 
 
 def may_attend(query, key, chunk_size, num_left_chunks):
@@ -164,16 +163,16 @@ def test_the_same_mask_is_the_same_tensor():
     assert chunk_mask(20, 4, 2, device="cpu") is chunk_mask(20, 4, 2, device=torch.device("cpu"))
 
 
-def test_what_is_kept_is_bounded_and_the_oldest_goes_first(monkeypatch):
-    monkeypatch.setattr(masks, "_SHARED_BYTES", 350)
-    first, second, third = causal_mask(10), chunk_mask(10, 2), chunk_mask(10, 3)
+def test_what_is_kept_is_bounded_and_what_was_not_used_for_longest_goes_first():
+    first, second, *others = [chunk_mask(10, size) for size in range(1, masks._NUM_SHARED + 1)]
     assert causal_mask(10) is first
-    chunk_mask(10, 4)
+    chunk_mask(10, 9)
     assert causal_mask(10) is first
-    assert chunk_mask(10, 3) is third
+    assert chunk_mask(10, masks._NUM_SHARED) is others[-1]
     assert chunk_mask(10, 2) is not second
-    assert causal_mask(19) is not causal_mask(19), "larger than all that may be kept"
-    assert sum(map(masks._num_bytes, masks._shared.values())) <= 350
+    longest = masks._MOST_SHARED_FRAMES
+    assert causal_mask(longest + 1) is not causal_mask(longest + 1)
+    assert masks._NUM_SHARED * causal_mask(longest).untyped_storage().nbytes() <= 64 << 20
 
 
 def test_combined_masks_are_ones_own():
@@ -193,8 +192,8 @@ def test_a_mask_made_in_inference_mode_does_for_training():
     assert not mask.is_inference()
 
 
-def test_threads_get_one_mask_and_the_right_one(monkeypatch):
-    monkeypatch.setattr(masks, "_SHARED_BYTES", 3000)  # which does not hold them all
+def test_threads_get_the_right_mask():
+    """Of more than are kept."""
     wanted = [(num_frames, size, left) for num_frames in (17, 30) for size in (1, 4) for left in (0, 2, None)]
     expected = {which: slow_chunk_mask(*which) for which in wanted}
     start = threading.Barrier(8)
@@ -251,7 +250,7 @@ def test_compiled_models_may_make_masks():
     compiled = torch.compile(lambda x: x.masked_fill(~chunk_mask(x.shape[0], 4, 1), 0), backend="eager", fullgraph=True)
     for num_frames in (9, 12, 30):
         assert torch.equal(compiled(torch.ones(num_frames, num_frames)).bool(), slow_chunk_mask(num_frames, 4, 1))
-    assert not masks._shared
+    assert not masks._shared_mask.cache_info().currsize
 
 
 # Mistakes

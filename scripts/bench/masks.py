@@ -122,7 +122,7 @@ def measure(num_frames: int, chunk_size: int, left: int | None, asked: argparse.
 
     def prepare(name: str) -> None:
         if name == MADE:
-            masks._shared.clear()
+            masks._shared_mask.cache_clear()
         if asked.cold:
             OTHER_MEMORY.add_(1)
 
