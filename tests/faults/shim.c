@@ -4,9 +4,11 @@
  * Loaded with LD_PRELOAD, it does nothing until one of the functions at the end is called (from Python, with ctypes).
  * Watched calls are counted and made one at a time, so their order in a record is the order in which they happened.
  *
- * CPython and numpy call the C library through its symbols, so all of theirs pass here. What does not: writes that the
- * C library makes from its own buffers. `fwrite`, with which `ndarray.tofile` writes, is therefore done here by
- * `write`. Maps (`mmap`) do not pass here either; featcache maps for reading only.
+ * CPython calls the C library through its symbols, so all that featcache has it call passes here. What featcache does
+ * not call does not: `link`, `writev`, `sendfile`, `truncate` by name, and what numpy's `tofile` writes from the C
+ * library's buffers. Whoever begins to call one of these adds it: else what it does is in no record, and power cuts at
+ * the end of a command (`power_loss.py`) leave too little. Maps (`mmap`) do not pass here either; featcache maps for
+ * reading only.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,19 +22,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
-#include <sys/utsname.h>
 #include <time.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #define SAVED_FDS 65536
 
-enum kind { OPEN, WRITE, TRUNCATE, ALLOCATE, SYNC, RENAME, MKDIR, UNLINK, RMDIR, LINK, READ_OPEN, READ, LOCK, LIST, KINDS };
-static const char *NAMES[KINDS] = {"open",   "write", "truncate", "allocate",  "sync", "rename", "mkdir",
-                                   "unlink", "rmdir", "link",     "read_open", "read", "lock",   "list"};
+enum kind { OPEN, WRITE, TRUNCATE, ALLOCATE, SYNC, RENAME, MKDIR, UNLINK, RMDIR, READ_OPEN, READ, LOCK, LIST, KINDS };
+static const char *NAMES[KINDS] = {"open",   "write", "truncate",  "allocate", "sync", "rename", "mkdir",
+                                   "unlink", "rmdir", "read_open", "read",     "lock", "list"};
 enum action { NOTHING, KILL, ERROR, SHORT, TORN, LOST };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -81,32 +80,29 @@ static int is_watched(const char *path) {
     return root_length && !strncmp(path, root, root_length) && (path[root_length] == '/' || !path[root_length]);
 }
 
+/* The path of what a descriptor, or AT_FDCWD, stands for; whether there is one. */
+static int fd_name(int fd, char *found) {
+    char link[64] = "/proc/self/cwd";
+    if (fd != AT_FDCWD) snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, found, PATH_MAX - 1);
+    if (length < 0) return 0;
+    found[length] = 0;
+    return 1;
+}
+
 /* The absolute path of what a call is about; whether it is watched. */
 static int at_path(int folder, const char *path, char *found) {
     if (!root_length || !path) return 0;
     if (path[0] == '/') {
         snprintf(found, PATH_MAX, "%s", path);
     } else {
-        char link[64], base[PATH_MAX];
-        ssize_t length;
-        if (folder == AT_FDCWD) snprintf(link, sizeof link, "/proc/self/cwd");
-        else snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
-        if ((length = readlink(link, base, sizeof base - 1)) < 0) return 0;
-        base[length] = 0;
-        if ((size_t)snprintf(found, PATH_MAX, "%s/%s", base, path) >= PATH_MAX) return 0;
+        char base[PATH_MAX];
+        if (!fd_name(folder, base) || (size_t)snprintf(found, PATH_MAX, "%s/%s", base, path) >= PATH_MAX) return 0;
     }
     return is_watched(found);
 }
 
-static int fd_path(int fd, char *found) {
-    char link[64];
-    ssize_t length;
-    if (!root_length) return 0;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if ((length = readlink(link, found, PATH_MAX - 1)) < 0) return 0;
-    found[length] = 0;
-    return is_watched(found);
-}
+static int fd_path(int fd, char *found) { return root_length && fd_name(fd, found) && is_watched(found); }
 
 /* Counting and striking; all under the mutex */
 
@@ -140,27 +136,38 @@ static unsigned long parent_inode(const char *path) {
 }
 
 /* A line for what has happened, and the bytes that were written. */
-static void note(enum kind kind, int ok, unsigned long ino, long offset, long length, int flag, const char *path,
+static void note(enum kind kind, int ok, unsigned long ino, long offset, long length, const char *path,
                  const char *other, const void *data) {
     if (record < 0) return;
     int kept = errno;
     char line[2 * PATH_MAX + 256];
     int with_data = data && record_data && length > 0;
-    int size = snprintf(line, sizeof line, "%s\t%d\t%lu\t%ld\t%ld\t%d\t%lu\t%lu\t%d\t%s\t%s\n", NAMES[kind], ok, ino,
-                        offset, length, flag, path ? parent_inode(path) : 0, other ? parent_inode(other) : 0, with_data,
-                        path ? path : "", other ? other : "");
+    int size = snprintf(line, sizeof line, "%s\t%d\t%lu\t%ld\t%ld\t%lu\t%lu\t%d\t%s\t%s\n", NAMES[kind], ok, ino, offset,
+                        length, parent_inode(path), other ? parent_inode(other) : 0, with_data, path, other ? other : "");
     struct iovec parts[2] = {{line, size}, {(void *)data, length}};
-    static ssize_t (*real)(int, const struct iovec *, int);
-    if (!real) real = dlsym(RTLD_NEXT, "writev");
+    REAL(ssize_t, "writev", int, const struct iovec *, int);
     if (real(record, parts, with_data ? 2 : 1) < 0) abort();
     errno = kept;
 }
 
+/* Make a call that returns 0, unless it is struck, and note what it has done to `from`, or made there. */
+#define CHANGING(kind, failed, call, offset, length, from, to) \
+    pthread_mutex_lock(&mutex); \
+    int result; \
+    if (now(kind) == NOTHING) { \
+        unsigned long ino = inode(from); \
+        result = call; \
+        if (!result) note(kind, 1, ino ? ino : inode(from), offset, length, from, to, 0); \
+    } else { \
+        result = failed; \
+    } \
+    pthread_mutex_unlock(&mutex); \
+    return result
+
 /* Opening */
 
 static int opened(int folder, const char *path, int flags, mode_t mode) {
-    static int (*real)(int, const char *, int, ...);
-    if (!real) real = dlsym(RTLD_NEXT, "openat64");
+    REAL(int, "openat64", int, const char *, int, ...);
     char found[PATH_MAX];
     if (host[0] && path && !strcmp(path, "/proc/sys/kernel/random/boot_id")) {
         char boot[PATH_MAX];
@@ -176,7 +183,7 @@ static int opened(int folder, const char *path, int flags, mode_t mode) {
         unsigned long before = changes && record >= 0 ? inode(found) : 0;
         result = real(folder, path, flags, mode);
         if (result >= 0 && changes) {
-            note(OPEN, 1, fd_inode(result), !before, !!(flags & O_TRUNC), flags, found, 0, 0);
+            note(OPEN, 1, fd_inode(result), !before, !!(flags & O_TRUNC), found, 0, 0);
         }
     }
     pthread_mutex_unlock(&mutex);
@@ -195,53 +202,45 @@ int open(const char *path, int flags, ...) {
     MODE(flags)
     return opened(AT_FDCWD, path, flags, mode);
 }
-int open64(const char *path, int flags, ...) {
-    MODE(flags)
-    return opened(AT_FDCWD, path, flags, mode);
-}
+int open64(const char *path, int flags, ...) __attribute__((alias("open")));
 int openat(int folder, const char *path, int flags, ...) {
     MODE(flags)
     return opened(folder, path, flags, mode);
 }
-int openat64(int folder, const char *path, int flags, ...) {
-    MODE(flags)
-    return opened(folder, path, flags, mode);
-}
+int openat64(int folder, const char *path, int flags, ...) __attribute__((alias("openat")));
 
 /* Reading */
 
-#define READING(kind, fd, failed, call) \
-    char path[PATH_MAX]; \
-    if (!fd_path(fd, path)) return call; \
+#define READING(kind, failed, call) \
     pthread_mutex_lock(&mutex); \
-    __typeof__(call) result = failed; \
-    if (now(kind) == NOTHING) result = call; \
+    __typeof__(call) result = now(kind) == NOTHING ? call : failed; \
     pthread_mutex_unlock(&mutex); \
     return result
+#define READING_FILE(fd, call) \
+    char path[PATH_MAX]; \
+    if (!fd_path(fd, path)) return call; \
+    READING(READ, -1, call)
 ssize_t read(int fd, void *data, size_t size) {
     REAL(ssize_t, "read", int, void *, size_t);
-    READING(READ, fd, -1, real(fd, data, size));
+    READING_FILE(fd, real(fd, data, size));
 }
 ssize_t pread64(int fd, void *data, size_t size, off64_t at) {
     REAL(ssize_t, "pread64", int, void *, size_t, off64_t);
-    READING(READ, fd, -1, real(fd, data, size, at));
+    READING_FILE(fd, real(fd, data, size, at));
 }
 ssize_t preadv64v2(int fd, const struct iovec *parts, int count, off64_t at, int flags) {
     REAL(ssize_t, "preadv64v2", int, const struct iovec *, int, off64_t, int);
-    READING(READ, fd, -1, real(fd, parts, count, at, flags));
+    READING_FILE(fd, real(fd, parts, count, at, flags));
 }
 ssize_t preadv64(int fd, const struct iovec *parts, int count, off64_t at) {
     REAL(ssize_t, "preadv64", int, const struct iovec *, int, off64_t);
-    READING(READ, fd, -1, real(fd, parts, count, at));
+    READING_FILE(fd, real(fd, parts, count, at));
 }
 void *opendir(const char *path) {
     REAL(void *, "opendir", const char *);
     char found[PATH_MAX];
     if (!at_path(AT_FDCWD, path, found)) return real(path);
-    pthread_mutex_lock(&mutex);
-    void *result = now(LIST) == NOTHING ? real(path) : NULL;
-    pthread_mutex_unlock(&mutex);
-    return result;
+    READING(LIST, NULL, real(path));
 }
 
 /* Writing */
@@ -258,7 +257,7 @@ static ssize_t written(int fd, const void *data, size_t size, off64_t at) {
         if (at < 0) offset = fcntl(fd, F_GETFL) & O_APPEND ? lseek64(fd, 0, SEEK_END) : lseek64(fd, 0, SEEK_CUR);
         size_t count = partly ? size / 2 : size;
         result = at < 0 ? real_write(fd, data, count) : real_pwrite(fd, data, count, at);
-        if (result > 0) note(WRITE, 1, fd_inode(fd), offset, result, 0, path, 0, data);
+        if (result > 0) note(WRITE, 1, fd_inode(fd), offset, result, path, 0, data);
         if (action == TORN) {
             kill(getpid(), SIGKILL);
             for (;;) pause();
@@ -268,75 +267,19 @@ static ssize_t written(int fd, const void *data, size_t size, off64_t at) {
     return result;
 }
 ssize_t write(int fd, const void *data, size_t size) { return written(fd, data, size, -1); }
-ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return written(fd, data, size, at); }
 ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) { return written(fd, data, size, at); }
-ssize_t writev(int fd, const struct iovec *parts, int count) {
-    REAL(ssize_t, "writev", int, const struct iovec *, int);
-    char path[PATH_MAX];
-    if (!fd_path(fd, path)) return real(fd, parts, count);
-    return count ? written(fd, parts[0].iov_base, parts[0].iov_len, -1) : 0; /* a short write: whoever calls goes on */
-}
-size_t fwrite(const void *data, size_t size, size_t count, FILE *stream) {
-    REAL(size_t, "fwrite", const void *, size_t, size_t, FILE *);
-    char path[PATH_MAX];
-    if (!size || !count || !fd_path(fileno(stream), path)) return real(data, size, count, stream);
-    if (fflush(stream)) return 0;
-    size_t done = 0, all = size * count;
-    while (done < all) {
-        ssize_t got = written(fileno(stream), (const char *)data + done, all - done, -1);
-        if (got < 0) break;
-        done += got;
-    }
-    int kept = errno;
-    fseeko64(stream, lseek64(fileno(stream), 0, SEEK_CUR), SEEK_SET); /* the stream keeps a place of its own */
-    errno = kept;
-    return done / size;
-}
-/* Copies within the kernel are refused, as some file systems do: whoever copies goes on with read and write. */
-ssize_t copy_file_range(int in, off64_t *from, int out, off64_t *to, size_t size, unsigned flags) {
-    REAL(ssize_t, "copy_file_range", int, off64_t *, int, off64_t *, size_t, unsigned);
-    char path[PATH_MAX];
-    if (!fd_path(out, path)) return real(in, from, out, to, size, flags);
-    errno = EXDEV;
-    return -1;
-}
-ssize_t sendfile64(int out, int in, off64_t *at, size_t size) {
-    REAL(ssize_t, "sendfile64", int, int, off64_t *, size_t);
-    char path[PATH_MAX];
-    if (!fd_path(out, path)) return real(out, in, at, size);
-    errno = EINVAL;
-    return -1;
-}
 
-static int cut(int fd, const char *path, off64_t size) {
-    static int (*by_fd)(int, off64_t);
-    static int (*by_path)(const char *, off64_t);
-    if (!by_fd) by_fd = dlsym(RTLD_NEXT, "ftruncate64"), by_path = dlsym(RTLD_NEXT, "truncate64");
-    char found[PATH_MAX];
-    if (!(path ? at_path(AT_FDCWD, path, found) : fd_path(fd, found))) return path ? by_path(path, size) : by_fd(fd, size);
-    pthread_mutex_lock(&mutex);
-    int result = -1;
-    if (now(TRUNCATE) == NOTHING) {
-        result = path ? by_path(path, size) : by_fd(fd, size);
-        if (!result) note(TRUNCATE, 1, inode(found), size, 0, 0, found, 0, 0);
-    }
-    pthread_mutex_unlock(&mutex);
-    return result;
+int ftruncate64(int fd, off64_t size) {
+    REAL(int, "ftruncate64", int, off64_t);
+    char path[PATH_MAX];
+    if (!fd_path(fd, path)) return real(fd, size);
+    CHANGING(TRUNCATE, -1, real(fd, size), size, 0, path, NULL);
 }
-int ftruncate(int fd, off_t size) { return cut(fd, 0, size); }
-int ftruncate64(int fd, off64_t size) { return cut(fd, 0, size); }
-int truncate(const char *path, off_t size) { return cut(-1, path, size); }
-int truncate64(const char *path, off64_t size) { return cut(-1, path, size); }
-
 int posix_fallocate64(int fd, off64_t at, off64_t size) {
     REAL(int, "posix_fallocate64", int, off64_t, off64_t);
     char path[PATH_MAX];
     if (!fd_path(fd, path)) return real(fd, at, size);
-    pthread_mutex_lock(&mutex);
-    int result = now(ALLOCATE) == NOTHING ? real(fd, at, size) : errno;
-    if (!result) note(ALLOCATE, 1, fd_inode(fd), at, size, 0, path, 0, 0);
-    pthread_mutex_unlock(&mutex);
-    return result;
+    CHANGING(ALLOCATE, errno, real(fd, at, size), at, size, path, NULL);
 }
 
 /* Flushing */
@@ -354,7 +297,8 @@ static void lose(int fd) {
     if (again >= 0) real_close(again);
 }
 
-static int flushed(int fd, int (*real)(int)) {
+int fsync(int fd) {
+    REAL(int, "fsync", int);
     char path[PATH_MAX];
     if (!fd_path(fd, path)) return real(fd);
     pthread_mutex_lock(&mutex);
@@ -367,98 +311,35 @@ static int flushed(int fd, int (*real)(int)) {
         lose(fd);
         errno = kept;
     }
-    note(SYNC, !result, fd_inode(fd), 0, 0, 0, path, 0, 0);
+    note(SYNC, !result, fd_inode(fd), 0, 0, path, 0, 0);
     pthread_mutex_unlock(&mutex);
     return result;
-}
-int fsync(int fd) {
-    REAL(int, "fsync", int);
-    return flushed(fd, real);
-}
-int fdatasync(int fd) {
-    REAL(int, "fdatasync", int);
-    return flushed(fd, real);
 }
 
 /* Names */
 
-static int renamed(int folder, const char *from, int other, const char *to, unsigned flags) {
-    static int (*real)(int, const char *, int, const char *, unsigned);
-    if (!real) real = dlsym(RTLD_NEXT, "renameat2");
+int rename(const char *from, const char *to) {
+    REAL(int, "rename", const char *, const char *);
     char old[PATH_MAX], new[PATH_MAX];
-    int is_old = at_path(folder, from, old), is_new = at_path(other, to, new);
-    if (!is_old && !is_new) return real(folder, from, other, to, flags);
-    pthread_mutex_lock(&mutex);
-    int result = -1;
-    if (now(RENAME) == NOTHING) {
-        unsigned long ino = inode(old);
-        result = real(folder, from, other, to, flags);
-        if (!result) note(RENAME, 1, ino, 0, 0, flags, old, new, 0);
-    }
-    pthread_mutex_unlock(&mutex);
-    return result;
+    int is_old = at_path(AT_FDCWD, from, old), is_new = at_path(AT_FDCWD, to, new);
+    if (!is_old && !is_new) return real(from, to);
+    CHANGING(RENAME, -1, real(from, to), 0, 0, old, new);
 }
-int rename(const char *from, const char *to) { return renamed(AT_FDCWD, from, AT_FDCWD, to, 0); }
-int renameat(int folder, const char *from, int other, const char *to) { return renamed(folder, from, other, to, 0); }
-int renameat2(int folder, const char *from, int other, const char *to, unsigned flags) {
-    return renamed(folder, from, other, to, flags);
-}
-
-static int made(int folder, const char *path, mode_t mode) {
-    static int (*real)(int, const char *, mode_t);
-    if (!real) real = dlsym(RTLD_NEXT, "mkdirat");
+int mkdir(const char *path, mode_t mode) {
+    REAL(int, "mkdir", const char *, mode_t);
     char found[PATH_MAX];
-    if (!at_path(folder, path, found)) return real(folder, path, mode);
-    pthread_mutex_lock(&mutex);
-    int result = -1;
-    struct stat there;
-    if (!lstat(found, &there)) { /* nothing would change */
-        errno = EEXIST;
-    } else if (now(MKDIR) == NOTHING) {
-        result = real(folder, path, mode);
-        if (!result) note(MKDIR, 1, inode(found), 0, 0, 0, found, 0, 0);
-    }
-    pthread_mutex_unlock(&mutex);
-    return result;
+    if (!at_path(AT_FDCWD, path, found)) return real(path, mode);
+    if (inode(found)) return errno = EEXIST, -1; /* nothing would change */
+    CHANGING(MKDIR, -1, real(path, mode), 0, 0, found, NULL);
 }
-int mkdir(const char *path, mode_t mode) { return made(AT_FDCWD, path, mode); }
-int mkdirat(int folder, const char *path, mode_t mode) { return made(folder, path, mode); }
-
-static int removed(int folder, const char *path, int flags) {
-    static int (*real)(int, const char *, int);
-    if (!real) real = dlsym(RTLD_NEXT, "unlinkat");
+int unlinkat(int folder, const char *path, int flags) {
+    REAL(int, "unlinkat", int, const char *, int);
     char found[PATH_MAX];
     if (!at_path(folder, path, found)) return real(folder, path, flags);
-    enum kind kind = flags & AT_REMOVEDIR ? RMDIR : UNLINK;
-    pthread_mutex_lock(&mutex);
-    int result = -1;
-    if (now(kind) == NOTHING) {
-        unsigned long ino = inode(found);
-        result = real(folder, path, flags);
-        if (!result) note(kind, 1, ino, 0, 0, 0, found, 0, 0);
-    }
-    pthread_mutex_unlock(&mutex);
-    return result;
+    CHANGING(flags & AT_REMOVEDIR ? RMDIR : UNLINK, -1, real(folder, path, flags), 0, 0, found, NULL);
 }
-int unlink(const char *path) { return removed(AT_FDCWD, path, 0); }
-int rmdir(const char *path) { return removed(AT_FDCWD, path, AT_REMOVEDIR); }
-int unlinkat(int folder, const char *path, int flags) { return removed(folder, path, flags); }
-
-int linkat(int folder, const char *from, int other, const char *to, int flags) {
-    REAL(int, "linkat", int, const char *, int, const char *, int);
-    char old[PATH_MAX], new[PATH_MAX];
-    int is_old = at_path(folder, from, old), is_new = at_path(other, to, new);
-    if (!is_old && !is_new) return real(folder, from, other, to, flags);
-    pthread_mutex_lock(&mutex);
-    int result = -1;
-    if (now(LINK) == NOTHING) {
-        result = real(folder, from, other, to, flags);
-        if (!result) note(LINK, 1, inode(new), 0, 0, 0, old, new, 0);
-    }
-    pthread_mutex_unlock(&mutex);
-    return result;
-}
-int link(const char *from, const char *to) { return linkat(AT_FDCWD, from, AT_FDCWD, to, 0); }
+int unlink(const char *path) { return unlinkat(AT_FDCWD, path, 0); }
+int rmdir(const char *path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
 
 /* Locks */
 
@@ -505,12 +386,6 @@ int gethostname(char *name, size_t size) {
     snprintf(name, size, "%s", host);
     return 0;
 }
-int uname(struct utsname *found) {
-    REAL(int, "uname", struct utsname *);
-    int result = real(found);
-    if (host[0]) snprintf(found->nodename, sizeof found->nodename, "%s", host);
-    return result;
-}
 
 static double shift(void) {
     if (!clock_jump) return clock_offset;
@@ -522,18 +397,6 @@ int clock_gettime(clockid_t which, struct timespec *found) {
     int result = real(which, found);
     if (!result && which == CLOCK_REALTIME && (clock_offset || clock_jump)) found->tv_sec += (time_t)shift();
     return result;
-}
-int gettimeofday(struct timeval *found, void *zone) {
-    REAL(int, "gettimeofday", struct timeval *, void *);
-    int result = real(found, zone);
-    if (!result && (clock_offset || clock_jump)) found->tv_sec += (time_t)shift();
-    return result;
-}
-time_t time(time_t *found) {
-    struct timespec when;
-    clock_gettime(CLOCK_REALTIME, &when);
-    if (found) *found = when.tv_sec;
-    return when.tv_sec;
 }
 
 /* What the tests call */

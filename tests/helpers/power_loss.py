@@ -87,10 +87,6 @@ class Disk:
         if call.kind == "mkdir" or (call.kind == "open" and call.offset):
             node = self._nodes[call.inode] = Node(call.kind == "mkdir")
             self.changes.append(Change(time, node, None, place))
-        elif call.kind == "link":
-            self.changes.append(
-                Change(time, self._nodes[call.inode], None, self._place(call.other_parent, call.other_path))
-            )
         elif call.kind == "rename":
             target = self._place(call.other_parent, call.other_path)
             self.changes.append(Change(time, self._nodes[call.inode], place, target))

@@ -12,19 +12,16 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).parents[1] / "faults" / "shim.c"
-KINDS = (
-    "open", "write", "truncate", "allocate", "sync", "rename", "mkdir", "unlink", "rmdir", "link",
-    "read_open", "read", "lock", "list",
-)  # fmt: skip
-"""The kinds of calls, as shim.c numbers them: `open` is one that may change something, `read_open` any other."""
+CHANGES = ("open", "write", "truncate", "allocate", "sync", "rename", "mkdir", "unlink", "rmdir")
+"""The kinds of calls that change files, or make a change last: `open` is one that may change something."""
+
+KINDS = (*CHANGES, "read_open", "read", "lock", "list")
+"""All kinds, as shim.c numbers them: `read_open` is any other `open`."""
 
 STEP = int(os.environ.get("FAULTS_STEP", "1"))
 """A long run tries call number 0, `STEP`, 2 * `STEP` …: all of them, unless the environment says otherwise."""
 
-CHANGES = KINDS[:10]
-"""The kinds that change files, or make a change last."""
-
-GROWS = ("open", "write", "truncate", "allocate", "sync", "rename", "mkdir", "link")
+GROWS = ("open", "write", "truncate", "allocate", "sync", "rename", "mkdir")
 """The calls that need room on the disk."""
 
 
@@ -147,7 +144,7 @@ def read_calls(record: Path) -> list[Call]:
     at = 0
     while at < len(left):
         end = left.index(b"\n", at)
-        kind, ok, inode, offset, length, _, parent, other, has_data, path, other_path = left[at:end].split(b"\t")
+        kind, ok, inode, offset, length, parent, other, has_data, path, other_path = left[at:end].split(b"\t")
         at = end + 1
         data = left[at : at + int(length)] if int(has_data) else b""
         at += len(data)
