@@ -6,14 +6,15 @@ are: see `Delivery.commit_part`."""
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from featcache.errors import Reason, StoreError
 from featcache.extraction.features import Extracted
-from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionCounts, VersionJob
+from featcache.extraction.jobs import DoneTask, Progress, RunControl, VersionJob
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.format.writing import ShardBuilder
@@ -36,13 +37,14 @@ class OpenShard:
         self._left = _UNREAD if leaves_unread else frozenset()
         self._builders = [ShardBuilder(job.version.info.spec) for job in jobs]
         self._failures: list[list[Failure]] = [[] for _ in jobs]
-        self._done = DoneTask(Progress(), [VersionCounts() for _ in jobs], task.name, [[] for _ in jobs])
+        self._done = DoneTask(task.name, Progress(), [[] for _ in jobs])
         numbers = zip(task.utterances, task.generations, strict=True)
         self._generations = {utterance.id: generation for utterance, generation in numbers if generation > 1}
 
-    def append(self, part: Iterable[Extracted], progress: Progress) -> None:
-        """Add what each version gets from a part of a batch, and count it. Raises ExtractorError if it is not what the
-        version holds."""
+    def append(self, part: Iterable[Extracted]) -> Progress:
+        """Add what each version gets from a part of a batch. Returns what that was. Raises ExtractorError if it is not
+        what the version holds."""
+        done = Progress()
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
         for number, (job, extracted) in enumerate(zip(self.jobs, part, strict=True)):
             items, all_failures = extracted.items, extracted.failures
@@ -54,15 +56,14 @@ class OpenShard:
             self._failures[number] += failures
             for item, clip in zip(items, extracted.features, strict=True):
                 self._builders[number].append(item, clip.features, clip.side)
-            self._done.counts[number].add(job.count(replace(extracted, failures=failures)))
-            for total in (progress, self._done.progress):
-                total.failures.update(failure.reason for failure in failures)
+            done.add(job.count(replace(extracted, failures=failures)))
             seconds |= {item.id: item.num_samples / job.built.sample_rate for item in items}
-        for total in (progress, self._done.progress):
-            total.audio_seconds += sum(seconds.values())
+        done.audio_seconds = sum(seconds.values())
+        self._done.progress.add(done)
+        return done
 
-    def commit(self, progress: Progress) -> DoneTask:
-        """Record the failures, make the shards visible, and count them. Returns what the versions have got.
+    def commit(self) -> DoneTask:
+        """Record the failures, and make the shards visible. Returns what the versions have got.
 
         What has not been appended is no part of the shards, and still to be done. Raises StoreError if the cache cannot
         be written."""
@@ -78,7 +79,6 @@ class OpenShard:
                 )
                 job.version.store.publish(files, f"shards/{name}")
                 self._done.progress.shards += 1
-        progress.shards += self._done.progress.shards
         return self._done
 
 
@@ -87,7 +87,7 @@ class Batch:
     """Some utterances of a task, and their features."""
 
     number: int
-    """The number of the batch, over all tasks. Batches are appended in this order."""
+    """The number of the batch, over all tasks."""
     shard: OpenShard
     utterances: Sequence[Utterance]
     """At least one utterance."""
@@ -96,12 +96,17 @@ class Batch:
     is_last: bool
     is_suspect: bool = False
     """Whether it is a single utterance that may have crashed an earlier run."""
-    parts: list[list[Extracted | PendingRows]] = field(default_factory=list)
-    """For each part of the batch, what each version gets; rows may be missing."""
+    parts: list[list[Extracted | PendingRows]] | None = None
+    """For each part of the batch, what each version gets; rows may be missing. None until it is extracted."""
     num_pending: int = 0
     """How many of these lack rows."""
     waiting_seconds: float = 0.0
     """What it has added to that of `Progress`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of it is missing."""
+        return self.parts is not None and not self.num_pending
 
 
 class Delivery:
@@ -111,20 +116,18 @@ class Delivery:
 
     Args:
         control: What to count in, and whom to tell.
-        state: The engine's lock, notified whenever a batch has been appended.
+        state: The engine's lock, which guards `coming` and what is counted; notified whenever a batch is appended.
         fail: Called with the error of a commit, in the thread that commits.
     """
 
     def __init__(self, control: RunControl, state: threading.Condition, fail: Callable[[BaseException], None]) -> None:
-        self.appended = 0
-        """The number of batches that have been appended; guarded by `state`."""
-        self.appended_seconds = 0.0
-        """Seconds of audio in them; guarded by `state`."""
+        self.coming: deque[Batch] = deque()
+        """The batches that are being extracted, or wait for what comes before them, in the order of their tasks."""
+        self._is_appending = False  # the first of them; guarded by `state`
         self._control = control
         self._progress = control.progress
         self._state = state
         self._fail = fail
-        self._complete: dict[int, Batch] = {}  # by number; guarded by `state`
         self._telling = threading.Lock()
         self._begun: OpenShard | None = None  # what is neither complete nor empty
         self._commits = ThreadPoolExecutor(1, "featcache-commit")
@@ -142,11 +145,6 @@ class Delivery:
         if self._begun is not None:
             self._commit(self._begun)
 
-    def put(self, batch: Batch) -> None:
-        """Take a batch if it lacks nothing; the caller holds `state`."""
-        if not batch.num_pending:
-            self._complete[batch.number] = batch
-
     def tell(self) -> None:
         """Tell how far the run is, unless another thread is doing so."""
         if self._telling.acquire(blocking=False):
@@ -158,10 +156,11 @@ class Delivery:
     def take(self) -> Batch | None:
         """The next batch, if it is complete and none is being appended; the caller holds `state`, and then appends it.
         After one that could not be written, there is none."""
-        batch = self._complete.pop(self.appended, None)  # its number stays the next one until it is appended
-        if batch is not None:
-            self._progress.waiting_seconds -= batch.waiting_seconds
-        return batch
+        if self._is_appending or not self.coming or not self.coming[0].is_complete:
+            return None
+        self._is_appending = True
+        self._progress.waiting_seconds -= self.coming[0].waiting_seconds
+        return self.coming[0]
 
     def append(self, batch: Batch) -> None:
         """Append a batch that was taken. Raises StoreError if the cache cannot be written: it is half written then."""
@@ -170,27 +169,31 @@ class Delivery:
         while batch.parts:
             part = batch.parts.pop(0)
             extracted = (result.extracted() if isinstance(result, PendingRows) else result for result in part)
-            shard.append(extracted, self._progress)
-        self._control.check(shard.jobs)
+            done = shard.append(extracted)
+            with self._state:
+                self._progress.add(done)
+        self._control.check()
         self.tell()
         if batch.is_last:
             self._begun = None
             self._commit_slots.acquire()
             self._commits.submit(self._commit, shard).add_done_callback(self._committed)
         with self._state:
-            self.appended += 1
-            self.appended_seconds += batch.seconds
+            self.coming.popleft()
+            self._is_appending = False
             self._progress.stages["write"] += perf_counter() - started
             self._state.notify_all()
 
     def _commit(self, shard: OpenShard) -> None:
         try:
-            done = shard.commit(self._progress)
+            done = shard.commit()
         except StoreError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
             what = "make room or mend the disk, and run the same command again"
             raise StoreError(f"{error}; the shards committed so far are good: {what}") from error
+        with self._state:
+            self._progress.shards += done.progress.shards
         self._control.done(done)
 
     def _committed(self, future: Future[None]) -> None:

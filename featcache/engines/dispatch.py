@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from featcache.engines.process import Setup
 from featcache.engines.worker import Died, Event, Finished, Message, Ready, Stop, Work, WorkerSetup, Working
 from featcache.errors import ConfigError, ExtractorError, counted
 from featcache.extraction.audio_files import can_be_read
-from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionCounts
+from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl
 from featcache.extraction.options import Options
 from featcache.extraction.tasks import ShardTask
 from featcache.version.in_flight import Suspects, find_suspects, remove_marks
@@ -160,10 +160,12 @@ class _Worker:
     """Whether it is not started again."""
     deaths: int = 0
     """How often it has died since it last committed something."""
-    latest: Working | None = None
+    latest: Progress | None = None
     """What it last said of all that it has done."""
-    done: list[DoneTask] = field(default_factory=list)
+    committed: Progress = field(default_factory=Progress)
     """What it has committed of that."""
+    done: set[str] = field(default_factory=set)
+    """The names of the tasks that it has committed."""
 
 
 class Dispatch:
@@ -182,7 +184,7 @@ class Dispatch:
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects
         self._dead: set[str] = set()  # runs of workers
-        self._lasting = Done(deepcopy(control.progress), [VersionCounts() for _ in group.jobs])
+        self._lasting = deepcopy(control.progress)  # what is done, whatever becomes of the workers
         self._unread: set[str] = set()  # the ids of what workers could not read, though this machine can
         self._first_unread = ""  # one of them, and why
         self._said: dict[str, int] = {}  # which worker was the first to say it
@@ -256,10 +258,11 @@ class Dispatch:
                 self._welcome(self._team.names[number], device, threads)
             case DoneTask():
                 self._settle_unread(event)
-                worker.done.append(replace(event, unread=[]))
+                worker.committed.add(event.progress)
+                worker.done.add(event.name)
                 worker.deaths = 0
             case Working():
-                worker.latest = event
+                worker.latest = event.progress
                 if isinstance(event, Finished):
                     if event.progress.too_many_failures:
                         self._control.give_up(event.progress.too_many_failures, event.progress.traceback)
@@ -290,11 +293,10 @@ class Dispatch:
         """Take back what a dead worker had, and start it again."""
         dead, name = self._workers[number], self._team.names[number]
         again = self._workers[number] = _Worker(deaths=dead.deaths + counts)
-        for one in dead.done:
-            self._lasting.add(one)
+        self._lasting.add(dead.committed)
         if dead.runs:
             self._learn(dead.runs, counts)
-        self._chunks.died(number, {one.name for one in dead.done}, counts)
+        self._chunks.died(number, dead.done, counts)
         when, most = ("at work", _MOST_DEATHS) if dead.runs else ("before it was ready", MOST_DEATHS)
         again.is_lost = again.deaths >= most or self._control.stop.is_set()
         what = "is not started again" if again.is_lost else "is started again, and what it had is given back"
@@ -321,12 +323,12 @@ class Dispatch:
         if chunk.deaths < _TRIES - 1:
             return Suspects()
         ids = frozenset(utterance.id for task in chunk.tasks for utterance in task.utterances)
-        is_over = chunk.deaths >= _TRIES and any(counts.extracted for counts in self._done_so_far().counts)
+        done = self._done_so_far().versions
+        is_over = chunk.deaths >= _TRIES and any(done[job.name].extracted for job in self._group.jobs)
         return Suspects(ids, ids if is_over else frozenset())
 
     def _settle_unread(self, done: DoneTask) -> None:
         """Record what a worker could not read as failed; but what this machine can read is still to be done."""
-        progress, counts = Progress(), []
         for job, unread in zip(self._group.jobs, done.unread, strict=True):
             failed = []
             for failure in unread:
@@ -337,9 +339,8 @@ class Dispatch:
                 else:
                     failed.append(failure)
             job.run.fail(failed)
-            progress.failures.update(failure.reason for failure in failed)
-            counts.append(VersionCounts(failed=len(failed)))
-        self._lasting.add(Done(progress, counts))
+            self._lasting.failures.update(failure.reason for failure in failed)
+            self._lasting.versions[job.name].failed += len(failed)
 
     def _unreadable(self) -> ExtractorError:
         return ExtractorError(
@@ -351,17 +352,14 @@ class Dispatch:
     def _report(self) -> None:
         """Count what was done so far, and tell."""
         self._next_report = monotonic() + _POLL_SECONDS
-        now_done = self._done_so_far()
-        progress = self._control.progress
-        for name in ("failures", "audio_seconds", "waiting_seconds", "shards", "stages"):
-            setattr(progress, name, getattr(now_done.progress, name))
-        for job, counts in zip(self._group.jobs, now_done.counts, strict=True):
-            job.counts = counts
-        self._control.check(self._group.jobs)
+        done, progress = self._done_so_far(), self._control.progress
+        for name in ("failures", "audio_seconds", "waiting_seconds", "shards", "stages", "versions"):
+            setattr(progress, name, getattr(done, name))
+        self._control.check()
         if self._first is not None:  # until then, there is nothing to tell
             self._control.report(progress)
 
-    def _done_so_far(self) -> Done:
+    def _done_so_far(self) -> Progress:
         """What all workers have done, the dead ones only what they have committed."""
         done = deepcopy(self._lasting)
         for worker in self._workers:

@@ -109,15 +109,13 @@ class _Workers:
             bytes_per_second = sum(config.spec.bytes_per_second for config in group.configs)
             self._ahead_seconds = min(_ROWS_AHEAD_SECONDS, _ROWS_AHEAD_BYTES / bytes_per_second)
             self._most_ahead = math.inf
-        # Guards what follows, and the times and seconds in `Progress`. Its counts, and those of the versions, have one
-        # writer each: utterances the worker that appends, shards the thread that commits.
+        # Guards what follows, and `Progress`.
         self._state = threading.Condition()
         self._error: BaseException | None = None
         self._queue = RowQueue(group.device.torch_device)
         self._batch_of: dict[PendingRows, Batch] = {}
         self._is_taking = False
         self._is_exhausted = False  # no more utterances are taken
-        self._taken, self._taken_seconds = 0, 0.0
         self._decoding = 0
         self._computing = 0
         self._delivery = Delivery(control, self._state, self._fail)
@@ -197,11 +195,10 @@ class _Workers:
     @property
     def _is_far_ahead(self) -> bool:
         """Whether as many batches as may wait do so for the one that is to be appended next."""
-        batches = self._taken - self._delivery.appended
-        if batches < self._device.workers + 2:
+        coming = self._delivery.coming
+        if len(coming) < self._device.workers + 2:
             return False
-        seconds = self._taken_seconds - self._delivery.appended_seconds
-        return batches >= self._most_ahead or seconds >= self._ahead_seconds
+        return len(coming) >= self._most_ahead or sum(batch.seconds for batch in coming) >= self._ahead_seconds
 
     def _rows_to_compute(self) -> list[Row] | None:
         """Rows that fill a batch; or fewer, if no others will join them, or if everything waits for them."""
@@ -212,7 +209,7 @@ class _Workers:
             return rows
         if self._is_exhausted:
             return None if self._decoding else self._queue.take_oldest()
-        return self._queue.take_oldest(self._delivery.appended) if self._is_far_ahead else None
+        return self._queue.take_oldest(self._delivery.coming[0].number) if self._is_far_ahead else None
 
     def _take(self, worker: int, times: WorkerTimes) -> None:
         """Take a batch, decode it, extract what does not become rows, and put the rows into the queue."""
@@ -223,8 +220,7 @@ class _Workers:
             if batch is None:
                 self._is_exhausted = True
                 return
-            self._taken += 1
-            self._taken_seconds += batch.seconds
+            self._delivery.coming.append(batch)
             self._decoding += 1
         extract: BatchExtractor = self._isolated.extract if batch.is_suspect else self._extract_batch
         ids = (utterance.id for utterance in batch.utterances)
@@ -240,7 +236,6 @@ class _Workers:
                 batch.num_pending += 1
                 self._batch_of[pending] = batch
                 self._queue.add(batch.number, pending.take_rows())
-            self._delivery.put(batch)
             self._state.notify_all()
 
     def _compute(self, rows: list[Row], worker: int, times: WorkerTimes) -> None:
@@ -262,7 +257,6 @@ class _Workers:
                 if row.pending.is_complete:
                     del self._batch_of[row.pending]
                     batch.num_pending -= 1
-                    self._delivery.put(batch)
             self._state.notify_all()
         self._delivery.tell()
 

@@ -153,7 +153,7 @@ class _Job:
             _log.info("%s", line)
         if options.dry_run:
             self.observer.planned(plan)
-            return summarize(plan, (), Progress(), elapsed_seconds=0.0, interrupted=False)
+            return summarize(plan, Progress(), elapsed_seconds=0.0, interrupted=False)
         with self.observer.running(), exclusively(plan, self.stop) as plan:
             self.observer.planned(plan)
             summary = run_extraction(plan, self.engine, self.observer.progress, self.stop)

@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,7 +28,7 @@ from featcache.device import Device
 from featcache.engines.local import run_locally
 from featcache.engines.process import Setup, passable
 from featcache.errors import ConfigError, ExtractorError, StoreError
-from featcache.extraction.jobs import Done, DoneTask, JobGroup, Progress, RunControl, VersionJob, maker
+from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl, VersionCounts, VersionJob, maker
 from featcache.extraction.options import Options
 from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import ShardTask
@@ -99,8 +99,10 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Working(Done):
+class Working:
     """What the worker has done since it began."""
+
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -212,10 +214,11 @@ class _Worker:
         self.device = Device(setup.options.device, setup.options.threads)
         self.device.use_nearby_cores()
         self._setup, self._stop, self._send = setup.setup, stop, send
-        self._control = RunControl(Progress(), self._report, stop, leaves_unread=True, done=send)
         configs, self._source = setup.setup.build(self.device)
         pairs = zip(configs, setup.versions, strict=True)
         self.jobs = [_begin(setup.options, self.device, built, *version) for built, version in pairs]
+        progress = Progress(versions={job.name: VersionCounts() for job in self.jobs})
+        self._control = RunControl(progress, self._report, stop, leaves_unread=True, done=send)
         self._next_report = 0.0
 
     def do(self, work: Work) -> None:
@@ -223,13 +226,13 @@ class _Worker:
         group = JobGroup(self.jobs, self._setup.root, self._setup.has_urls, self.device, self._source, work.suspects)
         run_locally(group, iter(work.tasks), self._control)
         for job in self.jobs:
-            job.run.finish({**asdict(job.counts), "interrupted": self._stop.is_set()})
-        self._send(Finished(self._control.progress, [job.counts for job in self.jobs]))
+            job.finish(self._control.progress, self._stop.is_set())
+        self._send(Finished(self._control.progress))
 
     def _report(self, progress: Progress) -> None:
         if (now := monotonic()) >= self._next_report:
             self._next_report = now + _REPORT_SECONDS
-            self._send(Working(progress, [job.counts for job in self.jobs]))
+            self._send(Working(progress))
 
 
 def _begin(options: Options, device: Device, built: BuiltConfig, path: Location, asked: dict[str, Any]) -> VersionJob:

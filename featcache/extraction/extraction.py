@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -90,21 +90,18 @@ def run_extraction(
     """
     began = perf_counter()
     control = RunControl(Progress(), report, stop or threading.Event(), plan.options.failure_limit)
-    jobs: list[VersionJob] = []
     for planned in plan.versions:
         if not (planned.num_missing or planned.is_new):
             _settle(plan, planned)
     for versions in group_versions(plan.versions):
         if not control.stop.is_set():
-            jobs += _fill(plan, versions, engine, control)
+            _fill(plan, versions, engine, control)
     interrupted = control.stop.is_set()
-    control.check(jobs, is_end=not interrupted)
-    return summarize(plan, jobs, control.progress, perf_counter() - began, interrupted)
+    control.check(is_end=not interrupted)
+    return summarize(plan, control.progress, perf_counter() - began, interrupted)
 
 
-def _fill(
-    plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl
-) -> list[VersionJob]:
+def _fill(plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine, control: RunControl) -> None:
     """Create the versions of a group, have the engine fill them, and record the outcome."""
     jobs = []
     for planned in versions:
@@ -116,6 +113,7 @@ def _fill(
         _want(plan, planned, version)
         run = Run(version, _asked(plan, planned))
         jobs.append(VersionJob(planned.built, batching, version, run, has_extracted=bool(planned.index.shards)))
+        control.progress.versions[jobs[-1].name] = VersionCounts()
     suspects = reduce(or_, (planned.suspects for planned in versions))
     has_urls = plan.source is None and plan.manifest.has_urls
     some = some_paths(plan.manifest) if plan.source is None else ()
@@ -126,8 +124,7 @@ def _fill(
     engine(group, tasks, control)
     for job in jobs:
         # The jobs of an array leave the index to `featcache index`.
-        job.finish(interrupted=control.stop.is_set(), builds_index=plan.options.partition is None)
-    return jobs
+        job.finish(control.progress, control.stop.is_set(), builds_index=plan.options.partition is None)
 
 
 def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
@@ -258,14 +255,12 @@ class Summary:
         return sum(version.failed for version in self.versions)
 
 
-def summarize(
-    plan: ExtractionPlan, jobs: Iterable[VersionJob], progress: Progress, elapsed_seconds: float, interrupted: bool
-) -> Summary:
+def summarize(plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, interrupted: bool) -> Summary:
     """Sum up a run."""
-    counts_of = {job.built: job.counts for job in jobs}
+    counts_of = progress.versions
     looks_at_audio = plan.options.check_sources or plan.only is not None  # repair is about what is lost
     versions = [
-        _version_summary(planned, counts_of.get(planned.built, VersionCounts()), looks_at_audio)
+        _version_summary(planned, counts_of.get(planned.config.name, VersionCounts()), looks_at_audio)
         for planned in plan.versions
     ]
     total = sum(progress.stages.values())

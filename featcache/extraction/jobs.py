@@ -78,6 +78,8 @@ class Progress:
     an extractor raises exceptions; empty if not."""
     traceback: str = ""
     """That of such an exception; empty if there are none."""
+    versions: dict[str, VersionCounts] = field(default_factory=dict)
+    """What each version got, by its config's name, also what is not committed yet."""
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     """Seconds of worker threads in each stage. What a thread is at is added when it is done with a batch."""
     processes: int = 0
@@ -94,6 +96,10 @@ class Progress:
         self.audio_seconds += other.audio_seconds
         self.waiting_seconds += other.waiting_seconds
         self.shards += other.shards
+        for name, counts in other.versions.items():
+            self.versions.setdefault(name, VersionCounts()).add(counts)
+        if not self.too_many_failures:
+            self.too_many_failures, self.traceback = other.too_many_failures, other.traceback
 
     @property
     def computed_seconds(self) -> float:
@@ -107,25 +113,12 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Done:
-    """What was done, by somebody or for something."""
-
-    progress: Progress
-    counts: list[VersionCounts]
-    """What each version got, also what is not committed yet."""
-
-    def add(self, other: Done) -> None:
-        """Add what has been done elsewhere."""
-        self.progress.add(other.progress)
-        for mine, theirs in zip(self.counts, other.counts, strict=True):
-            mine.add(theirs)
-
-
-@dataclass(frozen=True)
-class DoneTask(Done):
+class DoneTask:
     """A task whose shards have been committed."""
 
     name: str
+    progress: Progress
+    """What was done for it."""
     unread: list[list[Failure]]
     """What was left out of each version, and not recorded as failed: see `RunControl.leaves_unread`."""
     host: str = field(default_factory=socket.gethostname)
@@ -154,15 +147,15 @@ class RunControl:
             self.progress.too_many_failures, self.progress.traceback = reason, traceback
         self.stop.set()
 
-    def check(self, jobs: Iterable[VersionJob], is_end: bool = False) -> None:
+    def check(self, is_end: bool = False) -> None:
         """Stop the run if an extractor raises exceptions again and again, or too many utterances of a version have
         failed; `is_end` if nothing more follows."""
-        for job in jobs:
-            if job.fault:
-                self.give_up(job.fault, job.traceback)
-            tried = job.counts.failed + job.counts.extracted
-            if self.max_failures and (fault := self.max_failures.fault(job.counts.failed, tried, is_end)):
+        for counts in self.progress.versions.values():
+            tried = counts.failed + counts.extracted
+            if self.max_failures and (fault := self.max_failures.fault(counts.failed, tried, is_end)):
                 self.give_up(fault)
+        if self.progress.too_many_failures:
+            self.stop.set()
 
 
 _MOST_RAISED_FIRST, _MOST_RAISED_IN_A_ROW = 5, 20
@@ -182,18 +175,18 @@ class VersionJob:
     """What the run records in the version; and the failure ledger."""
     has_extracted: bool = False
     """Whether the extractor is known to have extracted anything, in this run or before it."""
-    counts: VersionCounts = field(default_factory=VersionCounts)
     _last_remark: str = ""
     """The last utterance that was counted as resampled or silent; copies of it may follow."""
-    fault: str = ""
-    """That the extractor raises exceptions again and again; empty if it does not."""
-    traceback: str = ""
-    """That of the last one of these."""
     _raised_in_a_row: int = 0
     """Utterances at which the extractor has raised an exception since it has extracted any."""
 
-    def count(self, extracted: Extracted) -> VersionCounts:
-        """Count what the version gets from a part of a batch; parts come in order. Returns the counts of the part."""
+    @property
+    def name(self) -> str:
+        """The name of its config, which no other version of a run has."""
+        return self.built.config.name
+
+    def count(self, extracted: Extracted) -> Progress:
+        """Count what the version gets from a part of a batch; parts come in order."""
         remarks = {id_: remark for id_, remark in extracted.remarks.items() if id_ != self._last_remark}
         self._last_remark = next(reversed(remarks), self._last_remark)
         silent = [f"{id_}: {why}" for id_, (_, why) in remarks.items() if why]
@@ -207,24 +200,27 @@ class VersionJob:
             silent=len(silent),
             first_silent=next(iter(silent), ""),
         )
-        self.counts.add(counts)
-        self._count_raised(extracted)
-        return counts
+        reasons = Counter(failure.reason for failure in extracted.failures)
+        done = Progress(failures=reasons, versions={self.name: counts})
+        if fault := self._fault(extracted):
+            done.too_many_failures, done.traceback = fault, extracted.traceback
+        return done
 
-    def _count_raised(self, extracted: Extracted) -> None:
+    def _fault(self, extracted: Extracted) -> str:
+        """That the extractor has raised exceptions again and again, also at this part; empty if it has not."""
         if extracted.items:
             self._raised_in_a_row, self.has_extracted = 0, True
-            return
+            return ""
         raised = [failure for failure in extracted.failures if failure.reason == Reason.EXTRACTOR_ERROR]
         self._raised_in_a_row += len(raised)
         most = _MOST_RAISED_IN_A_ROW if self.has_extracted else _MOST_RAISED_FIRST
-        if raised and self._raised_in_a_row >= most:
-            self.traceback = extracted.traceback
-            self.fault = (
-                f"{self.built.config.name}: {type(self.built.extractor).__name__} raised exceptions at "
-                f"{self._raised_in_a_row:,} utterances in a row, the last one {raised[-1].id}: {raised[-1].message}; "
-                "once it is mended, --retry-failed tries these again"
-            )
+        if not raised or self._raised_in_a_row < most:
+            return ""
+        return (
+            f"{self.name}: {type(self.built.extractor).__name__} raised exceptions at {self._raised_in_a_row:,} "
+            f"utterances in a row, the last one {raised[-1].id}: {raised[-1].message}; once it is mended, "
+            "--retry-failed tries these again"
+        )
 
     @cached_property
     def made_by(self) -> dict[str, Any]:
@@ -232,9 +228,9 @@ class VersionJob:
         how = {"batching": self.batching.batching, "mismatch": self.batching.mismatch}
         return {**library_versions(), "device": self.built.device.label, **how, "run": self.run.id}
 
-    def finish(self, interrupted: bool, builds_index: bool) -> None:
+    def finish(self, progress: Progress, interrupted: bool, builds_index: bool = False) -> None:
         """Record the outcome. A run that `builds_index` and came to its end does so first, for training."""
-        outcome = asdict(self.counts)
+        outcome = asdict(progress.versions[self.name])
         if not interrupted and builds_index:
             index = open_index(self.version)
             outcome["items"] = len(index)

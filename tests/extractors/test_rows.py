@@ -22,7 +22,7 @@ import featcache
 from featcache import device
 from featcache.config import load_config
 from featcache.engines import local
-from featcache.engines.delivery import OpenShard
+from featcache.engines.delivery import Delivery
 from featcache.errors import ExtractorError
 from featcache.extraction import from_audio
 from featcache.extraction.features import is_out_of_memory, until_it_fits
@@ -166,19 +166,19 @@ def test_row_workers_wait_for_rows_that_fill_their_batches(config, scratch, monk
     rows = [f"{number},a.wav,{number % 60 / 4},{seconds:.3f}" for number, seconds in enumerate(lengths)]
     (tmp_path / "many.csv").write_text("\n".join(["id,path,start,duration", *rows]))
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 4.0)
-    filled, computed, told, compute, append = [], [], [], local.compute_rows, OpenShard.append
+    filled, computed, told, compute, append = [], [], [], local.compute_rows, Delivery.append
 
     def counted(rows, on):
         filled.append(len(rows))
         computed.append(rows[0].pending.extractor.rows(rows[0].padded_length, on.torch_device))
         return compute(rows, on)
 
-    def appended(shard, part, progress):
-        told.append((progress.computed_seconds, progress))
-        return append(shard, part, progress)
+    def appended(delivery, batch):
+        told.append((delivery._progress.computed_seconds, delivery._progress))
+        return append(delivery, batch)
 
     monkeypatch.setattr(local, "compute_rows", counted)
-    monkeypatch.setattr(OpenShard, "append", appended)
+    monkeypatch.setattr(Delivery, "append", appended)
     summary = run_to_its_end(planned(tmp_path / "many.csv", config, scratch, row_workers=2))
     assert summary.audio_seconds == pytest.approx(np.round(lengths, 3).sum(), rel=1e-3)
     assert told[0][0] > 20
