@@ -80,8 +80,7 @@ def undisturbed(cli: Cli, scenario: Scenario, folder: Path) -> Scenario:
     finished = cli(*scenario.arguments(cache)).with_code(scenario.code)
     version = only_version(cache)
     failed = frozenset(standing_failures(version, open_index(version)))
-    shards = frozenset(version.shard_names()) if scenario.changes_items else frozenset()
-    notes = frozenset(finished.err.splitlines())
+    shards, notes = frozenset(version.shard_names()), frozenset(finished.err.splitlines())
     return replace(scenario, before=before, after=items(cache), failed=failed, shards=shards, notes=notes)
 
 
@@ -146,8 +145,7 @@ def indexing(faulty, kept, from_nothing) -> Scenario:
         shutil.rmtree(index)
     command = ("info", CACHE)
     finish = (command, from_nothing.command)  # which removes what a killed one has left
-    scenario = Scenario("index", from_nothing.manifest, base, command, finish, changes_items=False)
-    return undisturbed(faulty, scenario, kept)
+    return undisturbed(faulty, Scenario("index", from_nothing.manifest, base, command, finish), kept)
 
 
 @pytest.fixture(params=["from_nothing", "extraction_of_more", "repair", "pruning", "indexing"])

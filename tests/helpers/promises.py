@@ -47,8 +47,6 @@ class Scenario:
     """The lines on stderr then."""
     damaged: frozenset[str] = frozenset()
     """The ids of utterances that are damaged in `base`."""
-    changes_items: bool = True
-    """Whether it makes or removes shards."""
     before: Features = field(default_factory=dict)
     after: Features = field(default_factory=dict)
     """The items when it has finished; those of `before` are there until then, if they are to stay."""
