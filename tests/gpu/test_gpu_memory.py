@@ -1,5 +1,8 @@
 """Memory that is reused while a GPU may still work on it: pinned buffers, freed blocks, two batches at once; and what
-happens when there is too little of it."""
+happens when there is too little of it.
+
+On a simulated GPU, every access that nothing orders is found, however fast anything is. There, tests are also run
+without what orders accesses, which must be noticed."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,10 +11,32 @@ import pytest
 import torch
 from devices import DEVICES
 from make_cache import make_features, make_version
+from simulated_gpu import simulated_gpu
 
 import featcache
 from featcache.device import Device
 from featcache.extractors.rows import RowExtractor
+
+
+def on_devices(*orders: str):
+    """Runs a test on devices, on a simulated GPU, and there without each of what orders accesses."""
+    simulated = ["simulated", *(f"simulated without {order}" for order in orders)]
+    return pytest.mark.parametrize("device", [*DEVICES, *simulated], indirect=True)
+
+
+@pytest.fixture
+def device(request, monkeypatch):
+    """The name of that device."""
+    name, _, without = request.param.partition(" without ")
+    if name != "simulated":
+        yield name
+        return
+    if without:
+        monkeypatch.setattr(f"simulated_gpu.{without}", lambda *_: None)
+    with simulated_gpu() as gpu:
+        yield "cuda"
+    assert gpu.launched
+    assert bool(gpu.faults) == bool(without), gpu.faults[:3]
 
 
 def busy() -> None:
@@ -39,10 +64,10 @@ def assert_batch(shared: Device, generator: np.random.Generator, is_busy: bool =
         assert (row[len(waveform) :] == 1).all()
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_batches_of_many_threads_do_not_meet(name):
+@on_devices("Stream.synchronize", "Event.synchronize")
+def test_batches_of_many_threads_do_not_meet(device):
     """More threads than slots, so each slot's buffers and stream go from one to the other."""
-    shared = Device(name, 4)
+    shared = Device(device, 4)
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda seed: assert_batch(shared, np.random.default_rng(seed)), range(60)))
 
@@ -74,18 +99,23 @@ def test_a_batch_that_fails_before_its_download_harms_no_other():
         assert_batch(shared, np.random.default_rng(seed))
 
 
-@pytest.mark.gpu
-def test_the_weights_are_there_before_a_slot_uses_them():
+@on_devices("Stream.wait_stream")
+def test_the_weights_are_there_before_a_slot_uses_them(device):
     """Extractors are built on the default stream, for which a stream of its own does not wait by itself."""
-    shared = Device("cuda", 1)
+    shared = Device(device, 1)
     busy()
-    weights = torch.ones(1 << 20, device="cuda") + 1
+    weights = torch.ones(1 << 20, device=device) + 1
     with shared.slot():
         assert (shared.download(weights * 1) == 2).all()
 
 
-def assert_batches_are_whole(cache: featcache.Cache, device: str, is_busy: bool = False) -> None:
-    """Training adds 2 to what the loader gives, and drops each batch, perhaps before the GPU has done with it."""
+@pytest.mark.parametrize("quantized", [False, True], ids=["float16", "uint8"])
+@on_devices("Stream.wait_event", "Stream.wait_stream", "Event.synchronize", "SimulatedGpu.record")
+def test_batches_of_the_loader_are_whole_when_training_uses_them_and_until_it_has(tmp_path, device, quantized):
+    """Training adds 2 to what the loader gives, and drops each batch, perhaps before the GPU has done with it. The
+    copies are slow, and training is slower."""
+    make_version(tmp_path, make_features(120, max_frames=300), quantized=quantized)
+    cache = featcache.open(tmp_path)
     dataset = featcache.FeatureDataset(cache)
     batches = np.random.default_rng(0).permutation(len(cache)).reshape(-1, 6).tolist() * 2
     added = torch.ones((), device=device) + 1
@@ -97,11 +127,10 @@ def assert_batches_are_whole(cache: featcache.Cache, device: str, is_busy: bool 
     loader = featcache.DataLoader(dataset, batches, device=device, **options)
     found = []
     for number, batch in enumerate(loader):
-        if is_busy:
-            busy()
-            if number % 4 == 0:
-                with torch.cuda.stream(loader._transfer._stream):
-                    busy()
+        busy()
+        if device == "cuda" and number % 4 == 0:
+            with torch.cuda.stream(loader._transfer._stream):
+                busy()
         found.append((batch["features"].double().sum((1, 2)), batch["lengths"] * 1))
         del batch
     for (sums, lengths), rows in zip(found, batches, strict=True):
@@ -109,14 +138,6 @@ def assert_batches_are_whole(cache: featcache.Cache, device: str, is_busy: bool 
         assert torch.equal(lengths.cpu(), expected["lengths"])
         wanted = (expected["features"].float() + 2).double().sum((1, 2))
         torch.testing.assert_close(sums.cpu(), wanted, rtol=1e-9, atol=1e-6)
-
-
-@pytest.mark.parametrize("quantized", [False, True], ids=["float16", "uint8"])
-@pytest.mark.parametrize("name", DEVICES)
-def test_batches_of_the_loader_are_whole_when_training_uses_them(tmp_path, name, quantized):
-    """The copies are slow, and training is slower."""
-    make_version(tmp_path, make_features(120, max_frames=300), quantized=quantized)
-    assert_batches_are_whole(featcache.open(tmp_path), name, is_busy=name == "cuda")
 
 
 @pytest.fixture

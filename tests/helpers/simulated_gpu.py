@@ -275,6 +275,7 @@ def simulated_gpu() -> Iterator[SimulatedGpu]:
         "current_device": lambda: 0,
         "get_device_name": lambda device=None: "a simulated GPU",
         "empty_cache": lambda: None,
+        "_sleep": lambda cycles: None,
         "synchronize": lambda device=None: [gpu.join(_HOST, clock) for clock in [*gpu.clocks.values()]],
         "Stream": gpu.stream,
         "Event": partial(Event, gpu),
