@@ -1,6 +1,7 @@
 """Copies of utterances in versions: which there are, what they hold, and that all commands take them as utterances."""
 
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import soundfile
@@ -40,13 +41,9 @@ def test_without_speed_1_there_is_no_plain_copy(plain, scratch):
 
 
 def test_a_recording_is_decoded_once_for_its_copies(plain, scratch, monkeypatch):
-    cut = []
-    real = from_audio.decode
-    monkeypatch.setattr(
-        from_audio, "decode", lambda path, segments, **how: cut.extend(segments) or real(path, segments, **how)
-    )
+    monkeypatch.setattr(from_audio, "decode", decode := Mock(side_effect=from_audio.decode))
     extract(plain.manifest(), config_of({"speed": SPEEDS}), scratch, threads=1)
-    assert len(cut) == len(plain.rows)
+    assert sum(len(call.args[1]) for call in decode.call_args_list) == len(plain.rows)
 
 
 def test_limits_are_on_the_copies(plain, scratch):

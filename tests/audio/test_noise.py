@@ -298,10 +298,12 @@ def test_every_noise_that_cannot_be_used_is_named_in_one_line(noises, tmp_path):
         "id,path,start,duration,channel\n"
         "good,good.wav,,,\ngone,gone.wav,,,\ntext,text.wav,,,\ncut,cut.wav,,,\n"
         "late,good.wav,9,1,\nlong,good.wav,4,2,\nleft,good.wav,,,1\nbefore,cut.wav,0.01,0.02,\n"
+        "far,http://127.0.0.1:1/a.wav,,,\n"
     )
     message = refusal(section(), tmp_path)
     for id_ in ("gone", "text", "cut", "late", "long", "left"):
         assert f"{id_}: {'good' if id_ in ('late', 'long', 'left') else id_}.wav: " in message
+    assert "far: http://127.0.0.1:1/a.wav: is at a URL or in a container: copy the noise to this machine" in message
     assert "good: good.wav" not in message
     assert "before: cut.wav" not in message
 

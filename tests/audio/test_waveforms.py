@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
 from audio_files import RATE, tone
 from augment_section import SPEEDS, config_of, refusal
 from corpora import speech
@@ -62,15 +61,6 @@ def test_what_the_policy_refuses(options, channel, reason, words):
     assert len(to_waveform(tone(0.1), RATE, AudioPolicy(resample="forbid"))) == 1600
 
 
-@pytest.mark.parametrize("resample", ["soxr_mq", "soxr_hq", "soxr_vhq"])
-@pytest.mark.parametrize("source_rate", [8000, 22050, 44100, 48000])
-def test_resampling_keeps_a_tone(source_rate, resample):
-    waveform = to_waveform(tone(1.0, source_rate, hertz=1000.0), source_rate, AudioPolicy(resample=resample))
-    assert waveform.dtype == np.float32
-    inside = slice(RATE // 10, -RATE // 10)  # the edges ring
-    np.testing.assert_allclose(waveform[inside], tone(1.0, hertz=1000.0)[inside, 0], atol=2e-3)
-
-
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     monkeypatch.delitem(sys.modules, "featcache.audio.recording")
@@ -88,9 +78,10 @@ def at_speed(samples, speed, source_rate=RATE, **policy):
     return to_waveform(samples[:, None].astype(np.float32), source_rate, AudioPolicy(**policy), speed=speed)
 
 
-@pytest.mark.parametrize("speed", [0.5, 0.8, 0.9, 1.1, 1.25, 2.0])
-@pytest.mark.parametrize("source_rate", [8000, 16000, 22050, 48000])
-def test_it_is_the_recording_read_at_another_rate(source_rate, speed):
+@pytest.mark.parametrize("speed", [0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 2.0])
+@pytest.mark.parametrize("source_rate", [8000, 16000, 22050, 44100, 48000])
+@pytest.mark.parametrize(("resample", "tolerance"), [("soxr_mq", 2e-3), ("soxr_hq", 3e-4), ("soxr_vhq", 3e-4)])
+def test_it_is_the_recording_read_at_another_rate(source_rate, speed, resample, tolerance):
     """Tones below the band's end, in closed form: sample k is what the recording is at k * speed / rate seconds."""
     top = 0.7 * min(source_rate, RATE / speed) / 2
     frequencies = np.linspace(100, top, 7)
@@ -98,25 +89,11 @@ def test_it_is_the_recording_read_at_another_rate(source_rate, speed):
     def tones(seconds):
         return 0.1 * np.sin(2 * np.pi * frequencies[:, None] * seconds + np.arange(7)[:, None]).sum(0)
 
-    made = at_speed(tones(np.arange(source_rate) / source_rate), speed, source_rate)
+    made = at_speed(tones(np.arange(source_rate) / source_rate), speed, source_rate, resample=resample)
+    assert made.dtype == np.float32
     expected = tones(np.arange(len(made)) * speed / RATE)
     inside = slice(RATE // 20, -RATE // 20)
-    np.testing.assert_allclose(made[inside], expected[inside], atol=3e-4)
-
-
-def test_it_is_what_torchaudio_gives():
-    from torchaudio.functional import resample
-
-    samples = speech(1.0, RATE)[:, 0]
-    samples = np.convolve(samples, np.hanning(9) / np.hanning(9).sum(), "same")  # little near the band's end
-    for speed, (source, target) in {0.9: (9, 10), 1.1: (11, 10)}.items():
-        sinc = {"lowpass_filter_width": 128, "resampling_method": "sinc_interp_kaiser", "beta": 14.0}
-        theirs = resample(torch.from_numpy(samples), source, target, rolloff=0.95, **sinc).numpy()
-        ours = at_speed(samples, speed)
-        assert abs(len(ours) - len(theirs)) <= 1
-        inside = slice(1000, min(len(ours), len(theirs)) - 1000)
-        difference = np.sqrt(np.mean((ours[inside] - theirs[inside]) ** 2) / np.mean(theirs[inside] ** 2))
-        assert difference < 1e-3
+    np.testing.assert_allclose(made[inside], expected[inside], atol=tolerance)
 
 
 @given(

@@ -153,19 +153,6 @@ def test_a_part_builds_no_index_and_takes_no_lock(cli, plain, gate, gated_config
     assert not list(scratch.glob("*/index"))
 
 
-def test_a_part_that_was_killed_and_is_run_again_makes_the_same_shards(cli, plain, gate, gated_config, scratch):
-    manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
-    assert cli(*extract(manifest, scratch / "whole", *options)).code == 0
-    cache = scratch / "parts"
-    assert cli(*extract(manifest, cache, *options, "--partition", "1/2")).code == 0
-    half = extract(manifest, cache, *options, "--partition", "0/2")
-    kill(cli, gate, 3, half, cache, there=8)
-    assert f"{12 - len(items(cache))} of the 12 utterances of" in problems(cache)[0]
-    assert cli(*half).code == 0
-    assert problems(cache) == []
-    assert chunk_files(cache) == chunk_files(scratch / "whole")
-
-
 def test_a_part_that_was_interrupted_keeps_what_it_has(cli, plain, gate, gated_config, scratch):
     """SIGTERM, as before a time limit: exit code 130; again, in other partitions or as a whole, the rest is done."""
     manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
@@ -185,19 +172,25 @@ def test_a_part_that_was_interrupted_keeps_what_it_has(cli, plain, gate, gated_c
 
 
 def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(cli, plain, gate, gated_config, scratch):
+    """Though it and one of them are killed: their shards are those of a run that nobody disturbed."""
     manifest, options = plain.manifest(), ("-c", gated_config, "--shard-size", ONE_EACH)
-    kill(cli, gate, 2, extract(manifest, scratch, *options), scratch, there=2)
-    for number in range(2):
-        assert problems(scratch) != []
-        assert cli(*extract(manifest, scratch, *options, "--partition", f"{number}/2")).code == 0
-    assert problems(scratch) == []
-    rows = [*plain.rows, {**plain.rows[0], "id": "added"}]
-    longer = plain.manifest(rows, "manifest.csv")
-    assert cli(*extract(longer, scratch, *options, "--partition", "0/2")).code == 0
-    assert "1 of the 13 utterances of" in problems(scratch)[0]
-    assert cli(*extract(longer, scratch, *options)).code == 0
-    assert problems(scratch) == []
-    assert len(items(scratch)) == 13
+    assert cli(*extract(manifest, scratch / "whole", *options)).code == 0
+    cache = scratch / "parts"
+    kill(cli, gate, 2, extract(manifest, cache, *options), cache, there=2)
+    first = extract(manifest, cache, *options, "--partition", "0/2")
+    kill(cli, gate, 2, first, cache, there=4)
+    assert f"{12 - len(items(cache))} of the 12 utterances of" in problems(cache)[0]
+    for job in (first, extract(manifest, cache, *options, "--partition", "1/2")):
+        assert problems(cache) != []
+        assert cli(*job).code == 0
+    assert problems(cache) == []
+    assert chunk_files(cache) == chunk_files(scratch / "whole")
+    longer = plain.manifest([*plain.rows, {**plain.rows[0], "id": "added"}], "manifest.csv")
+    assert cli(*extract(longer, cache, *options, "--partition", "0/2")).code == 0
+    assert "1 of the 13 utterances of" in problems(cache)[0]
+    assert cli(*extract(longer, cache, *options)).code == 0
+    assert problems(cache) == []
+    assert len(items(cache)) == 13
 
 
 def test_failures_of_parts_are_in_the_ledger(cli, plain, scratch):

@@ -237,12 +237,3 @@ def test_failures_of_a_cache_are_not_asked_for(corpus, server, strangers):
     extract_fbank(corpus.manifest(), strangers, corpus.folder)
     assert server.requests == []
     assert "plain-04" in read_failures(only_version(strangers))[0].id
-
-
-def test_noise_is_not_fetched(tmp_path, server, cli, scratch, written):
-    noise = manifest_of(tmp_path, [("n", server.url("/plain/00.wav"))], ("id", "path"))
-    augment = f"augment: {{noise: {{manifest: {noise}, snr: [10], probability: 1.0}}}}\n"
-    config = written(f"name: noisy\nextractor: fbank\n{augment}", "noisy.yaml")
-    refused = cli("extract", noise, "-c", config, "-o", scratch / "c")
-    assert (refused.code, "copy the noise to this machine" in refused.err) == (2, True), refused.err
-    assert server.requests == []

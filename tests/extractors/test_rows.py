@@ -1,7 +1,6 @@
 """Extractors that take rows: the shape of a clip's batch does not depend on other clips, and results are in order."""
 
 import random
-import signal
 import threading
 import time
 from collections.abc import Iterable
@@ -12,9 +11,9 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from cache_contents import check, items, only_version, shard_folders
+from cache_contents import check, items, only_version
 from corpora import Corpus, speech
-from extractions import TINY, run_to_its_end, write_config
+from extractions import run_to_its_end, write_config
 from processes import MOST_SECONDS
 from row_extractors import HOP, Moments, MomentsParams, Shapes, Small
 
@@ -192,21 +191,6 @@ def test_a_queue_that_is_full_lets_nothing_wait_for_ever(corpus, config, truth, 
     monkeypatch.setitem(device.BATCH_SECONDS, "cpu", 0.01)
     monkeypatch.setattr(local, "_AHEAD_PER_WORKER", 1)
     run_to_its_end(planned(corpus.manifest(), config, scratch))
-    assert items(scratch) == truth
-
-
-def test_a_killed_and_resumed_run_gives_the_same_bits(cli, corpus, truth, scratch, tmp_path, gate):
-    config = write_config(tmp_path, "Shapes", module="row_extractors", gate=str(gate))
-    job = ("extract", corpus.manifest(), "-c", config, "-o", scratch, "--shard-size", TINY, "--threads", 1)
-    gate.write_text("14")  # of 20 batches: after 9 the first shard is whole
-    running = cli.start(*job)
-    running.wait_until(lambda: shard_folders(scratch))
-    running.send(signal.SIGKILL)
-    running.wait()
-    gate.unlink()
-    before = len(only_version(scratch).shard_names())
-    assert cli(*job, "--threads", 2).code == 0
-    assert before < len(only_version(scratch).shard_names())
     assert items(scratch) == truth
 
 
