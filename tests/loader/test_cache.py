@@ -143,16 +143,8 @@ class TestBatch:
         positions = data.draw(st.lists(st.integers(-12, 11), min_size=1, max_size=20), "positions")
         padding_value = data.draw(st.integers(0, 100), "padding")
         ids = [cache.ids[position] for position in positions]
-        given_as = [
-            positions,
-            np.array(positions),
-            torch.tensor(positions),
-            ids,
-            np.array(ids),
-            iter(positions),
-            iter(ids),
-        ]
-        keys = data.draw(st.sampled_from(given_as))
+        given_as = [make(some) for make in (list, np.array, iter) for some in (positions, ids)]
+        keys = data.draw(st.sampled_from([*given_as, torch.tensor(positions)]))
         padded, lengths = cache.batch(keys, padding_value=padding_value, check=True)
         expected = [stored[position] for position in positions]
         assert padded.is_contiguous()
