@@ -332,24 +332,6 @@ def test_values_that_make_no_sense_are_found(version):
     assert problems(version, write(version, [item("f"), item("f", path="g.wav")]).name) == ["structure"]
 
 
-def test_a_shard_of_another_version_is_refused(scratch):
-    own, other = create(scratch, SIDED), create(scratch, structs.replace(SIDED, fingerprint="f" * 64))
-    theirs = write(other, [item("a")], side=side_of([1]))
-    shutil.copytree(theirs.folder, own.path / "shards" / theirs.name)
-    with pytest.raises(DamagedError, match=r"belongs to another version \(ffffffffffff\)"):
-        own.shard(theirs.name)
-    with pytest.raises(DamagedError, match="belongs to another version"):
-        open_index(own)
-    assert problems(own, theirs.name) == ["metadata"]
-
-
-def test_a_shard_under_anothers_name_is_refused(sided):
-    version, folder = sided
-    folder.rename(folder.with_name("0123456789abcdef"))
-    with pytest.raises(DamagedError, match=f"holds the shard {folder.name}"):
-        version.shard("0123456789abcdef")
-
-
 # What comes next
 
 

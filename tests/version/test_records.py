@@ -55,14 +55,6 @@ def test_failures_of_a_run_are_in_the_ledger_under_its_name(version, clock):
     assert read_failures(version, run=first.id) == failures[:2]
 
 
-def test_no_flipped_bit_of_a_run_is_believed(version):
-    run = Run(version, {"threads": 2})
-    path = version.path / "runs" / f"{run.id}.json"
-    for _ in chain(each_flip(path), each_cut(path)):
-        assert read_run(version.store, run.id) is None
-        assert manifest_roots(version) == set()
-
-
 def test_what_probes_found_comes_back_in_the_order_of_time(version, clock):
     """Documents of any form, with whatever else they say."""
     assert read_probes(version) == []

@@ -6,7 +6,7 @@ import pickle
 import msgspec
 import pytest
 from cache_contents import values_of
-from damage import CHUNKS, each_flip, flip
+from damage import CHUNKS, flip
 from make_cache import add_shard, make_features, make_version
 from object_stores import any_store
 
@@ -143,15 +143,9 @@ def test_the_index_of_a_tag_stays_and_does_not_displace_the_versions(small):
     assert version.store.names("index") == names
 
 
-def test_every_flipped_bit_of_a_tag_is_noticed(small):
-    for _ in each_flip(small.path / "tags" / "paper"):
-        with pytest.raises(DamagedError, match="tags/paper: damaged: "):
-            at_tag(small, "paper")
-
-
 @pytest.mark.parametrize(
     "change",
-    [{"shards": ["../../other"]}, {"shards": "all"}, {"items": -1}, {"name": "other"}, "a pipe", "huge"],
+    [{"shards": ["../../other"]}, {"shards": "all"}, {"items": -1}, {"name": "other"}, "a pipe", "huge", "flipped"],
     ids=str,
 )
 def test_odd_tags_are_refused_in_one_line(small, change):
@@ -161,6 +155,8 @@ def test_odd_tags_are_refused_in_one_line(small, change):
         os.mkfifo(place)
     elif change == "huge":
         os.truncate(place, 1 << 40)
+    elif change == "flipped":
+        flip(place, place.read_bytes().index(b'"made"') + 10)
     else:
         place.write_bytes(encode_line({**msgspec.to_builtins(tag), **change}))
     with pytest.raises(DamagedError, match="tags/paper: damaged: "):
