@@ -15,7 +15,6 @@ from local_copies import copies_in, held, sizes
 from make_cache import assert_same, make_features, make_version
 from object_stores import upload
 from processes import MOST_SECONDS, open_files
-from torch.utils.data import DataLoader
 
 import featcache
 from featcache.errors import StoreError
@@ -207,20 +206,6 @@ def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, original, t
 
     run_forked(child)
     assert sum(len(batch["ids"]) for batch in iteration) > 0
-
-
-@pytest.mark.filterwarnings("ignore:a worker process takes longer:featcache.FeatcacheWarning")
-def test_workers_of_torch_fetch_each_byte_once_an_epoch(s3, uploaded, original, tmp_path):
-    """They read each a part of every shard, and let go of it together."""
-    cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(original)[-5:]))
-    dataset = featcache.FeatureDataset(cache)
-    sampler = featcache.BucketBatchSampler(dataset.lengths, batch_size=3, shards=dataset.shards, shards_in_memory=2)
-    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2, collate_fn=dataset.collate, timeout=60)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        s3.reset()
-        assert sum(len(batch["ids"]) for batch in loader) == len(cache)
-        assert s3.sent_of("/features/c/0/0") <= 1.05 * sum(sizes(original))
 
 
 def test_without_windows_nothing_is_fetched_ahead(s3, uploaded, tmp_path, monkeypatch):

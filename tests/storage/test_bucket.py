@@ -146,6 +146,7 @@ def test_a_forked_process_that_cannot_copy_the_library_says_so_and_its_children_
                 read()
         assert join(fork(read)) == 0
         read()
+        assert join(fork(read)) == 0
 
     assert join(fork(fail)) == 0
 
