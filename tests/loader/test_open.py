@@ -2,64 +2,49 @@
 
 What is said of names and folders that name none, or several, is in tests/version/test_versions.py."""
 
-from dataclasses import dataclass
-
 import pytest
 from make_cache import make_features, make_version
 from processes import run_script
 
 import featcache
+from featcache.config import load_config
 from featcache.errors import ConfigError, StoreError
 
 
-@dataclass(frozen=True)
-class FakeConfig:
-    name: str
-    low_freq: int
-
-    def resolved(self):
-        return {"name": self.name, "extractor": "made_up", "params": {"low_freq": self.low_freq}}
-
-    def fingerprint(self):
-        return f"{self.low_freq:02x}" * 32
-
-    @property
-    def folder_name(self):
-        return f"{self.name}-{self.fingerprint()[:12]}"
+def made_with(name, low_freq):
+    return load_config("fbank80", {"name": name, "params.low_freq": low_freq})
 
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory):
     """A cache of fbank80 with low_freq 0 and 20, and mfcc with 3."""
     folder = tmp_path_factory.mktemp("versions")
-    for config in (FakeConfig("fbank80", 0), FakeConfig("fbank80", 20), FakeConfig("mfcc", 3)):
-        options = {"name": config.name, "params": {"low_freq": config.low_freq}, "fingerprint": config.fingerprint()}
-        make_version(folder, make_features(config.low_freq + 1), **options)
+    for name, low_freq in (("fbank80", 0), ("fbank80", 20), ("mfcc", 3)):
+        config = made_with(name, low_freq)
+        make_version(folder, make_features(low_freq + 1), fingerprint=config.fingerprint(), **config.resolved())
     return folder
 
 
 class TestOpen:
     def test_by_name_by_folder_or_by_config(self, versions):
         assert len(featcache.open(versions, "mfcc")) == 4
-        folder_name = FakeConfig("fbank80", 20).folder_name
+        folder_name = f"fbank80-{made_with('fbank80', 20).fingerprint()[:12]}"
         assert len(featcache.open(str(versions), folder_name)) == len(featcache.open(versions / folder_name)) == 21
-        assert len(featcache.open(versions, config=FakeConfig("fbank80", 20))) == 21
-        assert len(featcache.open(versions, config=FakeConfig("renamed", 20))) == 21
+        for name in ("fbank80", "renamed"):
+            assert len(featcache.open(versions, config=made_with(name, 20))) == 21
 
-    @pytest.mark.parametrize("name", ["", FakeConfig("mfcc", 3).folder_name])
-    def test_another_config_is_refused_by_its_keys(self, versions, name):
-        with pytest.raises(StoreError, match=r"made with another config; .*params\.low_freq: 3 -> 4"):
-            featcache.open(versions / name, config=FakeConfig("mfcc", 4))
+    def test_another_config_is_refused_by_its_keys(self, versions):
+        for path in (versions, featcache.open(versions, "mfcc").version.path):
+            with pytest.raises(StoreError, match=r"made with another config; .*params\.low_freq: 3.0 -> 4.0"):
+                featcache.open(path, config=made_with("mfcc", 4))
 
     def test_a_config_that_made_nothing_here_is_refused(self, versions):
         with pytest.raises(StoreError, match=r"no version of this config, which would be other-.*; it holds fbank80-"):
-            featcache.open(versions, config=FakeConfig("other", 4))
+            featcache.open(versions, config=made_with("other", 4))
         with pytest.raises(StoreError, match="no version of this config"):
-            featcache.open(versions, "unknown", config=FakeConfig("mfcc", 3))
+            featcache.open(versions, "unknown", config=made_with("mfcc", 3))
 
     def test_a_config_may_be_a_file_or_a_packaged_ones_name(self, tmp_path):
-        from featcache.config import load_config
-
         config = load_config("fbank80")
         make_version(tmp_path / "features", make_features(3), fingerprint=config.fingerprint())
         text = "name: mine\nextractor: fbank\nparams: {num_mel_bins: 23}\n"
