@@ -116,12 +116,6 @@ class TestCache:
         assert len(now) == 6
         assert np.array_equal(now["utt-0"], again["utt-0"])
 
-    def test_survives_a_change_of_the_working_directory(self, folder, features, monkeypatch):
-        monkeypatch.chdir(folder.parent)
-        cache = featcache.open(folder.name)
-        monkeypatch.chdir("/")
-        assert np.array_equal(cache["utt-3"], features["utt-3"])
-
 
 KINDS = [
     *[((80,), "float16"), ((80,), "float32"), ((2, 3), "float16")],

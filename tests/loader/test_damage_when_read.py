@@ -182,15 +182,6 @@ class TestDamage:
         with pytest.raises(DamagedError, match="utt-0: damaged"):
             cache.batch([0])
 
-    @pytest.mark.parametrize("name", ["features/c/0/0", "items/c/0/0"])
-    @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-5])])
-    def test_a_damaged_shard_names_the_remedy(self, tmp_path, version, name, harm):
-        cache = featcache.open(tmp_path)
-        harm(version.shard(cache.index.shards[0]).folder / name)
-        with pytest.raises(DamagedError, match=r"damaged.*featcache repair"):
-            cache.item(0, check=True)
-        assert len(cache[7])
-
     @pytest.mark.parametrize(
         ("command", "name"),
         [

@@ -134,13 +134,13 @@ class TestCopying:
         wait_until_idle()
         assert len(copies_in(disk)) == 1
 
-    def test_relative_folders_stay_where_they_were_also_where_a_cache_is_unpickled(
-        self, slow_folder, monkeypatch, tmp_path
-    ):
+    @pytest.mark.parametrize("sent", [lambda cache: cache, lambda cache: pickle.loads(pickle.dumps(cache))])
+    def test_relative_folders_stay_where_they_were(self, slow_folder, expected, monkeypatch, tmp_path, sent):
         monkeypatch.chdir(tmp_path)
-        pickled = pickle.dumps(featcache.open(slow_folder, copy_to="copies"))
+        cache = featcache.open(slow_folder.relative_to(tmp_path), copy_to="copies")
         monkeypatch.chdir("/")
-        settle(pickle.loads(pickled))
+        settle(cache := sent(cache))
+        assert read_all(cache, expected)
         assert len(copies_in(tmp_path / "copies")) == SHARDS
 
 
