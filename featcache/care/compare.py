@@ -29,7 +29,7 @@ from featcache.device import Device
 from featcache.errors import AudioError
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
-from featcache.extractors.rows import Rows
+from featcache.extractors.rows import RowExtractor, Rows
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.manifest.segments import Utterance
 
@@ -83,14 +83,14 @@ def extract_results(extractor: Extractor[Params], clips: Sequence[SampledClip], 
     """Extract clips in one call. The results are on the device, of which the caller holds a slot."""
     waveforms = device.upload([clip.waveform for clip in clips])
     given = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
-    if (codec := extractor.as_codec_extractor()) is not None:
+    if isinstance(extractor, CodecExtractor):
         num_codebooks = len(extractor.spec.codebook_sizes)
         return [
             ClipResult(rows.features[:, :num_codebooks].long(), rows.features[:, num_codebooks:], rows.side)
-            for rows in _with_latents(codec).extract_rows(given)
+            for rows in _with_latents(extractor).extract_rows(given)
         ]
-    if (row_extractor := extractor.as_row_extractor()) is not None:
-        return [ClipResult(_comparable(rows.features), side=rows.side) for rows in row_extractor.extract_rows(given)]
+    if isinstance(extractor, RowExtractor):
+        return [ClipResult(_comparable(rows.features), side=rows.side) for rows in extractor.extract_rows(given)]
     return [ClipResult(_comparable(features)) for features in extractor.extract(given)]
 
 

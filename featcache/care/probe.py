@@ -176,7 +176,7 @@ def probe(
     measured: list[Measured] = []
     rounding: dict[str, float] = {}
     chunks = None
-    if extractor.as_row_extractor() is None:
+    if not isinstance(extractor, RowExtractor):
         measured = whole_clips(extractor, clips, device)
     else:
         reference: Alone | None = None
@@ -184,14 +184,14 @@ def probe(
             precision = precision_of(params)
             report(precision)
             # The weights of one precision at a time: they are freed when those of the next have been loaded.
-            extractor = row_extractor = _build_rows(config, device, params)
-            found, alone = try_batchings(row_extractor, clips, device, precision, reference)
+            extractor = _build_rows(config, device, params)
+            found, alone = try_batchings(extractor, clips, device, precision, reference)
             measured += found
             rounding[precision] = alone.rounding
             reference = reference or alone
         if getattr(config.params, "chunk", None) and reference:
             report("whole utterances")
-            chunks = _chunks(config, row_extractor, clips, device, reference)
+            chunks = _chunks(config, extractor, clips, device, reference)
     seconds = [len(clip.waveform) / extractor.spec.sample_rate for clip in clips]
     return Probe(
         config=config.name,
@@ -218,8 +218,8 @@ def probe(
 
 def _build_rows(config: Config, device: Device, params: Params) -> RowExtractor[Params]:
     """Build an extractor that takes rows with these parameters."""
-    extractor = replace(config, params=params).build(device.torch_device).as_row_extractor()
-    if extractor is None:
+    extractor = replace(config, params=params).build(device.torch_device)
+    if not isinstance(extractor, RowExtractor):
         raise ConfigError(f"config {config.name}: {config.extractor} takes rows only with some parameters")
     return extractor
 
@@ -241,7 +241,6 @@ def _sample(
     chunk = getattr(config.params, "chunk", None)
     longest = max(_LONGEST_SECONDS, 3 * chunk.seconds if chunk else 0.0)
     longest = min(limit for limit in (longest, config.audio.max_seconds, extractor.max_seconds) if limit)
-    row_extractor = extractor.as_row_extractor()
     clips: list[SampledClip] = []
     faults: list[str] = []
     waveform_maker = WaveformMaker.of(config.audio, config.augment)
@@ -254,8 +253,8 @@ def _sample(
             waveform = waveform[: int(longest * config.audio.sample_rate)]
             if not extractor.num_frames(len(waveform)):
                 raise AudioError(Reason.TOO_SHORT, f"{len(waveform)} samples are too few for one frame")
-            if row_extractor is not None:
-                row_extractor.pieces(len(waveform))
+            if isinstance(extractor, RowExtractor):
+                extractor.pieces(len(waveform))
         except AudioError as error:
             faults.append(f"{utterance.id}: {error.reason}: {error}")
         else:

@@ -24,6 +24,8 @@ from featcache.errors import AudioError, Reason
 from featcache.extraction.features import ClipFeatures, DoesNotFitError, download, errors_of, until_it_fits
 from featcache.extraction.padded_rows import BATCHINGS
 from featcache.extractors import Extractor, Params
+from featcache.extractors.codec import CodecExtractor
+from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Shard, dequantize_array
 from featcache.manifest.audio_locations import locate, url_of
 from featcache.spec import QUANTIZATION
@@ -118,13 +120,12 @@ def _count(
         return [] if is_rounded else [f"it differs by {difference:.3g}"]  # also if it is NaN
     unequal = again.features != stored.features
     differing, ties = int(unequal.sum()), 0
-    codec = extractor.as_codec_extractor()
-    if codec is not None and latents is not None:
+    if isinstance(extractor, CodecExtractor) and latents is not None:
         frames = unequal.any(axis=1)
         codes, others = (torch.from_numpy(clip.features[frames].astype(np.int64)) for clip in (again, stored))
         with device.slot():
             of_frames = latents[torch.from_numpy(frames).to(latents.device)].float()
-            ties = int(unequal[frames][tied_frames(codec.quantize, of_frames, codes, others).cpu().numpy()].sum())
+            ties = int(unequal[frames][tied_frames(extractor.quantize, of_frames, codes, others).cpu().numpy()].sum())
     result.differing += differing
     result.tied += ties
     wrong = differing - ties
@@ -156,12 +157,12 @@ def _extract_again(
 ) -> tuple[ClipFeatures, torch.Tensor | None]:
     """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits. Beside
     the features, the latents of codes, `[frames, D]`; None if the extractor does not tell."""
-    row_extractor, spec, lengths = extractor.as_row_extractor(), shard.spec, [len(clip.waveform)]
-    if row_extractor is not None:
+    spec, lengths = shard.spec, [len(clip.waveform)]
+    if isinstance(extractor, RowExtractor):
         batching = shard.info.made_by.get("batching")
-        row_extractor.chosen_batching = batching if batching in BATCHINGS else None
-        pieces = row_extractor.pieces(len(clip.waveform))
-        lengths = [row_extractor.padded_length(piece.num_samples) for piece in pieces]
+        extractor.chosen_batching = batching if batching in BATCHINGS else None
+        pieces = extractor.pieces(len(clip.waveform))
+        lengths = [extractor.padded_length(piece.num_samples) for piece in pieces]
 
     def extract(_: int, alone: bool) -> tuple[ClipFeatures, torch.Tensor | None]:
         with errors_of(extractor, [clip.id], device, alone), device.slot(alone):

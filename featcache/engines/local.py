@@ -101,7 +101,7 @@ class _Workers:
         self._extract_batch = batch_extractor(group.root, group.configs, group.device, group.source, downloads.take)
         cut = self._cut(tasks)
         self._batches = _read_ahead(cut, downloads) if group.has_urls else cut  # one worker at a time takes from it
-        row_jobs = [job for job in group.jobs if group.source is None and job.built.extractor.as_row_extractor()]
+        row_jobs = [job for job in group.jobs if group.source is None and job.built.takes_rows]
         self._row_workers = group.device.row_workers if row_jobs else 0
         self._most_ahead: float = _AHEAD_PER_WORKER * group.device.workers
         self._ahead_seconds = _AHEAD_SECONDS

@@ -23,6 +23,7 @@ from featcache.device import Device
 from featcache.errors import AudioError, ExtractorError, FeatcacheError, Reason, listing
 from featcache.extraction.audio_files import failure_of
 from featcache.extractors import Clip, Extractor, Params
+from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
@@ -255,9 +256,9 @@ def until_it_fits(
     Raises:
         DoesNotFitError: A single row does not fit.
     """
-    rows, shortest, alone = extractor.as_row_extractor(), min(lengths), False
+    shortest, alone = min(lengths), False
     while True:
-        count = 1 if rows is None else rows.rows(shortest, device.torch_device)
+        count = extractor.rows(shortest, device.torch_device) if isinstance(extractor, RowExtractor) else 1
         try:
             return compute(count, alone)
         except (RuntimeError, MemoryError) as error:
@@ -265,7 +266,7 @@ def until_it_fits(
                 raise
         # The exception is gone by now, and with it what the batch held.
         torch.cuda.empty_cache()
-        if rows is not None and rows.shrink(count, shortest, device.torch_device):
+        if isinstance(extractor, RowExtractor) and extractor.shrink(count, shortest, device.torch_device):
             continue
         if alone:
             raise DoesNotFitError(max(lengths) / extractor.spec.sample_rate, device)

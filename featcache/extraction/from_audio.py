@@ -29,6 +29,7 @@ from featcache.errors import AudioError, Reason
 from featcache.extraction.features import Extracted, WorkerTimes, compute_clips, errors_of, is_out_of_memory
 from featcache.extraction.padded_rows import PendingRows
 from featcache.extraction.version_plan import BuiltConfig
+from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioLocation, CopiedSource, locate
 from featcache.manifest.segments import Utterance
@@ -145,9 +146,8 @@ class AudioExtractor:
             id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
             if silent or (item.sample_rate != config.sample_rate and id_ not in extracted.remarks):
                 extracted.remarks[id_] = item.sample_rate, silent  # a silent copy stays noted, whatever others are
-        row_extractor = config.extractor.as_row_extractor()
-        if row_extractor is not None:
-            pending = PendingRows(row_extractor, extracted, items, clips)
+        if isinstance(config.extractor, RowExtractor):
+            pending = PendingRows(config.extractor, extracted, items, clips)
             if at_once:
                 pending.compute(self._device)
             if not pending.is_complete:  # without rows it is: nobody would compute a last one, and finish it

@@ -303,7 +303,7 @@ def choose_batching(
         ConfigError: The request is unknown, or it is looser than that and was not allowed.
     """
     kind = type(extractor).__name__
-    if extractor.as_row_extractor() is None:
+    if not isinstance(extractor, RowExtractor):
         only = extractor.batching
         if requested not in (None, only):
             raise ConfigError(

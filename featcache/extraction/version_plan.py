@@ -20,6 +20,7 @@ from featcache.errors import ArgumentError, ConfigError, FeatcacheError, Reason,
 from featcache.extraction.audio_files import are_unchanged, stat_of
 from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extractors import Extractor, Params
+from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
 from featcache.manifest.audio_locations import AudioSource
 from featcache.manifest.utterances import Manifest
@@ -59,6 +60,11 @@ class BuiltConfig:
         _refuse_dtype(self.config, extractor.spec)
         extractor.check_audio(self.config.audio.model_dump())
         return extractor
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether the extractor takes rows of padded clips, and not clips as they are."""
+        return isinstance(self.extractor, RowExtractor)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -24,8 +24,6 @@ from featcache.trust import remote_code_is_allowed
 if TYPE_CHECKING:
     import torch
 
-    from featcache.extractors.codec import CodecExtractor
-    from featcache.extractors.rows import RowExtractor
 
 Batching = Literal["frames", "padded", "equal_length", "single"]
 
@@ -166,14 +164,6 @@ class Extractor(ABC, Generic[P]):
         Raises:
             ConfigError: Clips cannot be cut like this.
         """
-        return None
-
-    def as_row_extractor(self) -> RowExtractor[P] | None:
-        """The extractor itself if it takes rows of padded clips; None if it takes clips as they are."""
-        return None
-
-    def as_codec_extractor(self) -> CodecExtractor[Any] | None:
-        """The extractor itself if it tells the latents that its codes are made from; None if it does not."""
         return None
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:

@@ -89,9 +89,6 @@ class CodecExtractor(ModelExtractor[C]):
             codes_RFQ = self.quantize(latents_RFD.float())
         return Rows(codes_RFQ.to(getattr(torch, self.spec.dtype)))
 
-    def as_codec_extractor(self) -> CodecExtractor[C]:
-        return self
-
     @classmethod
     def stored_dtype(cls, params: C) -> str:
         config = weights.read_json(weights.locate(params.weights, params.revision), "config.json")

@@ -90,9 +90,6 @@ class RowExtractor(Extractor[P]):
             num_samples: The length of each row, int64 `[R]` on the device.
         """
 
-    def as_row_extractor(self) -> RowExtractor[P]:
-        return self
-
     @property
     def chunks_are_exact(self) -> bool:
         """Whether a frame in a piece sees everything that it would see in the whole clip; False if nobody knows."""

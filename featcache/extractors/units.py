@@ -70,7 +70,7 @@ class Units(RowExtractor[UnitsParams]):
         self.check_audio({"sample_rate": sample_rate})
         extractor = find(config["extractor"])
         source = extractor(extractor.Params.model_validate(config["params"]), sample_rate, device)
-        self._source = source.as_row_extractor() or _RowsOfClips(source)
+        self._source = source if isinstance(source, RowExtractor) else _RowsOfClips(source)
         self._dtype: torch.dtype = getattr(torch, codebook.dtype)
         self._is_quantized = is_quantized(source.spec.dtype, config["store"]["dtype"])
         self._nearest = Nearest(codebook.centroids, device)

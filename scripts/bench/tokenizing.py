@@ -34,6 +34,7 @@ from ties import differences, waveforms_of
 import featcache
 from featcache.config import Config, config_from
 from featcache.device import Device
+from featcache.extractors.codec import CodecExtractor
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
 
@@ -105,8 +106,8 @@ def loop(manifest: Manifest, rows: Sequence[int], model: Model, threads: int, fo
 def compare(manifest: Manifest, config: Config, cache: Path, model: Model) -> str:
     """Hold every code in the cache against the model alone on the same waveforms; ties apart."""
     stored = featcache.open(cache)
-    extractor = config.build(torch.device("cpu")).as_codec_extractor()
-    assert extractor is not None
+    extractor = config.build(torch.device("cpu"))
+    assert isinstance(extractor, CodecExtractor)
     counts: Counter[str] = Counter()
     distinct: set[int] = set()
     for id_, waveform in waveforms_of(manifest, config):

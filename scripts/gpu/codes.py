@@ -55,8 +55,8 @@ def check(step: Step, name: str) -> None:
 
 
 def build(step: Step, name: str, **params: str) -> CodecExtractor:
-    extractor = step.config(name, **params).build(step.device.torch_device).as_codec_extractor()
-    assert extractor is not None
+    extractor = step.config(name, **params).build(step.device.torch_device)
+    assert isinstance(extractor, CodecExtractor)
     return extractor
 
 

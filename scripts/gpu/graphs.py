@@ -72,8 +72,8 @@ def run(step: Step) -> None:
 
 def measure(step: Step, what: str, name: str, way: Callable[[Run], Run], lengths: Sequence[float]) -> None:
     """A model in this way, on batches of clips of these lengths."""
-    extractor = step.config(name).build(step.device.torch_device).as_row_extractor()
-    assert extractor is not None
+    extractor = step.config(name).build(step.device.torch_device)
+    assert isinstance(extractor, RowExtractor)
 
     def eager(*given: torch.Tensor) -> torch.Tensor:
         return extractor.run(*given).features

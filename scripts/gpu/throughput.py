@@ -115,8 +115,8 @@ def speed_alone(step: Step, name: str, alone: Function, rate: int, count: int, s
 
 def batch(step: Step, name: str, config: Config) -> None:
     """A batch of rows as featcache computes it, for clips of 10 s."""
-    extractor = config.build(step.device.torch_device).as_row_extractor()
-    if extractor is None:
+    extractor = config.build(step.device.torch_device)
+    if not isinstance(extractor, rows.RowExtractor):
         return
     rate = extractor.spec.sample_rate
     length = extractor.padded_length(round((0.5 if step.small else 10) * rate))

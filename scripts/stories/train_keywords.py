@@ -45,6 +45,7 @@ import featcache
 from featcache import weights
 from featcache.config import Config, load_config, packaged_configs
 from featcache.device import Device
+from featcache.extractors.codec import CodecExtractor
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
 
@@ -233,8 +234,8 @@ class Story:
     def compare(self, outcome: Outcome, *, ties: bool) -> Counter[str]:
         """Hold the codes that a way had against featcache's; `ties`: count ties too."""
         counts: Counter[str] = Counter()
-        extractor = self.config.build(self.asked.device).as_codec_extractor()
-        assert extractor is not None
+        extractor = self.config.build(self.asked.device)
+        assert isinstance(extractor, CodecExtractor)
         for name, found in outcome.codes.items():
             waveforms, ids = Waveforms(read_manifest(self.data.manifests[name])), self.data.datasets[name].ids
             for row, on_device in found.items():

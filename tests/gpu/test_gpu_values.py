@@ -111,7 +111,7 @@ def test_values_are_those_of_the_cpu(config_of, monkeypatch, name, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["encodec-24", "encodec-48", "dac-16"])
 def test_the_host_never_waits_while_a_batch_of_rows_is_launched(config_of, name):
-    extractor = config_of(name).build(torch.device("cuda")).as_row_extractor()
+    extractor = config_of(name).build(torch.device("cuda"))
     pieces = [(clip, extractor.pieces(len(clip.waveform))[0]) for clip in clips_for(extractor)]
     waveforms = [torch.from_numpy(clip.waveform[: piece.num_samples]).cuda() for clip, piece in pieces]
     with torch.inference_mode():
