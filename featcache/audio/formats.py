@@ -87,6 +87,7 @@ class FFmpegDecoder:
             message = f"cannot be decoded here: {needed}: pip install 'featcache[formats]'"
             raise AudioError(Reason.FILE_UNREADABLE, message) from error
         self._error: type[Exception] = av.FFmpegError
+        self._to_float = av.AudioResampler("flt")  # scales integers as libsndfile does
         self._format, self.samplerate, self.channels = format_name, 0, 0
         try:
             self._container: Any = av.open(f"/proc/self/fd/{descriptor}", format=format_name)
@@ -130,10 +131,11 @@ class FFmpegDecoder:
                 if frame.is_corrupt or form != (self.samplerate, self.channels):
                     what = "decoding fails" if frame.is_corrupt else "its sample rate or its channels change"
                     raise AudioError(Reason.TRUNCATED, f"{what} after {position / self.samplerate:.3f} s")
-                samples = _as_float(frame)
-                position += len(samples)
-                if len(samples):
-                    yield samples
+                for packed in self._to_float.resample(frame):
+                    samples: NDArray[Any] = packed.to_ndarray().reshape(-1, self.channels)
+                    position += len(samples)
+                    if len(samples):
+                        yield samples
         except (self._error, ValueError) as error:
             where = f" after {position / self.samplerate:.3f} s" if position else ""
             raise AudioError(Reason.TRUNCATED, f"decoding fails{where}: {_words(error)}") from error
@@ -150,17 +152,6 @@ class FFmpegDecoder:
             return float(stream.duration * stream.time_base)
         is_all = len(self._container.streams) == 1
         return (self._container.duration or 0) / 1e6 if is_all else 0.0
-
-
-def _as_float(frame: Any) -> NDArray[np.float32]:
-    """A frame's samples, `[num_samples, channels]`; integers are scaled as libsndfile does."""
-    array: NDArray[Any] = frame.to_ndarray()
-    samples = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
-    if samples.dtype.kind == "f":
-        return samples.astype(np.float32)
-    half = 2.0 ** (8 * samples.dtype.itemsize - 1)
-    zero = half if samples.dtype.kind == "u" else 0.0
-    return (samples.astype(np.float32) - np.float32(zero)) / np.float32(half)
 
 
 def _words(error: Exception) -> str:
