@@ -13,7 +13,6 @@ import re
 import zlib
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,13 +28,13 @@ from featcache.manifest.utterances import (
     COLUMNS,
     ENDS,
     SPELLINGS,
+    START,
     Column,
     Manifest,
     carried,
     default_id,
     path_or_command,
     refuse_secrets,
-    seconds_of,
 )
 from featcache.strings import GrowingStrings
 
@@ -157,8 +156,9 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
     columns: dict[str, Any] = {column.name: column.growing() for column in COLUMNS}
     row_places, faults = array("q"), source.faults
     for places, cells in found:
-        cells = _with_durations(places, cells, faults)
         values = {column.name: _values(column, places, cells, source) for column in COLUMNS}
+        if "start" in cells and "duration" not in cells:
+            values |= _durations_by_ends(places, cells, values["start"], source)
         if "id" not in cells and "path" in cells:
             segments = values["path"], values["start"], values["duration"], values["channel"]
             why = "there is no id, and the path, which stands for it, "
@@ -179,29 +179,26 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
     return whole, row_places
 
 
-def _with_durations(places: Sequence[int], cells: dict[str, Sequence[Any]], faults: Faults) -> dict[str, Sequence[Any]]:
-    """The cells, with the durations that starts and ends make, if there are ends in place of durations."""
+def _durations_by_ends(
+    places: Sequence[int], cells: Mapping[str, Sequence[Any]], starts: Sequence[float], source: Source
+) -> dict[str, Sequence[float]]:
+    """The column of durations that starts and ends make, if there are ends."""
     ends = [name for name in cells if name.strip().lower() in ENDS]
-    if not ends or "start" not in cells or "duration" in cells:
-        return cells
     if len(ends) > 1:
-        faults.add(places[0], f"{listing(map(repr, ends))} both end the row: leave one, or give durations")
-        return cells
-    durations = faults.parsed(places, f"{ends[0]} ", _between, cells["start"], cells[ends[0]])
-    return {**cells, "duration": durations}
+        source.faults.add(places[0], f"{listing(map(repr, ends))} both end the row: leave one, or give durations")
+    if len(ends) != 1:
+        return {}
+    stops = _values(START._replace(name=ends[0]), places, cells, source)
+    return {"duration": source.faults.parsed(places, f"{ends[0]} ", _between, starts, stops, default=math.nan)}
 
 
-def _between(start: Any, end: Any) -> float | None:
-    """The seconds from a start to an end, in decimals as they are written; None if there is no end. A ValueError says
-    what is wrong."""
-    if end is None or end == "":
-        return None
-    last, first = seconds_of(end), 0.0
-    with suppress(ValueError):  # which is a fault of the start
-        first = seconds_of(start or 0.0)
-    if last <= first:
-        raise ValueError(f"is {last}, and the row starts at {first}")
-    return round(last - first, 9)
+def _between(start: float, end: float) -> float:
+    """The seconds from a start to an end, in decimals as they are written; NaN without an end. A ValueError says that
+    there are none."""
+    first = 0.0 if math.isnan(start) else start
+    if (seconds := round(end - first, 9)) <= 0:
+        raise ValueError(f"is {end}, and the row starts at {first}")
+    return seconds
 
 
 def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Source) -> Sequence[Any]:

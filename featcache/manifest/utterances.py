@@ -239,10 +239,12 @@ class Column(NamedTuple):
     """Gives the values of some cells at once; None if `parse` has to look at each."""
 
 
+START = Column("start", seconds_of, math.nan, partial(array, "d"), partial(_plain_seconds, 0.0))
+
 COLUMNS = (
     Column("id", _id, "", GrowingStrings, _plain_texts),
     Column("path", _path, "", GrowingStrings, _plain_texts),
-    Column("start", seconds_of, math.nan, partial(array, "d"), partial(_plain_seconds, 0.0)),
+    START,
     Column("duration", _duration, math.nan, partial(array, "d"), partial(_plain_seconds, math.ulp(0.0))),
     Column("channel", _channel, -1, partial(array, "i")),
 )

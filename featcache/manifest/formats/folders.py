@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -55,22 +55,20 @@ def _audio_files(source: Source) -> Iterator[tuple[str, str]]:
 
 def _walk(top: os.PathLike[str]) -> Iterator[str]:
     """The audio files below a folder, relative to it."""
-    seen = set()
-    pending = [""]
-    while pending:
-        folder = pending.pop()
-        with os.scandir(os.path.join(top, folder)) as entries:
-            for entry in entries:
-                if entry.name[0] == ".":
-                    continue
-                path = f"{folder}{entry.name}"
-                if entry.name.lower().endswith(AUDIO_SUFFIXES):
-                    yield path
-                elif entry.is_dir():
-                    status = entry.stat()
-                    if (status.st_dev, status.st_ino) not in seen:
-                        seen.add((status.st_dev, status.st_ino))
-                        pending.append(f"{path}/")
+    start, seen = len(os.path.join(top, "")), set()
+    for folder, folders, files in os.walk(top, onerror=_not_listed, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = (name for name in folders if name[0] != ".")
+        audio = (name for name in files if name[0] != "." and name.lower().endswith(AUDIO_SUFFIXES))
+        yield from (os.path.join(folder, name)[start:] for name in audio)
+
+
+def _not_listed(error: OSError) -> None:
+    raise error
 
 
 def has_metadata(source: Source) -> bool:
@@ -114,10 +112,7 @@ def _names_files(source: Source, path: str) -> bool:
 
 
 def _metadata(source: Source) -> list[str]:
-    """The metadata in the folder; if there are none, those in its folders."""
-    here = [name for name in _METADATA if name in source.names]
-    below = (f"{folder}/{name}" for folder in source.folders for name in _METADATA)
-    return here or [path for path in below if (source.path / path).is_file()]
+    return _here_or_below(source, _METADATA.__contains__)
 
 
 def is_dataset(source: Source) -> bool:
@@ -176,10 +171,14 @@ _PLACE = "audio.path"  # the column with the places of audio, by a name that has
 
 
 def _parquet_below(source: Source) -> list[str]:
-    """The Parquet files in a folder; if there are none, those in its folders."""
-    here = sorted(name for name in source.names if name.endswith(".parquet"))
-    below = (f"{folder}/{name}" for folder in source.folders for name in sorted(os.listdir(source.path / folder)))
-    return here or [path for path in below if path.endswith(".parquet")]
+    return _here_or_below(source, lambda name: name.endswith(".parquet"))
+
+
+def _here_or_below(source: Source, is_meant: Callable[[str], bool]) -> list[str]:
+    """The files in a folder that are meant by their names; if there are none, those in its folders."""
+    here = sorted(filter(is_meant, source.names))
+    below = ((folder, name) for folder in source.folders for name in sorted(os.listdir(source.path / folder)))
+    return here or [f"{folder}/{name}" for folder, name in below if is_meant(name)]
 
 
 def _saved(source: Source) -> list[str]:
