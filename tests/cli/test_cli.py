@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cache_contents import items, only_version
-from click.testing import CliRunner
 from corpora import COLUMNS
 from make_cache import make_version
-from processes import python
+from processes import python, run_here
 
 from featcache import __version__
-from featcache.cli import main
 from featcache.extraction.options import SHARD_MEGABYTES
 from featcache.spec import SideSpec
 
@@ -134,33 +132,12 @@ def test_configs_are_listed_and_printed(cli):
     listed = cli("configs").with_code(0)
     assert len({len(line) - len(line.split(maxsplit=1)[1]) for line in listed.out.splitlines()}) == 1
     for line in listed.out.splitlines():
-        assert CliRunner().invoke(main, ["configs", line.split()[0]]).stdout.startswith("# ")
+        assert run_here("configs", line.split()[0]).startswith("# ")
     assert "did you mean the packaged config fbank80?" in cli.refused("configs", "fbank81")
     assert "fbank80, fbank80-lhotse, fbank80-speed" in cli.refused("configs", "x")
 
 
 # Exit codes
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "no-such-command",
-        "extract",
-        "extract m.csv --threads 0",
-        "extract m.csv --no-such-option",
-        "verify",
-        "repair cache",
-        "verify cache --manifest gone.csv",
-    ],
-)
-def test_wrong_usage_exits_with_2(cli, scratch, command):
-    """Before anything is written. (Paths and numbers: test_cli_arguments.py.)"""
-    (scratch / "cache").mkdir()
-    said = cli.refused(*command.split(), cwd=scratch)
-    assert said
-    assert "Traceback" not in said
-    assert [path.name for path in scratch.rglob("*")] == ["cache"]
 
 
 def test_a_cache_that_is_not_there_exits_with_1(cli, filled):

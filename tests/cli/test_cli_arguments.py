@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import pytest
 import torch
-from click.testing import CliRunner
 from make_cache import make_version
+from processes import run_here
 
 import featcache
 from featcache.cli import main
@@ -93,8 +93,7 @@ def path_parameters():
 )
 def test_no_path_is_empty_or_almost_a_url(name, words, path, fault):
     """An unset variable of the shell makes it empty."""
-    refused = CliRunner().invoke(main, [*words, path])
-    assert (refused.exit_code, refused.stderr) == (2, f"featcache: {name}{fault}\n")
+    assert run_here(*words, path, code=2) == f"featcache: {name}{fault}\n"
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "0", "1e999"])

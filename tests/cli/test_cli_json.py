@@ -119,15 +119,21 @@ def test_a_corpus_has_the_keys_of_the_page_besides_the_command_s(cli, plain, scr
     ("command", "kind", "code"),
     [
         ("info nowhere --json", "StoreError", 1),
+        ("extract --json", "UsageError", 2),
         ("extract nowhere.csv --json", "ManifestError", 2),
         ("extract nowhere.csv -c nonsense --json", "ConfigError", 2),
         ("extract nowhere.csv --json --trial", "ArgumentError", 2),
+        ("extract nowhere.csv --threads 0 --json", "UsageError", 2),
         ("stats nowhere --nonsense --json", "UsageError", 2),
         ("nonsense --json", "UsageError", 2),
+        ("repair cache --json", "UsageError", 2),
+        ("verify cache --manifest gone.csv --json", "ManifestError", 2),
         ("verify nowhere --sources=x --json", "UsageError", 2),
     ],
 )
 def test_an_error_is_the_document(cli, scratch, command, kind, code):
+    """Before anything is written. (Paths and numbers: test_cli_arguments.py.)"""
+    (scratch / "cache").mkdir()
     ended = cli(*command.split(), cwd=scratch)
     plain_text = cli(*[word for word in command.split() if word != "--json"], cwd=scratch)
     assert (ended.code, plain_text.code, plain_text.out) == (code, code, "")
@@ -136,6 +142,8 @@ def test_an_error_is_the_document(cli, scratch, command, kind, code):
     assert {f"error.{key}" for key in error} == KEYS["Errors"]
     assert error["message"] in ended.err
     assert ended.err == plain_text.err
+    assert "Traceback" not in ended.err
+    assert [path.name for path in scratch.rglob("*")] == ["cache"]
 
 
 @pytest.mark.parametrize("words", [["show", ".", "--"], ["verify", "nowhere", "--manifest"]])

@@ -4,11 +4,10 @@ import re
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from msgspec import structs
+from processes import run_here
 from small_shards import INFO
 
-from featcache.cli import main as cli
 from featcache.config import config_from, load_config, packaged_configs, parse_config
 from featcache.extractors.base import _BUILT_IN
 from featcache.version.version import Version
@@ -66,10 +65,9 @@ def test_the_config_of_a_version_makes_the_version_again(name, scratch, monkeypa
     monkeypatch.setattr(config.extractor_class, "weights_digest", lambda params: "of its weights")
     made = structs.replace(INFO, name=name, fingerprint=config.fingerprint(), config=config.resolved())
     version = Version.create(scratch, made)
-    printed = CliRunner().invoke(cli, ["configs", "--from", str(version.path)])
-    assert printed.exit_code == 0, printed.stderr
-    assert made.fingerprint in printed.stdout
-    again = parse_config(printed.stdout)
+    printed = run_here("configs", "--from", version.path)
+    assert made.fingerprint in printed
+    again = parse_config(printed)
     assert again == config
     assert again.fingerprint() == made.fingerprint
     assert again.resolved() == config.resolved()
@@ -90,10 +88,8 @@ def line_of(name, folder) -> str:
     """What `featcache extract` says of the config, and nothing more, before it ends with 2 and without a cache."""
     manifest, cache = folder / "manifest.csv", folder / "features"
     manifest.write_text("id,path\na,a.wav\n")
-    result = CliRunner().invoke(cli, ["extract", str(manifest), "-c", name, "-o", str(cache), "--device", "cpu"])
-    assert result.exit_code == 2
+    (line,) = run_here("extract", manifest, "-c", name, "-o", cache, "--device", "cpu", code=2).splitlines()
     assert not cache.exists()
-    (line,) = result.stderr.splitlines()
     assert line.startswith(f"featcache: config {name}: params.weights: ")
     return line
 

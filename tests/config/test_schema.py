@@ -5,9 +5,8 @@ import json
 import jsonschema
 import pytest
 import yaml
-from click.testing import CliRunner
+from processes import run_here
 
-from featcache.cli import main as cli
 from featcache.config import config_from, packaged_configs
 from featcache.config.schema import meanings
 from featcache.errors import ConfigError
@@ -17,15 +16,14 @@ from featcache.extractors import find, registered
 @pytest.fixture(scope="module", params=[jsonschema.Draft202012Validator, jsonschema.Draft7Validator])
 def schema(request):
     """As `featcache configs --schema` prints it, and as editors read it that know no draft after the seventh."""
-    printed = json.loads(CliRunner().invoke(cli, ["configs", "--schema"]).stdout)
+    printed = json.loads(run_here("configs", "--schema"))
     request.param.check_schema(printed)
     return request.param(printed)
 
 
 def test_packaged_configs_fit(schema):
-    assert {name: [*schema.iter_errors(yaml.safe_load(text))] for name, text in packaged_configs().items()} == {
-        name: [] for name in packaged_configs()
-    }
+    for text in packaged_configs().values():
+        schema.validate(yaml.safe_load(text))
 
 
 @pytest.mark.parametrize(
