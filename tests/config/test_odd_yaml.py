@@ -45,7 +45,7 @@ def chain() -> str:
         (bomb(), "more than 100,000 values, or 32 levels, by aliases"),
         (chain(), "more than 100,000 values, or 32 levels, by aliases"),
         ("name: x\nparams: &x {a: *x}\n", "more than 100,000 values, or 32 levels, by aliases"),
-        ("name: x\nname: y\n", "line 2, column 1: not valid YAML: the key 'name' is given twice"),
+        (FBANK + "params: {a: 1, a: 2}\n", "line 3, column 16: not valid YAML: the key 'a' is given twice"),
         ("<<: 5\nname: x\n", "not valid YAML"),
         ("? [a]\n: b\n", "a list or mapping cannot be a key"),
         ("name: x\n---\nname: y\n", "another document"),
@@ -84,8 +84,6 @@ def test_a_config_has_an_end(tmp_path):
     for source in (large, "/dev/zero"):
         with pytest.raises(ConfigError, match=f"^config {source}: more than 262,144 bytes"):
             load_config(source)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_config("a\0b")
 
 
 def test_a_config_may_come_through_a_pipe(tmp_path):
