@@ -123,13 +123,6 @@ def test_every_spelling(written, column, spelling, spelled):
         assert manifest.columns == {}
 
 
-def test_spellings_are_lower_case_and_mean_one_thing():
-    spellings = [spelling for all_ in SPELLINGS.values() for spelling in all_]
-    assert len(set(spellings)) == len(spellings)
-    assert all(spelling == spelling.lower().strip() for spelling in spellings)
-    assert all(column in all_ for column, all_ in SPELLINGS.items())
-
-
 def test_the_exact_name_wins_and_the_other_is_carried(written):
     """Of paths, it is said."""
     for path in (
