@@ -182,9 +182,6 @@ def test_numbers_that_are_none_or_that_no_computer_holds(cli, plain, scratch):
     assert f"{2**63} is not in the range 1<=x<=4096" in said
     with pytest.raises(ArgumentError, match="threads is 9223372036854775808: it must be a whole number, 1 or more, at"):
         Device("cpu", 2**63)
-    for number in (float("nan"), float("inf"), 0, -1.0):
-        with pytest.raises(ArgumentError, match="it must be a number"):
-            featcache.Options(shard_megabytes=number)
     assert cli("probe", "fbank80", plain.manifest(), "--utterances", 2**63, "-o", scratch / "c").code == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from damage import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_cache import add_shard, codes_cache, make_features, make_version
+from make_cache import add_shard, codes_cache, made_cache, make_features, make_version
 from manifests import manifest_of
 
 import featcache
@@ -40,10 +40,6 @@ def check(stats, utterances, rtol=1e-13):
     mean, variance = exact(np.concatenate(list(utterances)))
     np.testing.assert_allclose(stats[0], mean, rtol=1e-15, atol=0)
     np.testing.assert_allclose(stats[1], variance, rtol=rtol, atol=0)
-
-
-def cache_of(folder, *shards, **options):
-    return Cache(make_version(folder, *shards, **options))
 
 
 def bytes_of(stats, folder):
@@ -84,7 +80,7 @@ def test_a_float_in_units(value):
 @pytest.mark.parametrize("item_shape", [(), (1,), (13,), (300,), (3, 4)])
 def test_moments_are_those_of_fractions(tmp_path, dtype, item_shape):
     features = make_features(12, item_shape, dtype, max_frames=60)
-    stats = moments(cache_of(tmp_path, features))
+    stats = moments(made_cache(tmp_path, features))
     check((stats.mean, stats.variance), features.values())
     assert (stats.utterances, stats.frames) == (12, sum(map(len, features.values())))
     np.testing.assert_array_equal(stats.std, np.sqrt(stats.variance))
@@ -108,21 +104,21 @@ def test_values_far_from_zero_or_from_each_other_cost_few_digits_or_none(tmp_pat
     for name in list(features)[::step]:
         features[name] = change(features[name])
         assert features[name].dtype == np.float32
-    stats = moments(cache_of(tmp_path, features))
+    stats = moments(made_cache(tmp_path, features))
     check((stats.mean, stats.variance), features.values(), rtol)
 
 
 def test_means_of_float16_are_rounded_once(tmp_path):
     features = make_features(40, (30,), "float16", max_frames=900)
     frames = np.concatenate(list(features.values()))
-    np.testing.assert_array_equal(moments(cache_of(tmp_path, features)).mean, exact(frames)[0])
+    np.testing.assert_array_equal(moments(made_cache(tmp_path, features)).mean, exact(frames)[0])
 
 
 def test_dimensions_that_do_not_vary_have_no_variance(tmp_path):
     features = make_features(20, (5,), "float16", max_frames=PIECE_FRAMES * 3)
     for array in features.values():
         array[:, 1], array[:, 3] = -15.94, 0
-    stats = moments(cache_of(tmp_path, features))
+    stats = moments(made_cache(tmp_path, features))
     assert stats.still == [1, 3]
     assert (stats.variance[[1, 3]] == 0).all()
     assert stats.mean[1] == np.float16(-15.94)
@@ -136,7 +132,7 @@ def test_shards_their_order_and_threads_change_no_bit(tmp_path, dtype):
     backwards = manifest_of(tmp_path, [(name, f"s{int(name[4:]) % 3}") for name in names[::-1]], name="backwards.csv")
     shards = [{name: features[name] for name in part} for part in (names[30:], names[:7], names[7:30])]
     spread = {"one": [features], "three": shards, "turned": [dict(reversed(features.items()))]}
-    caches = [cache_of(tmp_path / folder, *given) for folder, given in spread.items()]
+    caches = [made_cache(tmp_path / folder, *given) for folder, given in spread.items()]
     found = {
         bytes_of(moments(cache, which, by="speaker", threads=threads), tmp_path)
         for cache in caches
@@ -157,7 +153,7 @@ def test_what_was_extracted_again_counts_once(tmp_path):
 @pytest.mark.parametrize(("utterances", "item_shape"), [(20, (6,)), (3, (300,)), (20, (2, 3))])
 def test_quantised_features_count_as_they_are_read(tmp_path, utterances, item_shape):
     features = make_features(utterances, item_shape, "float32", max_frames=PIECE_FRAMES * 2)
-    cache = cache_of(tmp_path, features, quantized=True)
+    cache = made_cache(tmp_path, features, quantized=True)
     assert not all(map(np.array_equal, cache.values(), features.values()))
     stats = moments(cache, threads=2)
     check((stats.mean, stats.variance), cache.values())
@@ -172,7 +168,7 @@ def test_groups_are_those_of_the_column(tmp_path, where):
     speakers = {name: ["änne", "bob", "7"][number % 3] for number, name in enumerate(features)}
     chosen, frames = list(features)[where], []
     manifest = manifest_of(tmp_path, [(name, speakers[name]) for name in chosen])
-    cache = cache_of(tmp_path / "cache", features)
+    cache = made_cache(tmp_path / "cache", features)
     stats = moments(cache, manifest, by="speaker", report=frames.append)
     assert (stats.by, stats.groups, stats.utterances) == ("speaker", ["7", "bob", "änne"], len(chosen))
     check((stats.mean, stats.variance), [features[name] for name in chosen])
@@ -193,11 +189,11 @@ def test_whose_values_are_not_finite_is_named(tmp_path, value):
     features = make_features(20, (4,), "float32")
     features["utt-7"][-1, 2] = value
     with pytest.raises(StoreError, match=r"^utt-7: holds NaN or infinity"):
-        moments(cache_of(tmp_path, features), threads=2)
+        moments(made_cache(tmp_path, features), threads=2)
 
 
 def test_what_cannot_be_computed(tmp_path):
-    cache = cache_of(tmp_path / "cache", make_features(20, (4,)))
+    cache = made_cache(tmp_path / "cache", make_features(20, (4,)))
     unknown = manifest_of(tmp_path, [(f"no-{number}", "x") for number in range(30)] + [("utt-1", "x")])
     with pytest.raises(MissingItemError, match=r"manifest.csv: 30 of 31 utterances are not in .*no-9 … and 20 more"):
         moments(cache, unknown)
@@ -229,7 +225,7 @@ def test_a_cache_that_checks_what_is_read_checks_it_here_too(tmp_path):
 def test_the_file_holds_all_there_is(tmp_path):
     features = make_features(20, (4,))
     manifest = manifest_of(tmp_path, [(name, f"ü{int(name[4:]) % 4}") for name in features])
-    cache = cache_of(tmp_path / "cache", features)
+    cache = made_cache(tmp_path / "cache", features)
     for by in (None, "speaker"):
         stats = moments(cache, manifest, by=by)
         stats.save(tmp_path / f"{by}.npz")
@@ -245,7 +241,7 @@ def test_the_file_holds_all_there_is(tmp_path):
 
 
 def test_a_file_is_not_replaced_unasked_and_one_that_cannot_be_written_leaves_nothing(tmp_path):
-    stats = moments(cache_of(tmp_path / "cache", make_features(20, (4,))))
+    stats = moments(made_cache(tmp_path / "cache", make_features(20, (4,))))
     path = tmp_path / "stats.npz"
     stats.save(path)
     before = path.read_bytes()
@@ -300,7 +296,7 @@ NOT_WRITTEN = "not a file written by `featcache stats`"
     ],
 )
 def test_another_file_is_refused(tmp_path, write, message):
-    moments(cache_of(tmp_path / "cache", make_features(5, (4,)))).save(tmp_path / "sound.npz")
+    moments(made_cache(tmp_path / "cache", make_features(5, (4,)))).save(tmp_path / "sound.npz")
     with np.load(tmp_path / "sound.npz") as file:
         arrays = dict(file)
     path = tmp_path / "stats.npz"
