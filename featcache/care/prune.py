@@ -252,7 +252,8 @@ def _forget_failures(version: Version, index: Index, run: str) -> None:
     records can be read, it is left as it is."""
     damaged: list[str] = []
     failures = read_failures(version, damaged)
-    _, standing = find_missing([*read_all_wanted(version, damaged)], index, failures)
+    missing = find_missing([*read_all_wanted(version, damaged)], index, failures)
+    standing = {failure.id: failure for _, _, of_rows in missing for failure in of_rows}
     if len(standing) < len(failures) and not damaged:
         with suppress(StoreError):
             rewrite_failures(version, f"{run}.000000", [*standing.values()])

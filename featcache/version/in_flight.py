@@ -142,9 +142,8 @@ def find_suspects(
 def forget_suspects(version: Version, index: Index) -> None:
     """Remove the marks of dead runs of which nothing is missing any more: by the version's index, each utterance has
     been extracted since, or has failed."""
-    wanted = [*read_all_wanted(version)]
-    missing, _ = find_missing(wanted, index, read_failures(version))
-    lacking = [one.rows[0, missing[one.manifest]] for one in wanted if one.manifest in missing]
+    missing = find_missing([*read_all_wanted(version)], index, read_failures(version))
+    lacking = [wanted.rows[0, numbers] for wanted, numbers, _ in missing]
     for run in _dead_runs(version):
         own = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids}).hashes()
         if not any(np.isin(own, hashes).any() for hashes in lacking):

@@ -163,29 +163,24 @@ def damaged_wanted(version: Version) -> list[str]:
 
 def find_missing(
     wanted: Iterable[Wanted], index: Index, failures: Sequence[Failure]
-) -> tuple[dict[str, NDArray[np.int64]], dict[str, Failure]]:
-    """What an index lacks of wanted sets, with these failures in the ledger: by manifest, the numbers of its rows that
-    have neither an item nor a failure that stands, if there are any; and the failures that stand, of rows that are
-    wanted, by id."""
+) -> Iterator[tuple[Wanted, NDArray[np.int64], list[Failure]]]:
+    """What an index lacks of each wanted set, with these failures in the ledger: the numbers of the rows that have
+    neither an item nor a failure that stands, int64 `[n]`; and those failures of its rows that stand."""
     ids, rows = Strings.of(failure.id for failure in failures).hashes(), SegmentColumns.of(failures).hashes()
     by_key = {
         (id_hash, row_hash, failure.generation): failure
         for id_hash, row_hash, failure in zip(ids.tolist(), rows.tolist(), failures, strict=True)
     }
-    missing, failed = {}, {}
     for one in wanted:
-        numbers = np.flatnonzero(one.lacks(index))
+        numbers, standing = np.flatnonzero(one.lacks(index)), list[Failure]()
         if failures:  # else 10^7 rows would be looked up for nothing
             is_missing = ~np.isin(one.rows[0, numbers], ids)
             for place in np.flatnonzero(~is_missing).tolist():
                 failure = by_key.get(tuple(one.rows[:, numbers[place]].tolist()))
                 is_missing[place] = failure is None
-                if failure is not None:
-                    failed[failure.id] = failure
+                standing += [] if failure is None else [failure]
             numbers = numbers[is_missing]
-        if len(numbers):
-            missing[one.manifest] = numbers
-    return missing, failed
+        yield one, numbers, standing
 
 
 @dataclass(frozen=True)
@@ -216,15 +211,13 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
     damaged, ledger, records = list[str](), list[str](), list[str]()
     wanted = [*read_all_wanted(version, damaged, index.complete)]
     known = {name for one in wanted for name in one.names}
-    missing, standing = find_missing(wanted, index, read_failures(version, ledger))
-    failed = Strings.of(standing).hashes()
     findings = [
-        Unfinished(one.manifest, len(one), len(numbers), int(np.isin(failed, one.rows[0]).sum()))
-        for one in wanted
-        if (numbers := missing.get(one.manifest)) is not None
+        Unfinished(one.manifest, len(one), len(numbers), len(standing))
+        for one, numbers, standing in find_missing(wanted, index, read_failures(version, ledger))
+        if len(numbers)
     ]
     if ledger and findings:  # it may have said that they have failed
-        count = counted(sum(map(len, missing.values())), "utterance")
+        count = counted(sum(one.missing for one in findings), "utterance")
         findings, ledger = [], [f"{what}: {count} may be missing, or have failed" for what in ledger]
     if not known and not len(index) and not damaged:
         records.append(

@@ -61,10 +61,9 @@ def run(version: Version, manifest: str, rows: Rows, failing=(), stop: int | Non
     """A run over a manifest, which extracts what is missing, but for what fails, and ends after so many rows. Returns
     the name of its shard, if it makes one."""
     wanted = plan(version, manifest, rows)
-    lacking, _ = find_missing([wanted], open_index(version), read_failures(version))
-    numbers = lacking.get(manifest, ())
+    ((_, numbers, _),) = find_missing([wanted], open_index(version), read_failures(version))
     ids, generations = list(rows), wanted.rows[2].tolist()
-    todo = [(ids[number], generations[number]) for number in list(numbers)[:stop]]
+    todo = [(ids[number], generations[number]) for number in numbers.tolist()[:stop]]
     failed = [failure(id_, rows[id_], generation) for id_, generation in todo if id_ in failing]
     put_failures(version, f"run {len(version.store.names('failures')):06}", failed)
     items = [item(id_, start=rows[id_], generation=generation) for id_, generation in todo if id_ not in failing]
@@ -73,12 +72,11 @@ def run(version: Version, manifest: str, rows: Rows, failing=(), stop: int | Non
 
 def missing(version: Version) -> dict[str, set[str]]:
     """The ids that are missing, by manifest, as far as there are some; here they are single letters."""
-    found, _ = find_missing(read_all_wanted(version), open_index(version), read_failures(version))
     by_hash = dict(zip(Strings.of(IDS).hashes().tolist(), IDS, strict=True))
-    wanted = {one.manifest: one for one in read_all_wanted(version)}
     return {
-        manifest: {by_hash[wanted[manifest].rows[0, number].item()] for number in numbers}
-        for manifest, numbers in found.items()
+        one.manifest: {by_hash[id_hash] for id_hash in one.rows[0, numbers].tolist()}
+        for one, numbers, _ in find_missing(read_all_wanted(version), open_index(version), read_failures(version))
+        if len(numbers)
     }
 
 
