@@ -253,10 +253,10 @@ def _forget_failures(version: Version, index: Index, run: str) -> None:
     damaged: list[str] = []
     failures = read_failures(version, damaged)
     missing = find_missing([*read_all_wanted(version, damaged)], index, failures)
-    standing = {failure.id: failure for _, _, of_rows in missing for failure in of_rows}
+    standing = [*dict.fromkeys(failure for _, _, of_rows in missing for failure in of_rows)]
     if len(standing) < len(failures) and not damaged:
         with suppress(StoreError):
-            rewrite_failures(version, f"{run}.000000", [*standing.values()])
+            rewrite_failures(version, f"{run}.000000", standing)
 
 
 # A whole version

@@ -17,6 +17,7 @@ import featcache
 from featcache.care.prune import plan_prune, prune, remove_version
 from featcache.care.verify import verify
 from featcache.errors import ArgumentError, DamagedError, LockedError, StoreError
+from featcache.manifest.segments import SegmentColumns
 from featcache.storage.base import open_store
 from featcache.strings import Strings
 from featcache.version.index import open_index
@@ -95,6 +96,19 @@ def test_a_failure_that_was_made_up_for_does_not_stand_again(version):
     add(version, ["a", "b"], 1)
     prune_all(version, ["a"])
     assert read_failures(version) == []
+
+
+def test_what_failed_of_two_rows_of_an_id_stays_failed_of_both(version):
+    """Two manifests want them, and neither is to be told that its own is missing."""
+    standing = [Failure(id="b", path="b.wav", start=start, reason="empty", message="") for start in (None, 1.0)]
+    put_failures(version, "run 1", [Failure(id="a", path="a.wav", reason="empty", message=""), *standing])
+    for name, failure in zip("mn", standing, strict=True):
+        row_hash = SegmentColumns.of([failure]).hashes()
+        Wanted(name, np.stack([hashes("b"), row_hash, np.ones(1, np.uint64)])).save(version)
+    for run in (1, 2):
+        add(version, ["a"], run)
+    prune_all(version)
+    assert {*read_failures(version)} == {*standing}
 
 
 @pytest.mark.parametrize("folder", ["failures", "wanted"])
