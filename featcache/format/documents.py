@@ -52,7 +52,7 @@ def seal(data: bytes, where: object = "") -> bytes:
     if len(data) > AT_MOST_BYTES:
         raise StoreError(
             f"{where}: metadata of {len(data):,} bytes cannot be stored, since at most {AT_MOST_BYTES:,} are read: "
-            "extract with a smaller --shard-size"
+            "extract with a larger --shard-size"
         )
     at = _place_of_seal(data)
     return b"%b%08x%b" % (data[:at], crc32c(data), data[at + 8 :])

@@ -73,5 +73,5 @@ def test_what_is_no_document_is_damaged_and_named(data, what):
 
 
 def test_what_nobody_would_read_is_not_written():
-    with pytest.raises(StoreError, match="at most 33,554,432 are read: extract with a smaller --shard-size"):
+    with pytest.raises(StoreError, match="at most 33,554,432 are read: extract with a larger --shard-size"):
         encode_line({"a": "x" * AT_MOST_BYTES})
