@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -84,25 +84,22 @@ def _zarr_group(arrays: Arrays, fills: Mapping[str, int], attributes: dict[str, 
     return {path: memoryview(data.as_numpy_array()).cast("B") for path, data in stored.items()}
 
 
+class _Clip(NamedTuple):
+    item: Item
+    features: NDArray[Any]
+    side: Arrays
+    checksum: int
+
+
 class ShardBuilder:
     """Puts a shard together in memory, batch by batch."""
 
     def __init__(self, spec: FeatureSpec) -> None:
         self._spec = spec
-        self._items: list[Item] = []
-        self._checksums: list[int] = []
-        self._features: list[NDArray[Any]] = []
-        self._side = {side.name: [np.empty((0, *side.item_shape), side.dtype)] for side in spec.side}
-        self.num_bytes = 0
-        """The bytes of features and of side arrays' entries so far."""
+        self._clips: list[_Clip] = []
 
     def __len__(self) -> int:
-        return len(self._items)
-
-    @property
-    def num_samples(self) -> int:
-        """The number of audio samples so far, at the extractor's rate."""
-        return sum(item.num_samples for item in self._items)
+        return len(self._clips)
 
     def append(self, item: Item, features: NDArray[Any], side: Arrays = NO_SIDE) -> None:
         """Add an item.
@@ -110,41 +107,38 @@ class ShardBuilder:
         Args:
             features: Its frames, at least one: `[frames, *item_shape]` of the stored dtype, C-contiguous; kept, not
                 copied.
-            side: Its entries of every side array of the version.
+            side: Its entries of every side array of the version; likewise.
 
         Raises:
             ExtractorError: It is not what the version holds. Nothing has been added.
         """
         _refuse_other_arrays("features", "are", features, self._spec.stored_dtype, self._spec.item_shape)
-        if side.keys() != self._side.keys():
-            given, own = (listing(sorted(names)) or "none" for names in (side, self._side))
+        names = {spec.name for spec in self._spec.side}
+        if side.keys() != names:
+            given, own = (listing(sorted(names)) or "none" for names in (side, names))
             raise ExtractorError(f"side arrays are {given}; this version's are {own}")
         for spec in self._spec.side:
             _refuse_other_arrays(f"side array {spec.name}", "is", side[spec.name], spec.dtype, spec.item_shape)
-        self._items.append(item)
-        self._checksums.append(crc32c(features))
-        self._features.append(features)
-        for name, entries in side.items():
-            self._side[name].append(entries)
-        self.num_bytes += features.nbytes + sum(entries.nbytes for entries in side.values())
+        self._clips.append(_Clip(item, features, side, crc32c(features)))
 
     def files(
         self, *, fingerprint: str, row: int, manifest: str, made_by: Mapping[str, Any], where: object
     ) -> tuple[str, dict[str, Buffer]]:
-        """The name and the files of the shard, to be published as `shards/<name>`. The features are let go of.
+        """The name and the files of the shard, to be published as `shards/<name>`. What was added is let go of.
 
         Args:
             row, manifest, made_by: See `ShardInfo`.
             where: Names the version in messages.
         """
         table = self._table()
-        arrays = {"features": np.concatenate(self._features)}
-        self._features.clear()
-        arrays |= {f"side_{name}": np.concatenate(entries) for name, entries in self._side.items()}
+        arrays = {"features": np.concatenate([clip.features for clip in self._clips])}
+        for side in self._spec.side:
+            arrays[f"side_{side.name}"] = np.concatenate([clip.side[side.name] for clip in self._clips])
+        self._clips.clear()
         document = {
             "fingerprint": fingerprint,
             "frames": len(arrays["features"]),
-            "seconds": round(self.num_samples / self._spec.sample_rate, 6),
+            "seconds": round(int(table["num_samples"].sum()) / self._spec.sample_rate, 6),
             "row": row,
             "manifest": manifest,
             "made_by": dict(made_by),
@@ -153,28 +147,29 @@ class ShardBuilder:
         return digest[:NAME_DIGITS], files
 
     def _table(self) -> Table:
-        rows = SegmentColumns.of(self._items)
-        ids = Strings.of(item.id for item in self._items)
+        items = [clip.item for clip in self._clips]
+        rows = SegmentColumns.of(items)
+        ids = Strings.of(item.id for item in items)
         columns = {
-            "frame_offset": np.cumsum([0, *map(len, self._features)]),
+            "frame_offset": np.cumsum([0, *(len(clip.features) for clip in self._clips)]),
             "id_offset": ids.offsets,
             "path_offset": rows.paths.offsets + len(ids.blob),
             "id_hash": ids.hashes(),
             "row_hash": rows.hashes(),
-            "generation": [item.generation for item in self._items],
-            "item_crc32c": self._checksums,
-            "num_samples": [item.num_samples for item in self._items],
-            "sample_rate": [item.sample_rate for item in self._items],
-            "source_size": [item.size for item in self._items],
-            "source_mtime_ns": [item.mtime_ns for item in self._items],
-            "source_hash": [item.content_hash for item in self._items],
-            "decoder": [item.by_ffmpeg for item in self._items],
+            "generation": [item.generation for item in items],
+            "item_crc32c": [clip.checksum for clip in self._clips],
+            "num_samples": [item.num_samples for item in items],
+            "sample_rate": [item.sample_rate for item in items],
+            "source_size": [item.size for item in items],
+            "source_mtime_ns": [item.mtime_ns for item in items],
+            "source_hash": [item.content_hash for item in items],
+            "decoder": [item.by_ffmpeg for item in items],
             "start": rows.start,
             "duration": rows.duration,
             "channel": rows.channel,
         }
-        for name, entries in self._side.items():
-            columns[f"side_{name}_offset"] = np.cumsum([*map(len, entries)])
+        for side in self._spec.side:
+            columns[f"side_{side.name}_offset"] = np.cumsum([0, *(len(clip.side[side.name]) for clip in self._clips)])
         return Table.of(columns, columns_of(self._spec), np.concatenate([ids.blob, rows.paths.blob]))
 
 
