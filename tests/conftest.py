@@ -6,9 +6,9 @@ import os
 import shutil
 import sys
 import tracemalloc
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -242,7 +242,7 @@ def server(server_of_session, monkeypatch):
     """A web server without files, and in this process clients that do not wait long."""
     server_of_session.reset()
     monkeypatch.setattr(remote, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(clients, "_clients", OrderedDict())
+    monkeypatch.setattr(clients, "_connected", lru_cache(clients._connect))
     return server_of_session
 
 

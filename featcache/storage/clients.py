@@ -21,12 +21,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,7 +83,6 @@ _CREDENTIALS = {
 }
 
 _lock = threading.RLock()  # held for a moment, and while the process forks
-_clients: OrderedDict[tuple[str, bool], Any] = OrderedDict()  # those used last are at the end
 _of_parent: list[Any] = []
 """What a forked process has of its parent's library. It is kept: to close a connection here would break it there."""
 
@@ -105,12 +103,7 @@ def client(base: str, *, retries: bool = True) -> Any:
         MissingDependencyError: obstore is not installed.
     """
     with _lock:
-        if (base, retries) not in _clients:
-            _clients[base, retries] = _connect(base, retries)
-            if len(_clients) > _MOST_CLIENTS:
-                _clients.popitem(last=False)
-        _clients.move_to_end((base, retries))
-        return _clients[base, retries]
+        return _connected(base, retries)
 
 
 def _connect(base: str, retries: bool) -> Any:
@@ -137,6 +130,9 @@ def _connect(base: str, retries: bool) -> Any:
         return open_store(base, client_options=options, retry_config=repeating if retries else {"max_retries": 0})
     except Exception as error:  # each of obstore's errors is a class of its own
         raise StoreError(f"{base}: cannot be opened: {error}") from error
+
+
+_connected = lru_cache(_MOST_CLIENTS)(_connect)
 
 
 def seconds_to_wait() -> float:
@@ -218,10 +214,10 @@ def _load_copy() -> None:
 
 
 def _in_child() -> None:
-    global _used_by_parent
+    global _used_by_parent, _connected
     _used_by_parent = _used_by_parent or "obstore" in sys.modules  # which a copy that failed is not
-    _of_parent.append(_clients.copy())
-    _clients.clear()
+    _of_parent.append(_connected)
+    _connected = lru_cache(_MOST_CLIENTS)(_connect)
     _lock.release()
 
 

@@ -110,7 +110,7 @@ def base(request, server, monkeypatch):
     account = {"gcs_base_url": server.address, "disable_oauth": True}
     account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
-    clients._clients.clear()
+    clients._connected.cache_clear()
     server.has_dates = True
     return f"{request.param}:/"
 

@@ -169,14 +169,14 @@ def test_without_credentials_it_says_which(corpus, scratch, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
-    clients._clients.clear()
+    clients._connected.cache_clear()
     with pytest.raises(ManifestError, match="there are no credentials: set AWS_ACCESS_KEY_ID and ") as raised:
         extract_fbank(corpus.manifest(), scratch / "c", "s3://speech/corpus")
     assert "hush" not in str(raised.value)
-    clients._clients.clear()
+    clients._connected.cache_clear()
 
     monkeypatch.setitem(sys.modules, "obstore", None)
-    clients._clients.clear()
+    clients._connected.cache_clear()
     with pytest.raises(MissingDependencyError, match=r"pip install 'featcache\[cloud\]'"):
         extract_fbank(corpus.manifest(), scratch / "c", "s3://speech/corpus")
     assert not (scratch / "c").exists()

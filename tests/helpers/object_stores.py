@@ -6,9 +6,10 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from http.client import HTTPConnection
 from itertools import count, cycle
 from pathlib import Path
@@ -147,7 +148,7 @@ def _lead(patch, s3):
     """Have this process find the server, with clients that it has not used before, and that do not wait long."""
     for name, value in s3.environment.items():
         patch.setenv(name, value)
-    patch.setattr(clients, "_clients", OrderedDict())
+    patch.setattr(clients, "_connected", lru_cache(clients._connect))
     patch.setattr(clients, "_FIRST_PAUSE", 0.001)
     patch.setattr(clients, "_PAUSES", (0.001,) * 4)
 
