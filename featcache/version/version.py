@@ -102,15 +102,11 @@ class VersionInfo(msgspec.Struct, kw_only=True, frozen=True):
             raise ValueError(f"codes of {sum(spec.codebook_sizes):,} values, of dtype {spec.dtype}")
 
 
-class _Kind(msgspec.Struct):
-    kind: str = "frames"
-
-
 class _Peek(msgspec.Struct):
     """What tells whether the rest can be understood."""
 
     format: int
-    spec: _Kind
+    spec: dict[str, Any]
 
 
 def read_info(data: bytes, path: Location) -> VersionInfo:
@@ -124,10 +120,8 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
         )
     if peek.format != FORMAT:
         raise StoreError(f"{path}: has format {peek.format}; this featcache reads format {FORMAT}: upgrade it")
-    if peek.spec.kind != "frames":
-        raise StoreError(
-            f"{path}: holds features of the kind {peek.spec.kind!r}, which this featcache cannot read: upgrade it"
-        )
+    if (kind := peek.spec.get("kind", "frames")) != "frames":
+        raise StoreError(f"{path}: holds features of the kind {kind!r}, which this featcache cannot read: upgrade it")
     info: VersionInfo = read_attributes(data, VersionInfo, path / "zarr.json", path)
     try:
         info.require_sound()
