@@ -34,15 +34,11 @@ def test_every_copy_is_there_and_the_clean_ones_are_what_they_were(plain, noises
     assert check(scratch / "copies").problems == []
 
 
-def test_without_speed_1_there_is_no_plain_copy(plain, scratch):
-    summary = extract(plain.manifest(), config_of({"speed": [0.9]}), scratch)
-    assert set(items(scratch)) == {f"{id_}_sp0.9" for id_ in plain.ids}
-    assert (summary.utterances, summary.versions[0].utterances) == (12, 12)
-
-
-def test_a_recording_is_decoded_once_for_its_copies(plain, scratch, monkeypatch):
+def test_without_speed_1_there_is_no_plain_copy_and_a_recording_is_decoded_once(plain, scratch, monkeypatch):
     monkeypatch.setattr(from_audio, "decode", decode := Mock(side_effect=from_audio.decode))
-    extract(plain.manifest(), config_of({"speed": SPEEDS}), scratch, threads=1)
+    summary = extract(plain.manifest(), config_of({"speed": [0.9, 1.1]}), scratch, threads=1)
+    assert set(items(scratch)) == {f"{id_}_sp{speed}" for id_ in plain.ids for speed in (0.9, 1.1)}
+    assert (summary.utterances, summary.versions[0].utterances) == (24, 24)
     assert sum(len(call.args[1]) for call in decode.call_args_list) == len(plain.rows)
 
 

@@ -106,11 +106,11 @@ def test_a_part_that_there_is_not_is_refused_in_one_line(text, environment, said
 
 
 def test_parts_are_together_one_run(cli, plain, sound, scratch):
-    """Item by item, in whatever order they run; on the way, the version is said to lack some. What is there is not done
-    again, nor recorded; what is gone is made again by its part."""
+    """Item by item, in whatever order they run, and however the manifest's path was typed; on the way, the version is
+    said to lack some. What is there is not done again, nor recorded; what is gone is made again by its part."""
     manifest, cache = plain.manifest(), scratch / "parts"
-    for number in (2, 0, 3):
-        assert cli(*extract(manifest, cache, "--partition", f"{number}/4")).code == 0
+    for number, typed in ((2, manifest), (0, manifest.name), (3, f"../{plain.folder.name}/{manifest.name}")):
+        assert cli(*extract(typed, cache, "--partition", f"{number}/4"), cwd=plain.folder).code == 0
     (problem,) = problems(cache)
     assert problem.startswith(f"{only_version(cache).path}: 3 of the 12 utterances of {manifest} are missing: ")
     assert "3 of the 12 utterances of" in cli("info", cache).out
@@ -133,16 +133,6 @@ def test_parts_are_together_one_run(cli, plain, sound, scratch):
         assert cli(*extract(manifest, cache, "--partition", f"{number}/4")).code == 0
     assert problems(cache) == []
     assert items(cache) == items(sound)
-
-
-def test_parts_of_a_manifest_are_together_one_run_however_its_path_was_typed(cli, plain, scratch):
-    manifest, cache = plain.manifest(name="typed.csv"), scratch / "cache"
-    assert cli(*extract(manifest, cache, "--partition", "0/2")).code == 0
-    for name in ("typed.csv", f"../{plain.folder.name}/typed.csv"):
-        assert cli(*extract(name, cache, "--partition", "1/2"), cwd=plain.folder).code == 0
-    assert len(items(cache)) == len(plain.rows)
-    assert problems(cache) == []
-    featcache.open(cache, strict=True)
 
 
 def test_a_part_builds_no_index_and_takes_no_lock(cli, plain, gate, gated_config, scratch):
@@ -206,15 +196,18 @@ def test_failures_of_parts_are_in_the_ledger(cli, plain, scratch):
     assert problems(scratch) == []
 
 
-def test_more_parts_than_shards(cli, plain, scratch):
+def test_more_parts_than_utterances_that_have_copies(cli, plain, scratch, written):
+    config = written("name: c\nextractor: fbank\naugment: {speed: [1.0, 0.9]}\n", "copies.yaml")
     rows = [{"id": row["id"], "path": row["path"]} for row in plain.rows]
-    manifest = plain.manifest(rows, "no-durations.csv")
-    ended = [cli(*extract(manifest, scratch, "--partition", f"{number}/16")) for number in range(16)]
+    job = extract(plain.manifest(rows, "no-durations.csv"), scratch / "parts", "-c", config, "--shard-size", ONE_EACH)
+    ended = [cli(*job, "--partition", f"{number}/16") for number in range(16)]
     assert {part.code for part in ended} == {0}
     assert any("nothing to do: this partition has no utterances" in part.out for part in ended)
     assert not any(" 0 utterances are" in part.out for part in ended)
-    assert problems(scratch) == []
-    assert len(items(scratch)) == 12
+    assert problems(scratch / "parts") == []
+    assert cli(*extract(plain.manifest(), scratch / "whole", "-c", config)).code == 0
+    assert items(scratch / "parts") == items(scratch / "whole")
+    assert len(items(scratch / "parts")) == 24
 
 
 def test_a_part_does_what_is_missing_of_its_rows(cli, plain, scratch):
@@ -225,17 +218,6 @@ def test_a_part_does_what_is_missing_of_its_rows(cli, plain, scratch):
     assert sum(map(extracted, ended)) == 10
     assert extracted(cli(*extract(plain.manifest(), scratch, "--partition", "0/3", "--json"))) == 0
     assert problems(scratch) == []
-
-
-def test_copies_are_dealt_out_too(cli, plain, scratch, written):
-    config = written("name: c\nextractor: fbank\naugment: {speed: [1.0, 0.9]}\n", "copies.yaml")
-    options = ("-c", config, "--shard-size", ONE_EACH)
-    assert cli(*extract(plain.manifest(), scratch / "whole", *options)).code == 0
-    for number in range(5):
-        assert cli(*extract(plain.manifest(), scratch / "parts", *options, "--partition", f"{number}/5")).code == 0
-    assert items(scratch / "parts") == items(scratch / "whole")
-    assert len(items(scratch / "parts")) == 24
-    assert problems(scratch / "parts") == []
 
 
 def test_all_jobs_of_slurm_get_the_options(tmp_path):

@@ -94,14 +94,23 @@ def test_every_option_is_what_it_says(options):
 
 
 @pytest.mark.parametrize("num_mel_bins", [80, 128])
-@pytest.mark.parametrize("num_samples", [201, 399, 400, 401, 16000, 16039, 16040, 16159])
-def test_whisper_is_transformers(num_mel_bins, num_samples):
-    """Both round in float32; transformers says that its own is within 1e-5 of OpenAI's."""
-    waveform = noise(num_samples)
-    ours = extract(waveform, LogMelParams(num_mel_bins=num_mel_bins), 16000)
-    theirs = whisper(waveform, num_mel_bins)
-    assert ours.shape == theirs.shape == (num_samples // 160, num_mel_bins)
-    assert np.abs(ours - theirs).max() < 2e-5
+@pytest.mark.parametrize(
+    ("config", "padding", "lengths"),
+    [
+        ("whisper-mel80", "do_not_pad", [201, 399, 400, 401, 16000, 16039, 16040, 16159]),
+        ("whisper-mel80-30s", "max_length", [1, 200, 399, 16000, 16039, 16121, 479_801, 480_000]),
+    ],
+)
+def test_whisper_is_transformers(num_mel_bins, config, padding, lengths):
+    """Every frame of padded clips too: those of the clip, those after it that still see it, and those of silence.
+
+    Both round in float32; transformers says that its own is within 1e-5 of OpenAI's."""
+    params = load_config(config).params.model_copy(update={"num_mel_bins": num_mel_bins})
+    for waveform in map(noise, lengths):
+        ours, theirs = extract(waveform, params, 16000), whisper(waveform, num_mel_bins, padding)
+        num_frames = 3000 if params.pad_to_seconds else len(waveform) // 160
+        assert ours.shape == theirs.shape == (num_frames, num_mel_bins)
+        assert np.abs(ours - theirs).max() < 2e-5
 
 
 def test_whisper_on_real_speech():
@@ -120,17 +129,6 @@ def whisper(waveform: np.ndarray, num_mel_bins: int, padding: str = "do_not_pad"
     function = WhisperFeatureExtractor(feature_size=num_mel_bins)
     outputs = function(waveform, sampling_rate=16000, padding=padding, truncation=False, return_tensors="np")
     return outputs["input_features"][0].T
-
-
-@pytest.mark.parametrize("num_mel_bins", [80, 128])
-@pytest.mark.parametrize("num_samples", [1, 200, 399, 16000, 16039, 16121, 479_801, 480_000])
-def test_padded_clips_are_whispers_input(num_mel_bins, num_samples):
-    """Every frame: those of the clip, those after it that still see it, and those of silence."""
-    waveform = noise(num_samples)
-    ours = extract(waveform, LogMelParams(num_mel_bins=num_mel_bins, pad_to_seconds=30), 16000)
-    theirs = whisper(waveform, num_mel_bins, "max_length")
-    assert ours.shape == theirs.shape == (3000, num_mel_bins)
-    assert np.abs(ours - theirs).max() < 2e-5
 
 
 def test_a_batch_of_padded_clips_is_what_whisper_takes(cli, scratch):
@@ -152,8 +150,6 @@ def test_a_batch_of_padded_clips_is_what_whisper_takes(cli, scratch):
     assert counts.tolist() == [3000] * 6
     assert np.abs(np.swapaxes(np.asarray(batch), 1, 2) - theirs["input_features"]).max() < 1e-3
     assert (np.asarray(batch)[-1] == -1.5).all()
-    verified = cli("verify", scratch / "features", "--recompute", "3", "--manifest", scratch / "train.csv").with_code(3)
-    assert "no damage found" in verified.out
 
 
 def test_frames_of_a_clip_alone_are_not_whispers_input():
@@ -187,11 +183,6 @@ def hifigan(waveform: torch.Tensor) -> torch.Tensor:
     magnitude = (spectrum.real**2 + spectrum.imag**2 + 1e-9).sqrt()
     bank = torchaudio.functional.melscale_fbanks(513, 0.0, 8000.0, 80, 22050, norm="slaney", mel_scale="slaney")
     return (bank.T @ magnitude)[0].clamp(min=1e-5).log().T
-
-
-def test_whispers_parameters_are_the_defaults():
-    assert load_config("whisper-mel80").params == LogMelParams()
-    assert load_config("whisper-mel80-30s").params == LogMelParams(pad_to_seconds=30)
 
 
 @given(

@@ -8,10 +8,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from processes import run_here
 
 import featcache
-from featcache.cli import main as cli
 from featcache.config import config_from, load_config
 from featcache.extractors import Clip
 from featcache.testing import ExtractorSuite
@@ -52,12 +51,10 @@ def test_the_examples_pitch_is_the_pitch(hz):
     assert (silent[:, 2] < -90).all()
 
 
-def test_the_example_is_extracted(tmp_path):
+def test_the_example_is_extracted(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
     command = "extract examples/manifest.csv -c examples/my_extractor.yaml --device cpu --threads 2"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        result = CliRunner().invoke(cli, f"{command} -o {tmp_path}/features", catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    run_here(*command.split(), "-o", tmp_path / "features")
     cache = featcache.open(tmp_path / "features", "pitch")
     pitch, voicing, _ = cache["anna-1"].T
     assert cache["anna-1"].dtype == np.float32
