@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from featcache.adapters.caches import dataset_of, missing_toolkit, require_same
 from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader.cache import Cache
-from featcache.loader.corpus import Corpus
 from featcache.loader.dataset import FeatureDataset, FrameRanges
 from featcache.loader.utterances import records_of
 
@@ -135,15 +134,11 @@ class _Reader:
         if has_names and provides is not None:
             raise ArgumentError(f"provides is {provides!r}, but the dataset's versions have names: leave it out")
         self.keys = self.dataset.names if has_names else [provides or "feats"]
-        first, ids = self.dataset.versions[0], self.dataset.ids
+        first, rows = self.dataset.versions[0], np.arange(len(self.dataset))
+        require_same(first, self.dataset)
         self._cache = first.cache
-        # The dataset's row of each position to which an id leads in the cache; None if they are equal.
-        self._rows: NDArray[np.int64] | None = None
-        if ids is not self._cache.ids or isinstance(self._cache, Corpus):
-            positions = self._cache.find(ids)
-            self._rows = np.full(len(self._cache), -1)
-            self._rows[positions] = np.arange(len(ids))
-            require_same(first, self.dataset, first.positions_of(self._rows[positions]))
+        self._rows = np.full(len(self._cache), -1)  # the dataset's row of each position in the cache
+        self._rows[first.positions_of(rows)] = rows
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Share the open files: filtering a DynamicItemDataset copies its items."""
@@ -164,7 +159,7 @@ class _Reader:
 
     def _ranges(self, positions: NDArray[np.int64]) -> list[FrameRanges]:
         """The frames of the utterances at these positions in the cache."""
-        rows = positions if self._rows is None else self._rows[positions]
+        rows = self._rows[positions]
         if len(outside := positions[rows < 0]):
             there = listing(self._cache.ids[position] for position in outside.tolist())
             raise MissingItemError(f"in the cache, but not in the dataset given: {there}")
