@@ -115,7 +115,7 @@ class Recording:
         cannot be read to its end."""
         with suppress(OSError):  # a bad sector, which need not be in what is decoded
             if self.stamp.size <= _SMALL_BYTES:
-                return hash_of_bytes(self._all_bytes())
+                return hash_of_bytes(self._bytes_at(0, self.stamp.size))
             if self._is_copy:  # of this recording alone
                 return hash_of_content(self._file.fileno())
             return hashes.of(self._file.fileno())
@@ -185,11 +185,13 @@ class Recording:
         except _FAULTS as error:
             self.damage = _fault(error)
 
-    def _all_bytes(self) -> bytes:
-        """The bytes of the file, of which a small one keeps them: it is read once."""
-        data = os.pread(self._file.fileno(), self.stamp.size, 0) if self._bytes is None else self._bytes
-        self._bytes = data if self.stamp.size <= _SMALL_BYTES else None
-        return data
+    def _bytes_at(self, first: int, count: int) -> bytes:
+        """So many bytes of the file, or those that it has; a small file is read once, and kept."""
+        if self.stamp.size > _SMALL_BYTES:
+            return os.pread(self._file.fileno(), count, first)
+        if self._bytes is None:
+            self._bytes = os.pread(self._file.fileno(), self.stamp.size, 0)
+        return self._bytes[first : first + count]
 
     def _plain_samples(self, first: int, stop: int) -> NDArray[np.float32] | None:
         """Samples of a WAV as they lie in it, or all of a FLAC by dr_flac; None if that does not give each of them."""
@@ -201,24 +203,19 @@ class Recording:
                 return self._levels(header.samples_at + 2 * header.num_channels * first, stop - first)
             if (first, stop) == (0, header.num_samples):
                 samples = np.empty((header.num_samples, header.num_channels), np.float32)
-                return samples if _decode_flac(self._all_bytes(), samples) else None
+                return samples if _decode_flac(self._bytes_at(0, self.stamp.size), samples) else None
         return None
 
     def _levels(self, at: int, num_samples: int) -> NDArray[np.float32] | None:
         """So many 16-bit samples from a byte on; None if they are not there."""
         samples = np.empty((num_samples, self.header.num_channels), np.float32)
-        flat, done = samples.reshape(-1), 0
-        while done < len(flat):
-            first, num_bytes = at + 2 * done, 2 * min(len(flat) - done, _SMALL_BYTES)
-            if self.stamp.size <= _SMALL_BYTES:
-                data = self._all_bytes()[first : first + num_bytes]
-            else:
-                data = os.pread(self._file.fileno(), num_bytes, first)
-            levels = np.frombuffer(data, "<i2", len(data) // 2)
-            if not len(levels):
+        flat = samples.reshape(-1)
+        for done in range(0, len(flat), _SMALL_BYTES):
+            piece = flat[done : done + _SMALL_BYTES]
+            data = self._bytes_at(at + 2 * done, 2 * len(piece))
+            if len(data) < 2 * len(piece):
                 return None
-            np.multiply(levels, _LEVEL, out=flat[done : done + len(levels)])
-            done += len(levels)
+            np.multiply(np.frombuffer(data, "<i2"), _LEVEL, out=piece)
         return samples
 
     def _is_believable(self, num_samples: int) -> bool:

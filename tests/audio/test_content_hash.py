@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_read_to_its_end_has_no_hash_and_is_decoded(scratc
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(content_hash, "hash_of_content", fail)
-    monkeypatch.setattr(Recording, "_all_bytes", fail)
+    monkeypatch.setattr(Recording, "_bytes_at", fail)
     (found,) = decode(scratch / name, [Cut()], hashes=ContentHashes())
     assert not isinstance(found, AudioError)
     assert found[1].content_hash == UNKNOWN_HASH
