@@ -258,11 +258,13 @@ class TestEnds:
         version = make_version(tmp_path / "features", features)
         (chunk,) = version.path.glob("shards/*/features/c/0/0")
         flip(chunk, 0)
-        dataset = FeatureDataset(featcache.open(tmp_path / "features", check=True))
-        batches = iter(DataLoader(dataset, [[1], [2], [0], [3]]))
-        assert [next(batches)["ids"] for _ in range(2)] == [["utt-1"], ["utt-2"]]
-        with pytest.raises(DamagedError, match="utt-0: damaged"):
-            next(batches)
+        for check, error, what in ((True, DamagedError, "utt-0: damaged"), (False, KeyError, "speaker")):
+            dataset = FeatureDataset(featcache.open(tmp_path / "features", check=check))
+            transform = None if check else lambda batch: batch if "utt-0" not in batch["ids"] else batch["speaker"]
+            batches = iter(DataLoader(dataset, [[1], [2], [0], [3]], transform=transform))
+            assert [next(batches)["ids"] for _ in range(2)] == [["utt-1"], ["utt-2"]]
+            with pytest.raises(error, match=what):
+                next(batches)
         with pytest.raises(IndexError):
             list(DataLoader(dataset, [[1], [50]]))
 

@@ -91,12 +91,3 @@ class TestTransform:
             assert torch.equal(features, batch["features"] + 1)
             assert others["ids"] == batch["ids"]
         assert threading.current_thread() not in threads
-
-    def test_what_it_raises_reaches_the_loop_at_the_batch(self, dataset):
-        def transform(batch):
-            return batch["ids"] if "utt-3" not in batch["ids"] else batch["speaker"]
-
-        batches = iter(DataLoader(dataset, [[1], [2], [3], [4]], transform=transform))
-        assert [next(batches), next(batches)] == [["utt-1"], ["utt-2"]]
-        with pytest.raises(KeyError, match="speaker"):
-            next(batches)

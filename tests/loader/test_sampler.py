@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
-from make_cache import made_cache, make_features, make_version
-from torch.utils.data import DataLoader
+from make_cache import make_features, make_version
 
 import featcache
 from featcache import BucketBatchSampler
 from featcache.errors import ArgumentError, FeatcacheError
 from featcache.loader import sampler as module
-from featcache.loader.sampler import Rules, make_batches
 
 
 def all_ranks(lengths, world_size, **rules):
@@ -193,18 +191,19 @@ class TestOrder:
         assert np.abs(np.corrcoef(np.arange(999), np.diagonal(meetings, 1))[0, 1]) < 0.2
 
 
-def consume(lengths, world_size, steps, state, **rules):
-    """What all ranks see in some steps after a state, and their states then."""
+def consume(lengths, world_size, steps, state, ahead=0, **rules):
+    """What all ranks see in some steps after a state, and their states then; `ahead` more batches have been taken, as
+    torch's workers do."""
     seen, states = [], []
     for rank in range(world_size):
         sampler = BucketBatchSampler(lengths, rank=rank, world_size=world_size, **rules)
         if state is not None:
             sampler.load_state_dict(json.loads(json.dumps(state)))
         before = len(sampler)
-        batches = list(islice(sampler, steps))
-        assert len(batches) == (before if steps is None else min(steps, before))
-        seen.append(batches)
-        states.append(sampler.state_dict())
+        batches = list(islice(sampler, None if steps is None else steps + ahead))
+        assert len(batches) == (before if steps is None else min(steps + ahead, before))
+        seen.append(batches[:steps])
+        states.append(sampler.state_dict(consumed=len(seen[-1])) if ahead else sampler.state_dict())
     assert all(state == states[0] for state in states)
     return seen, states[0]
 
@@ -219,7 +218,8 @@ class TestResume:
     def test_sees_each_exactly_once_with_any_ranks_and_any_rules(self, data, lengths, legs):
         state, seen = None, []
         for world_size, steps in [*legs, (data.draw(world_sizes), None)]:
-            ranks, state = consume(lengths, world_size, steps, state, **data.draw(rules(lengths)))
+            ahead = data.draw(st.integers(0, 3), "ahead")
+            ranks, state = consume(lengths, world_size, steps, state, ahead, **data.draw(rules(lengths)))
             assert len({len(batches) for batches in ranks}) == 1
             seen += ranks
         assert positions(seen) == list(range(len(lengths)))
@@ -335,29 +335,6 @@ class TestResume:
             BucketBatchSampler([3, 4, 5], batch_size=2).load_state_dict(state)
 
 
-@pytest.mark.filterwarnings("ignore:a worker process takes longer:featcache.FeatcacheWarning")
-def test_an_epoch_of_torchs_workers_is_resumed_with_other_ranks(tmp_path):
-    dataset = featcache.FeatureDataset(made_cache(tmp_path, make_features(90, (4,))))
-
-    def load(state=None, **rules):
-        sampler = BucketBatchSampler(dataset.lengths, **rules)
-        if state is not None:
-            sampler.load_state_dict(state)
-        return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate, num_workers=2)
-
-    seen, states = [], []
-    for rank in range(2):
-        loader = load(max_frames=150, rank=rank, world_size=2)
-        for batch in islice(loader, 5):  # the workers have been given more
-            seen += batch["ids"]
-        states.append(loader.batch_sampler.state_dict(consumed=5))
-    assert states[0] == states[1]
-    assert 0 < len(seen) < 90
-    for rank in range(3):
-        seen += [id_ for batch in load(states[0], max_frames=100, rank=rank, world_size=3) for id_ in batch["ids"]]
-    assert sorted(seen) == sorted(dataset.ids)
-
-
 WINDOWS = {"batch_size": 2, "shards_in_memory": 2}
 
 
@@ -393,22 +370,6 @@ def test_arguments_that_do_not_hold_together_are_one_line(arguments, what):
         BucketBatchSampler(**{"lengths": [3, 7, 9, 4], **arguments})
     assert isinstance(caught.value, ValueError)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_ten_million_utterances_are_held_as_a_few_arrays(traced):
-    lengths = np.full(10**7, 500)
-
-    def make():
-        return BucketBatchSampler(lengths, max_frames=20_000, world_size=8)
-
-    def begin():
-        sampler = make()
-        assert len(next(iter(sampler))) == 40
-        return sampler
-
-    assert traced(make).peak < 30e6
-    assert traced(begin).held < 100e6
 
 
 @st.composite
@@ -489,10 +450,25 @@ def test_chunks_decide_nothing(data, lengths, world_size, steps, chunk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rules", [Rules(20_000, None, True, 0, 8, False), Rules(None, 64, True, 0, 8, True)])
+@pytest.mark.parametrize("rules", [{"max_frames": 20_000}, {"batch_size": 64, "drop_last": True}])
 def test_a_million_utterances_take_some_twenty_megabytes(rules, traced):
+    """And are held as a few arrays; nothing is made of them before batches are wanted."""
     lengths = np.random.default_rng(0).integers(80, 3000, 10**6)
-    batches = make_batches(lengths, None, rules, 0)
-    left = batches.after(len(batches) // 2)
-    for positions in (None, left):
-        assert traced(lambda: make_batches(lengths, positions, rules, 0)).peak < 25e6  # noqa: B023
+
+    def make():
+        return BucketBatchSampler(lengths, world_size=8, **rules)
+
+    def begin(state):
+        sampler = make()
+        if state is not None:
+            sampler.load_state_dict(state)
+        assert next(iter(sampler))
+        return sampler
+
+    other = BucketBatchSampler(lengths, world_size=4, **rules)
+    half = len(list(other)) // 2
+    assert traced(make).peak < 3e6
+    for state in (None, other.state_dict(consumed=half)):
+        found = traced(lambda: begin(state))  # noqa: B023
+        assert found.held < 10e6
+        assert found.peak < 25e6
