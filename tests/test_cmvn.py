@@ -9,13 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_cache import make_features, make_version
+from make_cache import made_cache, make_features
 
 import featcache
 from featcache import Cmvn
 from featcache.cmvn import normalize_utterances
 from featcache.errors import ArgumentError, StoreError
-from featcache.loader.cache import Cache
 from featcache.stats import moments
 
 GROUPS = ["ben", "anna", "zoë"]
@@ -195,7 +194,7 @@ def test_copies_are_the_same():
 
 def test_the_whole_way_from_a_cache(tmp_path, written):
     features = make_features(20, (5,))
-    cache = Cache(make_version(tmp_path / "cache", features))
+    cache = made_cache(tmp_path / "cache", features)
     manifest = written("id,speaker\n" + "".join(f"{name},s{int(name[4:]) % 3}\n" for name in features))
     moments(cache, manifest, by="speaker").save(tmp_path / "s.npz")
     cmvn = Cmvn.load(tmp_path / "s.npz", cache=cache)
@@ -210,10 +209,7 @@ def test_the_whole_way_from_a_cache(tmp_path, written):
 
 
 def test_statistics_of_another_version_are_refused(tmp_path):
-    caches = [
-        Cache(make_version(tmp_path / name, make_features(5, (5,)), fingerprint=fingerprint * 64))
-        for name, fingerprint in (("a", "0"), ("b", "1"))
-    ]
+    caches = [made_cache(tmp_path / digit, make_features(5, (5,)), fingerprint=digit * 64) for digit in "01"]
     moments(caches[0]).save(tmp_path / "s.npz")
     Cmvn.load(tmp_path / "s.npz", cache=caches[0])
     with pytest.raises(StoreError, match=r"s.npz: statistics of fbank80-0{12}, but the cache is fbank80-1{12}"):

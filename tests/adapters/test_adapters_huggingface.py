@@ -141,10 +141,9 @@ class TestAlgebra:
 
     def test_map_writes_no_features_by_accident(self, made):
         rows = to_hf(made.dataset())
+        said = r'holds ids, not list<.*: have map name .* input_columns=\["features"\]'
         for function in (lambda row: {"frames": len(row["features"])}, lambda row: {"features": 2 * row["features"]}):
-            with pytest.raises(
-                ArgumentError, match=r'holds ids, not list<.*: have map name .* input_columns=\["features"\]'
-            ):
+            with pytest.raises(ArgumentError, match=said):
                 rows.map(function)
         doubled = rows.map(lambda features: {"doubled": 2 * features}, input_columns=["features"]).with_format("numpy")
         np.testing.assert_array_equal(doubled[7]["doubled"], 2 * doubled[7]["features"])

@@ -50,7 +50,7 @@ def test_cells_are_what_python_and_numpy_have():
     assert list(manifest.paths) == ["a.wav", ""]
     assert manifest.channel.tolist() == [1, -1]
     assert np.isnan(manifest.start).all()
-    assert {name: list(column) for name, column in manifest.columns.items()} == {
+    assert manifest.columns == {
         "3": ['[1,"b"]', ""],
         "score": ["", "0.1"],
         "words": ["", '["the","kettle"]'],
