@@ -14,8 +14,8 @@ that leaks into a frame changes it by a thousandth or more; another shape of the
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -57,8 +57,6 @@ class ClipResult:
     """The features, `[F, *item_shape]`."""
     latents: torch.Tensor | None = None
     """For codes, what was quantised, float `[F, D]`; None if the extractor does not tell, and for float features."""
-    side: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The entries of side arrays, by name, which are not compared."""
 
     @property
     def continuous(self) -> torch.Tensor:
@@ -86,11 +84,11 @@ def extract_results(extractor: Extractor[Params], clips: Sequence[SampledClip], 
     if isinstance(extractor, CodecExtractor):
         num_codebooks = len(extractor.spec.codebook_sizes)
         return [
-            ClipResult(rows.features[:, :num_codebooks].long(), rows.features[:, num_codebooks:], rows.side)
+            ClipResult(rows.features[:, :num_codebooks].long(), rows.features[:, num_codebooks:])
             for rows in _with_latents(extractor).extract_rows(given)
         ]
     if isinstance(extractor, RowExtractor):
-        return [ClipResult(_comparable(rows.features), side=rows.side) for rows in extractor.extract_rows(given)]
+        return [ClipResult(_comparable(rows.features)) for rows in extractor.extract_rows(given)]
     return [ClipResult(_comparable(features)) for features in extractor.extract(given)]
 
 

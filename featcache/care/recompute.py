@@ -6,34 +6,37 @@ Of quantised features the values are compared, and one level counts as rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.audio.waveform import WaveformMaker
 from featcache.care.compare import SampledClip, decode_waveform, extract_results, largest_difference, tied_frames
 from featcache.care.sources import SourceCheck
 from featcache.care.verify import Problem
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.errors import AudioError, Reason
-from featcache.extraction.features import ClipFeatures, DoesNotFitError, download, errors_of, until_it_fits
-from featcache.extraction.padded_rows import BATCHINGS
-from featcache.extractors import Extractor, Params
+from featcache.extraction.features import ClipFeatures, WorkerTimes
+from featcache.extraction.from_audio import AudioExtractor
+from featcache.extraction.padded_rows import BATCHINGS, PendingRows
+from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors.codec import CodecExtractor
-from featcache.extractors.rows import RowExtractor
-from featcache.format.shard import Shard, dequantize_array
-from featcache.manifest.audio_locations import locate, url_of
+from featcache.format.shard import Item, dequantize_array
+from featcache.manifest.audio_locations import AudioLocation, locate, url_of
 from featcache.spec import QUANTIZATION
 from featcache.version.index import Index
 from featcache.version.version import Version
 
 _TOLERANCE = {"float16": 2.0**-8, "float32": 1e-4}
 """How far floats may differ by rounding, relative if they are above 1; for float16, four units in the last place."""
+
+_OF_EXTRACTION = {Reason.EXTRACTOR_ERROR, Reason.NON_FINITE_FEATURES, Reason.OUT_OF_MEMORY, Reason.TOO_LONG}
+"""Failures that say nothing of the audio file."""
 
 
 @dataclass
@@ -60,9 +63,9 @@ def recompute(
     finds. Raises ConfigError if the version's config names an extractor that is not registered, or its weights are not
     here."""
     config = recorded_config(version.info.config, str(version.path))
-    device.configure_torch()
-    waveform_maker, extractor = WaveformMaker.of(config.audio, config.augment), config.build(device.torch_device)
-    result = Recomputed(len(positions))
+    # The stored utterances were within a run's limit, so no limit is needed.
+    config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
+    built, result = BuiltConfig(config, device), Recomputed(len(positions))
     for position in positions:
         name, number = index.place(position)
         shard = version.shard(name)
@@ -75,15 +78,15 @@ def recompute(
             folder = sources.root_of(shard, version)
             if (url := url_of(locate(folder, item.path))) and url not in sources.urls:
                 raise AudioError(Reason.FILE_UNREADABLE, "is at a URL, which is fetched if it is in --manifest")
-            clip = SampledClip(item.id, decode_waveform(item, folder, waveform_maker))
-            again, latents = _extract_again(clip, extractor, shard, device)
-        except DoesNotFitError:
-            faults = [f"{item.path}: cannot be extracted again: it does not fit on {device.label}"]
+            batching = shard.info.made_by.get("batching")
+            built.extractor.chosen_batching = batching if batching in BATCHINGS else None
+            again = _extract_again(built, item, folder)
         except AudioError as error:
-            kind = "recompute" if error.reason == Reason.EXTRACTOR_ERROR else "source"
+            kind = "recompute" if error.reason in _OF_EXTRACTION else "source"
             faults = [f"{item.path}: {error.reason}: {error}"]
         else:
-            unlike = _count(again, latents, stored, result, extractor, device) + _unlike_side_arrays(again, stored)
+            count_ties = partial(_count_ties, built, item, folder)
+            unlike = _count(again, stored, result, count_ties) + _unlike_side_arrays(again, stored)
             wrote = shard.info.made_by.get("device", device.label)
             end = "" if wrote == device.label else f"; it was written on {wrote}, and this is {device.label}"
             faults = [f"extracted again from {item.path}, {fault}{end}" for fault in unlike]
@@ -91,13 +94,23 @@ def recompute(
     return result
 
 
+def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:
+    """Extract an item alone, as a run does. Raises AudioError if it fails."""
+    for (result,) in AudioExtractor(root, [built], built.device)([item], WorkerTimes(float)):
+        if isinstance(result, PendingRows):
+            result.compute(built.device)
+            result = result.extracted()
+        for failure in result.failures:
+            raise AudioError(Reason(failure.reason), failure.message)
+        (again,) = result.features
+    return again
+
+
 def _count(
     again: ClipFeatures,
-    latents: torch.Tensor | None,
     stored: ClipFeatures,
     result: Recomputed,
-    extractor: Extractor[Params],
-    device: Device,
+    count_ties: Callable[[NDArray[Any], NDArray[Any]], int],
 ) -> list[str]:
     """Add to the result how an utterance compares; returns how it differs by more than rounding, if it does."""
     is_quantized = QUANTIZATION in stored.side
@@ -118,18 +131,26 @@ def _count(
             step = (scales[0] + scales[1]) / 2
         is_rounded = largest_difference(values, expected, step) <= _TOLERANCE.get(expected.dtype.name, 0.0)
         return [] if is_rounded else [f"it differs by {difference:.3g}"]  # also if it is NaN
-    unequal = again.features != stored.features
-    differing, ties = int(unequal.sum()), 0
-    if isinstance(extractor, CodecExtractor) and latents is not None:
-        frames = unequal.any(axis=1)
-        codes, others = (torch.from_numpy(clip.features[frames].astype(np.int64)) for clip in (again, stored))
-        with device.slot():
-            of_frames = latents[torch.from_numpy(frames).to(latents.device)].float()
-            ties = int(unequal[frames][tied_frames(extractor.quantize, of_frames, codes, others).cpu().numpy()].sum())
+    differing, ties = int((again.features != stored.features).sum()), count_ties(again.features, stored.features)
     result.differing += differing
     result.tied += ties
     wrong = differing - ties
-    return [f"{wrong} of {unequal.size} codes differ by more than rounding"] if wrong else []
+    return [f"{wrong} of {stored.features.size} codes differ by more than rounding"] if wrong else []
+
+
+def _count_ties(built: BuiltConfig, item: Item, root: AudioLocation, again: NDArray[Any], stored: NDArray[Any]) -> int:
+    """The number of differing codes `[frames, codebooks]` in frames where rounding decides; 0 if the extractor tells no
+    latents."""
+    extractor, device = built.extractor, built.device
+    if not isinstance(extractor, CodecExtractor):
+        return 0
+    clip, unequal = SampledClip(item.id, decode_waveform(item, root, built.waveform_maker)), again != stored
+    frames = unequal.any(axis=1)
+    codes, others = (torch.from_numpy(one[frames].astype(np.int64)) for one in (again, stored))
+    with device.slot():
+        (found,) = extract_results(extractor, [clip], device)
+        latents = found.continuous[torch.from_numpy(frames).to(device.torch_device)].float()
+        return int(unequal[frames][tied_frames(extractor.quantize, latents, codes, others).cpu().numpy()].sum())
 
 
 def _unlike_side_arrays(again: ClipFeatures, stored: ClipFeatures) -> list[str]:
@@ -150,25 +171,3 @@ def _values(clip: ClipFeatures) -> NDArray[Any]:
     """The features as they are read."""
     quantization = clip.side.get(QUANTIZATION)
     return clip.features if quantization is None else dequantize_array(clip.features, *quantization[0])
-
-
-def _extract_again(
-    clip: SampledClip, extractor: Extractor[Params], shard: Shard, device: Device
-) -> tuple[ClipFeatures, torch.Tensor | None]:
-    """Extract an item alone, in a batch of the shape that it was extracted in, or in a smaller one that fits. Beside
-    the features, the latents of codes, `[frames, D]`; None if the extractor does not tell."""
-    spec, lengths = shard.spec, [len(clip.waveform)]
-    if isinstance(extractor, RowExtractor):
-        batching = shard.info.made_by.get("batching")
-        extractor.chosen_batching = batching if batching in BATCHINGS else None
-        pieces = extractor.pieces(len(clip.waveform))
-        lengths = [extractor.padded_length(piece.num_samples) for piece in pieces]
-
-    def extract(_: int, alone: bool) -> tuple[ClipFeatures, torch.Tensor | None]:
-        with errors_of(extractor, [clip.id], device, alone), device.slot(alone):
-            (found,) = extract_results(extractor, [clip], device)
-            side = {name: array.cpu().numpy() for name, array in found.side.items()}
-            (stored,) = download([found.features], spec, device, spec.is_quantized)
-            return ClipFeatures(stored.features, {**side, **stored.side}), found.latents
-
-    return until_it_fits(extract, extractor, lengths, device)
