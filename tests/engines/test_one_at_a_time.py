@@ -1,11 +1,12 @@
-"""One command at a time works on a version: the next one says which does, or waits; a kill lets the next one begin."""
+"""One command at a time works on a version: the next one says which does, or waits. (That a kill lets the next one
+begin, in storage/test_directory.py and faults/test_kills.py.)"""
 
 import signal
 import socket
 import threading
 
 import pytest
-from cache_contents import check, chunk_files, items, only_version
+from cache_contents import check, items, only_version
 from extractions import ONE_EACH
 from pausing import interrupt
 
@@ -60,9 +61,15 @@ def test_who_comes_second_is_told_who_is_at_work(cli, plain, job, at_gate, gate,
     assert len(items(cache)) == len(plain.rows)
 
 
-def test_with_wait_the_second_does_what_the_first_has_not(cli, plain, job, at_gate, gate, scratch):
-    waiting = cli.start(*job, "--wait", "--json")
-    waiting.wait_until(lambda: WAITS in waiting.err())
+def test_with_wait_the_second_does_what_the_first_has_not_unless_it_is_interrupted(
+    cli, plain, job, at_gate, gate, scratch
+):
+    impatient, waiting = (cli.start(*job, "--wait", "--json") for _ in range(2))
+    for one in (impatient, waiting):
+        one.wait_until(lambda: WAITS in one.err())  # noqa: B023
+    impatient.send(signal.SIGINT)
+    (summary,) = impatient.wait().with_code(130).json()["versions"]
+    assert summary["extracted"] == 0
     assert interrupt(at_gate, gate).code == 130
     there = len(items(scratch / "c"))
     ended = waiting.wait()
@@ -70,20 +77,6 @@ def test_with_wait_the_second_does_what_the_first_has_not(cli, plain, job, at_ga
     assert (ended.code, summary["present"], summary["extracted"]) == (0, there, len(plain.rows) - there)
     assert ended.err.count(WAITS) == 1
     assert check(scratch / "c").repeated == 0
-
-
-def test_who_waits_can_be_interrupted_and_a_kill_lets_the_next_one_begin(cli, job, at_gate, gate, scratch):
-    impatient, waiting = (cli.start(*job, "--wait") for _ in range(2))
-    for one in (impatient, waiting):
-        one.wait_until(lambda: WAITS in one.err())  # noqa: B023
-    impatient.send(signal.SIGINT)
-    assert "interrupted: 0 extracted utterances kept" in impatient.wait().with_code(130).out
-    at_gate.send(signal.SIGKILL)
-    assert at_gate.wait().code == -signal.SIGKILL
-    gate.unlink()
-    assert waiting.wait().code == 0
-    assert cli(*job, "-o", scratch / "whole").code == 0
-    assert chunk_files(scratch / "c") == chunk_files(scratch / "whole")
 
 
 def test_what_has_changed_since_it_was_planned_is_planned_again(plain, scratch):

@@ -116,20 +116,6 @@ def test_a_clip_without_enough_memory_is_that_clips_failure(cli, plain, scratch,
     assert cli(*job, "--json").json()["failed_by_reason"] == {"out_of_memory": 1}
 
 
-def test_a_kill_makes_no_suspects(cli, plain, gate, gated_config, scratch):
-    """One `kill -9` says nothing about the clips in flight: the next run goes on as usual, and leaves no marks."""
-    job = ("extract", plain.manifest(), "-c", gated_config, "-o", scratch, "--threads", 1)
-    gate.write_text("2")
-    running = cli.start(*job)
-    running.wait_until(lambda: any(plain.ids[2] in path.read_text() for path in marks(scratch)))
-    running.send(signal.SIGKILL)
-    assert running.wait().code == -signal.SIGKILL
-    assert find_suspects(only_version(scratch), {}) == Suspects()
-    gate.unlink()
-    cli(*job).with_code(0, err="")
-    assert marks(scratch) == []
-
-
 def test_an_interrupt_condemns_nobody(cli, plain, gate, gated_config, scratch):
     """Signals to all processes of a job, as from a scheduler, end neither the other process nor the clip in it."""
     first = plain.manifest(plain.rows[:1], "one.csv")

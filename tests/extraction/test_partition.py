@@ -172,7 +172,7 @@ def test_a_run_over_the_whole_makes_up_for_parts_and_parts_for_it(cli, plain, ga
     assert f"{12 - len(items(cache))} of the 12 utterances of" in problems(cache)[0]
     for job in (first, extract(manifest, cache, *options, "--partition", "1/2")):
         assert problems(cache) != []
-        assert cli(*job).code == 0
+        cli(*job).with_code(0, err="")  # the kills say nothing of the clips that were in flight
     assert problems(cache) == []
     assert chunk_files(cache) == chunk_files(scratch / "whole")
     longer = plain.manifest([*plain.rows, {**plain.rows[0], "id": "added"}], "manifest.csv")
