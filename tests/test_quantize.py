@@ -10,7 +10,7 @@ import small_shards
 import torch
 from damage import flip
 from hypothesis import given
-from make_cache import in_three_shards, make_features, make_version
+from make_cache import in_three_shards, made_cache, make_features, make_version
 from torch.nn.utils.rnn import pad_sequence
 
 import featcache
@@ -160,10 +160,7 @@ class TestArithmetic:
         [
             ({"levels": None}, r"levels is a NoneType: give uint8 \[batch, frames, \.\.\.\]"),
             ({"levels": torch.zeros(2, 5, 3)}, "levels is torch.float32"),
-            (
-                {"parameters": torch.zeros(1, 2, 3)},
-                r"parameters is torch.float32 \[1, 2, 3\] on cpu: give .* \[2, 2, 3\]",
-            ),
+            ({"parameters": torch.zeros(1, 2, 3)}, r"is torch.float32 \[1, 2, 3\] on cpu: give .* \[2, 2, 3\]"),
             ({"parameters": torch.zeros(2, 2, 4)}, "from quantization"),
             ({"parameters": torch.zeros(2, 2, 3).double()}, "parameters is torch.float64"),
             ({"dtype": torch.int32}, "dtype is torch.int32: give a float dtype"),
@@ -210,16 +207,9 @@ def features():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, features):
-    """A cache of one quantised version of three shards; nobody changes it."""
-    folder = tmp_path_factory.mktemp("features")
-    make_version(folder, *in_three_shards(features), quantized=True)
-    return folder
-
-
-@pytest.fixture
-def cache(folder):
-    return featcache.open(folder)
+def cache(tmp_path_factory, features):
+    """A cache of one quantised version of three shards."""
+    return made_cache(tmp_path_factory.mktemp("features"), *in_three_shards(features), quantized=True)
 
 
 class TestCache:
@@ -278,8 +268,7 @@ class TestCache:
             cache.batch([0], out=torch.empty(size, dtype=torch.uint8))
 
     def test_what_is_not_quantised_is_raw_as_it_is(self, tmp_path):
-        make_version(tmp_path, make_features(3))
-        cache = featcache.open(tmp_path)
+        cache = made_cache(tmp_path, make_features(3))
         assert torch.equal(cache.batch([0, 1], raw=True)[0], cache.batch([0, 1])[0])
         assert np.array_equal(cache.item(0, raw=True), cache[0])
         with pytest.raises(StoreError, match="not quantised"):

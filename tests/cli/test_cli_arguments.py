@@ -53,10 +53,7 @@ def paths(plain, scratch):
         ("extract {manifest} --root s3://b/x?y", f"--root has a query or a fragment, {SECRET}"),
         ("extract {manifest} -o s3://b/x#y", f"-o has a query or a fragment, {SECRET}"),
         ("extract {manifest} --from hf://b/x", f"--from: hf://b/x{OTHER_URL}"),
-        (
-            "repair s3:///x --manifest m.csv",
-            "CACHE[/VERSION]: s3:///x names no location in a bucket: give s3://BUCKET/FOLDER",
-        ),
+        ("info s3:///x", "CACHE[/VERSION]: s3:///x names no location in a bucket: give s3://BUCKET/FOLDER"),
         ("info file:///x", f"CACHE[/VERSION]: file:///x{OTHER_URL}"),
         ("ls S3:/b/x", "CACHE[/VERSION]: S3:/b/x is no URL: did you mean s3://b/x? A path of that name is ./S3:/b/x"),
         ("verify {folder} --manifest s3://b/m.csv", f"--manifest: s3://b/m.csv {URL}"),

@@ -42,8 +42,7 @@ ID = "dlo \u202enew\u2066"
 @pytest.fixture
 def odd_corpus(tmp_path, written):
     """A manifest with a file of an odd name under an odd id, and one that is not there."""
-    soundfile.write(tmp_path / "plain.wav", np.full(8000, 0.1), 16000)
-    (tmp_path / "plain.wav").rename(tmp_path / "odd\x1b[2J.wav")
+    soundfile.write(tmp_path / "odd\x1b[2J.wav", np.full(8000, 0.1), 16000)
     return written(f"id,path\n{ID},odd\x1b[2J.wav\ngone {ID},gone\x1b[2J.wav\n")
 
 

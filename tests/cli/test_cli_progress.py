@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from time import monotonic, sleep
+from unittest.mock import Mock
 
 import pytest
 from extractions import ONE_EACH, write_config
@@ -30,10 +31,8 @@ def test_on_a_terminal_there_is_a_bar(cli, plain, scratch, columns):
     assert lines[-1].strip() == lines[-2].strip() == ""
 
 
-class Planned:
-    """What `Display` asks of an extraction."""
-
-    seconds_to_decode = 7200.0
+PLANNED = Mock(seconds_to_decode=7200.0)
+"""What `Display` asks of an extraction."""
 
 
 class Terminal(io.StringIO):
@@ -47,14 +46,13 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, stream):
     """The first after five seconds, so that what is short is silent, and one in thirty from there on."""
-    clock = [1000.0]
-    monkeypatch.setattr(runs, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(runs, "monotonic", clock := Mock(return_value=1000.0))
     monkeypatch.setattr(sys, "stderr", written := stream())
     told = []
-    with runs.Display(Planned()) as display:
+    with runs.Display(PLANNED) as display:
         so_far = Progress(failures=Counter(empty=2))
         for second in range(70):
-            clock[0] = 1000.0 + second
+            clock.return_value = 1000.0 + second
             so_far.audio_seconds = 100.0 * second
             display.update(so_far)
             if len(lines := written.getvalue().splitlines()) > len(told):
@@ -65,13 +63,12 @@ def test_elsewhere_there_are_lines_soon_and_then_now_and_then(monkeypatch, strea
 
 def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
     """Shares and speeds of stages are those since the line before, and at the end of the whole run."""
-    clock = [1000.0]
-    monkeypatch.setattr(runs, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(runs, "monotonic", clock := Mock(return_value=1000.0))
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
-    with runs.Display(Planned(), "json") as display:
+    with runs.Display(PLANNED, "json") as display:
         so_far = Progress(failures=Counter(empty=2), shards=3)
         for second in range(130):
-            clock[0] = 1000.0 + second
+            clock.return_value = 1000.0 + second
             so_far.audio_seconds = 10.0 * second
             so_far.stages = {"decode": 0.5 * second, "extract": 1.5 * max(0, second - 60), "wait": 0.0}
             display.update(so_far)
@@ -91,7 +88,7 @@ def test_json_goes_on_while_nothing_is_done(monkeypatch):
     monkeypatch.setattr(runs, "_JSON_SECONDS", 0.02)
     monkeypatch.setattr(runs, "_TICK_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
-    with runs.Display(Planned(), "json") as display:
+    with runs.Display(PLANNED, "json") as display:
         display.update(Progress())
         limit = monotonic() + 10
         while written.getvalue().count("\n") < 2 and monotonic() < limit:
