@@ -31,7 +31,7 @@ def test_on_a_terminal_there_is_a_bar(cli, plain, scratch, columns):
     assert lines[-1].strip() == lines[-2].strip() == ""
 
 
-PLANNED = Mock(seconds_to_decode=7200.0)
+PLANNED = Mock(spec=["seconds_to_decode"], seconds_to_decode=7200.0)
 """What `Display` asks of an extraction."""
 
 

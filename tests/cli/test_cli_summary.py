@@ -146,7 +146,7 @@ def test_a_path_that_cannot_be_looked_at_is_not_called_missing(tmp_path):
 
 def test_a_disk_without_room_is_told_before_the_run(tmp_path, monkeypatch):
     """By the nearest folder that there is: the cache may not be there yet."""
-    usage = Mock(return_value=Mock(free=51_300_000_000))
+    usage = Mock(return_value=Mock(spec=["free"], free=51_300_000_000))
     monkeypatch.setattr("shutil.disk_usage", usage)
     cache = tmp_path / "not" / "yet"
     (line,) = disk_space_notes(cache, 412e9)
