@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.audio.content_hash import UNKNOWN_HASH, ContentHashes
-from featcache.audio.formats import UNKNOWN
+from featcache.audio.formats import UNKNOWN, Header
 from featcache.audio.members import beginning_of, copy_of
 from featcache.audio.recording import END_TOLERANCE_SECONDS, Recording, Span
 from featcache.audio.remote import Fetched
@@ -114,23 +114,20 @@ def decode(
             del samples  # not held while the next ones are decoded
 
 
+def probe(location: AudioSource | str) -> Header | None:
+    """What the header of a file says; None if it cannot be read. Of a file at a URL, only the header is fetched."""
+    with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
+        return recording.header
+    return None
+
+
 def probe_seconds(location: AudioSource | str) -> float | None:
-    """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say. Of a
-    file at a URL, only the header is fetched, so that of MP3 and Ogg the length is unknown. No command is run."""
-    if isinstance(location, Command):
+    """The length of a file in seconds, by its header; None if the file cannot be read or its header does not say. Of
+    MP3 and Ogg at a URL, the length is unknown. No command is run."""
+    header = None if isinstance(location, Command) else probe(location)
+    if header is None or header.num_samples == UNKNOWN or (isinstance(location, Url) and not header.can_seek):
         return None
-    with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
-        header = recording.header
-        if header.num_samples != UNKNOWN and (header.can_seek or not isinstance(location, Url)):
-            return header.num_samples / header.sample_rate
-    return None
-
-
-def probe_rate(location: AudioSource | str) -> int | None:
-    """The sample rate of a file in Hz, by its header; None if the file cannot be read."""
-    with suppress(AudioError), closing(Recording(location, beginning_of)) as recording:
-        return recording.header.sample_rate
-    return None
+    return header.num_samples / header.sample_rate
 
 
 def span_of(recording: Recording, num_samples: int, segment: Cut, max_seconds: float | None) -> Span | AudioError:

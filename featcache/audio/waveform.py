@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -111,14 +111,16 @@ class WaveformMaker:
 
     audio: AudioPolicy  # without its `max_seconds`
     augment: AugmentPolicy | None
-    copies: Copies = field(compare=False)
-    """The copies that `augment` makes of every utterance."""
 
     @classmethod
     def of(cls, audio: AudioPolicy, augment: AugmentPolicy | None) -> WaveformMaker:
         """The maker for these two sections of a config."""
-        copies = copies_of({"augment": augment and augment.model_dump()})
-        return cls(audio.model_copy(update={"max_seconds": None}), augment, copies)
+        return cls(audio.model_copy(update={"max_seconds": None}), augment)
+
+    @cached_property
+    def copies(self) -> Copies:
+        """The copies that `augment` makes of every utterance."""
+        return copies_of({"augment": self.augment and self.augment.model_dump()})
 
     def speed(self, id_: str) -> float:
         """How many times as fast as its recording a copy is, by its id."""

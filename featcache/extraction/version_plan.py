@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.audio.decode import probe_rate, probe_seconds
+from featcache.audio.decode import probe, probe_seconds
 from featcache.audio.waveform import WaveformMaker
 from featcache.config import Config
 from featcache.config.config import find_differences
@@ -119,8 +119,8 @@ class BuiltConfig:
         """Whether an utterance is refused again whose file is unchanged: limits may have been lifted since."""
         audio = self.config.audio
         if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
-            rate = probe_rate(file)
-            return rate is not None and rate < audio.min_source_rate
+            header = probe(file)
+            return header is not None and header.sample_rate < audio.min_source_rate
         if failure.reason != Reason.TOO_LONG:
             return True
         seconds = math.inf if failure.duration else probe_seconds(file)  # the file is at least as long as the duration
