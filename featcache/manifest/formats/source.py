@@ -261,7 +261,8 @@ class Source:
         if self.is_parquet or self.head.startswith(_UTF_16):
             return []
         text = self.head.decode("utf-8-sig", errors="replace")
-        return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
+        lines = (line.rstrip("\r") for line in text.split("\n") if line.strip())
+        return [*islice(lines, _HEAD_LINES)]
 
     @property
     def first_fields(self) -> str:
@@ -290,7 +291,7 @@ def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
     with ExitStack() as stack:
         if is_stdin or not path.is_dir():
             reading.file = file = sys.stdin.buffer if is_stdin else stack.enter_context(opened(path, True))
-            reading.head = _first_lines(file)
+            reading.head = file.read(HEAD_BYTES)
             if file.seekable() and (is_stdin or path.is_file()):  # of a pipe, gzip says that it is, too
                 file.seek(0)
             elif reading.no_manifest is None:  # which a device without an end is not
@@ -300,15 +301,6 @@ def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
                 copyfileobj(file, copied)
                 copied.seek(0)
         yield reading
-
-
-def _first_lines(stream: BinaryIO) -> bytes:
-    """The beginning of a stream, by which its format is recognised."""
-    head, lines = b"", 0
-    while lines < _HEAD_LINES and (line := stream.readline(HEAD_BYTES - len(head))):
-        head += line
-        lines += bool(line.strip())
-    return head
 
 
 def suffix_of(path: Path) -> str:
