@@ -247,7 +247,7 @@ class _PartRun:
                 return None
             try:
                 version = Version.open(self.cache / name)
-                if known.shards_of(version) is None:
+                if not known.is_of(version):
                     return None
                 if known.failed and not _would_all_fail_again(version, one, self._plan.root):
                     return None

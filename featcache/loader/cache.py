@@ -21,7 +21,7 @@ from featcache.loader.shards import Shards
 from featcache.loader.spans import Spans, check_codebooks, check_padding, frames_between, positions_in
 from featcache.spec import FeatureSpec
 from featcache.strings import Strings
-from featcache.version.index import Index, load_index, open_index
+from featcache.version.index import Index, open_index
 from featcache.version.version import Version
 
 if TYPE_CHECKING:
@@ -64,8 +64,6 @@ class Cache:
         self, version: Version, *, check: bool = False, index: Index | None = None, tiers: Tiers | None = None
     ) -> None:
         self.version, self.check, self._tiers = version, check, tiers
-        if index is None:  # as a rule, it is kept, and for that the shards are listed once
-            index = load_index(version, version.shard_names())
         self.index = open_index(version) if index is None else index
         if tiers is None and isinstance(version.path, Path):
             self._shards = Shards(version, self.index, check=check)

@@ -119,7 +119,7 @@ class Corpus(Cache):
 def _reopen(
     path: Location, parts: Sequence[tuple[str, Version, list[str]]], check: bool, tiers: Tiers | None
 ) -> Corpus:
-    opened = [_Part(name, version, open_index(version, shards)) for name, version, shards in parts]
+    opened = [_Part(name, version, open_index(replace(version, shards=shards))) for name, version, shards in parts]
     return Corpus(path, opened, check=check, tiers=tiers)
 
 

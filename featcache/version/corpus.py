@@ -52,10 +52,9 @@ class PartVersion(msgspec.Struct, frozen=True):
         frames, longest = int(index.num_frames.sum()), int(index.num_frames.max(initial=0))
         return cls(manifest, len(index), failed, frames, longest, len(index.shards), index_name(version, index.shards))
 
-    def shards_of(self, version: Version) -> list[str] | None:
-        """The names of the version's shards, if they are those that it had then."""
-        names = version.shard_names()
-        return names if index_name(version, names) == self.index else None
+    def is_of(self, version: Version) -> bool:
+        """Whether the version has the shards that it had then."""
+        return index_name(version, version.shard_names()) == self.index
 
 
 class Part(msgspec.Struct, frozen=True):

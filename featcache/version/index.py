@@ -178,19 +178,17 @@ def _read_index(version: Version, name: str) -> Index | None:
     return index if index_name(version, index.shards) == name else None
 
 
-def open_index(version: Version, names: Sequence[str] | None = None, *, keep: bool = True) -> Index:
-    """The index of these shards, by default of all that are there: the one that is kept, or one that is built, and with
-    `keep` written if that is possible. Raises DamagedError if it must be built, and a shard's document or table is
-    damaged; ShardGoneError if a shard of these names is gone."""
-    if names is None:
-        return version.reading(lambda: open_index(version, version.shard_names(), keep=keep))
-    if (index := load_index(version, names)) is not None:
+def open_index(version: Version, *, keep: bool = True) -> Index:
+    """The index of a version's shards: the one that is kept, or one that is built, and with `keep` written if that is
+    possible. Raises DamagedError if it must be built, and a shard's document or table is damaged; ShardGoneError if a
+    shard is gone that the version is to have."""
+    if (index := load_index(version, version.shard_names())) is not None:
         return index
-    index = build_index(version, names)
+    index = version.reading(lambda: build_index(version))
     if keep:
         with suppress(OSError, FeatcacheError):  # a full disk, a cache that cannot be written, or no zarr to write it
             write_index(index, version)
-            return load_index(version, names) or index
+            return load_index(version, index.shards) or index
     return index
 
 
@@ -202,22 +200,21 @@ def keep_index(version: Version) -> tuple[Index, bool]:
         StoreError: It cannot be kept.
         MissingDependencyError: zarr-python is not installed.
     """
-    names = version.shard_names()
-    if (index := load_index(version, names)) is not None:
+    if (index := load_index(version, version.shard_names())) is not None:
         return index, False
-    index = open_index(version, keep=False)
+    index = version.reading(lambda: build_index(version))
     write_index(index, version)
     return index, True
 
 
-def build_index(version: Version, names: Sequence[str]) -> Index:
-    """The index of these shards, built from the largest one that is kept of some of them and no others, and the other
-    shards. Raises DamagedError if a shard's document or table is damaged; ShardGoneError if a shard is gone."""
-    wanted = {*names}
+def build_index(version: Version) -> Index:
+    """The index of a version's shards, built from the largest one that is kept of some of them and no others, and the
+    other shards. Raises DamagedError if a shard's document or table is damaged; ShardGoneError if a shard is gone."""
+    names = {*version.shard_names()}
     kept = (_read_index(version, name) for name in version.store.names("index"))
-    usable = (index for index in kept if index is not None and wanted.issuperset(index.shards))
+    usable = (index for index in kept if index is not None and names.issuperset(index.shards))
     older = max(usable, key=lambda index: len(index.shards), default=_NO_ITEMS)
-    return index_of(in_parallel(version.shard, sorted(wanted.difference(older.shards))), older)
+    return index_of(in_parallel(version.shard, sorted(names.difference(older.shards))), older)
 
 
 _NO_ITEMS = Index([], [], Table(np.zeros((len(COLUMNS), 1), np.uint64), np.empty(0, np.uint8), COLUMNS.items()))

@@ -81,9 +81,9 @@ def test_what_is_known_of_a_part_holds_until_its_shards_are_others(corpus):
     version = make_version(corpus / "p0")
     (known,) = part.versions.values()
     assert (known.utterances, known.shards, known.manifest) == (2, 1, "0" * 16)
-    assert known.shards_of(version) == version.shard_names()
+    assert known.is_of(version)
     add_shard(version, make_features(1, prefix="more"))
-    assert known.shards_of(version) is None
+    assert not known.is_of(version)
     record_version(version, PartVersion.of(version, open_index(version)))
     (known,) = read_parts(corpus)[0].versions.values()
     assert (known.utterances, known.manifest) == (3, "0" * 16)  # what it was made of is as before

@@ -300,7 +300,7 @@ def test_rows_that_an_index_is_known_to_have_are_not_read_again(version):
     path = version.path / "wanted" / name_of("m")
     flip(path, path.stat().st_size - 1)
     assert says(version) == []
-    (finding,) = find_lacking(version, build_index(version, version.shard_names()))
+    (finding,) = find_lacking(version, build_index(version))
     assert "damaged" in str(finding)
     plan(version, "m", B)
     assert "1 of the 3 utterances of m are missing" in says(version)[0]
