@@ -133,12 +133,12 @@ class Delivery:
         self._commits = ThreadPoolExecutor(1, "featcache-commit")
         self._commit_slots = threading.BoundedSemaphore(_WAITING_COMMITS)
 
-    def wait(self) -> None:
+    def close(self) -> None:
         """Wait until the complete shards are committed, or have failed to be; no batch may be appended any more."""
         self._commits.shutdown()
 
     def commit_part(self) -> None:
-        """Commit of a shard that is not complete what has been appended, after `wait`.
+        """Commit of a shard that is not complete what has been appended, after `close`.
 
         Batches are appended whole and in order, so this is the beginning of the shard that was to be. Raises StoreError
         if the cache cannot be written."""

@@ -15,6 +15,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from functools import partial
 from itertools import count, groupby, islice
@@ -98,9 +99,10 @@ class _Workers:
         self._control = control
         self._progress, self._stop = control.progress, control.stop
         self._in_flight, self._isolated, self._downloads = in_flight, isolated, downloads
-        self._extract_batch = batch_extractor(group.root, group.configs, group.device, group.source, downloads.take)
+        self._extract_batch = batch_extractor(group.root, group.configs, group.source, downloads.take)
         cut = self._cut(tasks)
-        self._batches = _read_ahead(cut, downloads) if group.has_urls else cut  # one worker at a time takes from it
+        # One worker at a time takes from it.
+        self._batches = _read_ahead(cut, downloads) if group.source is None else cut
         row_jobs = [job for job in group.jobs if group.source is None and job.built.takes_rows]
         self._row_workers = group.device.row_workers if row_jobs else 0
         self._most_ahead: float = _AHEAD_PER_WORKER * group.device.workers
@@ -122,24 +124,15 @@ class _Workers:
 
     def run(self) -> None:
         """Do the tasks; returns when all are committed, or when what had been taken at the stop is."""
-        numbers = range(self._device.workers)
-        workers = [threading.Thread(target=self._work, args=[number], name=f"featcache-{number}") for number in numbers]
-        try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                while worker.is_alive():  # a signal that comes just before a wait is handled when the wait ends
-                    worker.join(_POLL_SECONDS)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
+        # Nothing is committed once this has ended, even if a second interrupt ends the wait for the workers.
+        with closing(self._delivery), ThreadPoolExecutor(self._device.workers, "featcache") as threads:
             try:
-                for worker in workers:
-                    if worker.ident is not None:  # it has been started
-                        worker.join()
-            finally:  # even if a second interrupt comes meanwhile: then, nothing is committed when this has ended
-                self._delivery.wait()
+                workers = [threads.submit(self._work, number) for number in range(self._device.workers)]
+                while wait(workers, _POLL_SECONDS).not_done:  # without end, it would not see a signal just before it
+                    pass
+            except BaseException as error:
+                self._fail(error)
+                raise
         self._progress.waiting_seconds = 0.0  # what waits for what cannot be fetched any more is not kept
         if self._error is not None:
             raise self._error

@@ -108,7 +108,6 @@ class Setup:
 
     root: AudioLocation
     """What paths of audio files are relative to."""
-    has_urls: bool
     paths_there: Sequence[str]
     """The paths of some files that are there where the run was planned; empty if they are at URLs."""
     configs: Sequence[Config]
@@ -124,8 +123,7 @@ class Setup:
         """That of a group, for processes whose current folder may be another."""
         return cls(
             root=group.root.absolute() if isinstance(group.root, Path) else group.root,
-            has_urls=group.has_urls,
-            paths_there=[] if group.has_urls else paths_there(group.root, group.some_paths),
+            paths_there=paths_there(group.root, group.some_paths),
             configs=[config.config for config in group.configs],
             source=None if group.source is None else group.source.version.path.absolute(),
             allows_remote_code=remote_code_is_allowed(),

@@ -223,7 +223,7 @@ class _Worker:
 
     def do(self, work: Work) -> None:
         """Do tasks, record what has been done so far as the outcome, as these may be the last ones, and say it."""
-        group = JobGroup(self.jobs, self._setup.root, self._setup.has_urls, self.device, self._source, work.suspects)
+        group = JobGroup(self.jobs, self._setup.root, self._source, work.suspects)
         run_locally(group, iter(work.tasks), self._control)
         for job in self.jobs:
             job.finish(self._control.progress, self._stop.is_set())

@@ -115,9 +115,8 @@ def _fill(plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine,
         jobs.append(VersionJob(planned.built, batching, version, run, has_extracted=bool(planned.index.shards)))
         control.progress.versions[jobs[-1].name] = VersionCounts()
     suspects = reduce(or_, (planned.suspects for planned in versions))
-    has_urls = plan.source is None and plan.manifest.has_urls
-    some = some_paths(plan.manifest) if plan.source is None else ()
-    group = JobGroup(jobs, plan.manifest.root, has_urls, plan.device, plan.source, suspects, some)
+    some = () if plan.manifest.has_urls or plan.source is not None else some_paths(plan.manifest)
+    group = JobGroup(jobs, plan.manifest.root, plan.source, suspects, some)
     first = versions[0]  # all lack the same rows
     seconds = plan.options.shard_megabytes * 1e6 / max(version.info.spec.bytes_per_second for version in versions)
     tasks = shard_tasks(first.manifest, first.rows, first.wanted, first.seconds, seconds, first.first_row)

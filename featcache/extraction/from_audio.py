@@ -24,7 +24,6 @@ from featcache.audio.members import copy_of
 from featcache.audio.remote import Fetched
 from featcache.audio.resample import error_if_too_long, to_waveform, why_silent
 from featcache.audio.waveform import WaveformMaker
-from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import Extracted, WorkerTimes, compute_clips, errors_of, is_out_of_memory
 from featcache.extraction.padded_rows import PendingRows
@@ -55,15 +54,11 @@ class AudioExtractor:
     """
 
     def __init__(
-        self,
-        root: AudioLocation,
-        configs: Sequence[BuiltConfig],
-        device: Device,
-        fetched: Callable[[CopiedSource], Fetched] = copy_of,
+        self, root: AudioLocation, configs: Sequence[BuiltConfig], fetched: Callable[[CopiedSource], Fetched] = copy_of
     ) -> None:
         self._root = root
         self._configs = configs
-        self._device = device
+        self._device = configs[0].device
         self._memory = AudioMemory(4 * max(config.sample_rate for config in configs))
         # The longest recording whose fastest copy is no longer than one of the configs allows.
         limits = [config.max_seconds and config.max_seconds * config.waveform_maker.fastest for config in configs]

@@ -14,7 +14,6 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from featcache.config import Config
-from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, DamagedError, Reason, listing
 from featcache.extraction.features import ClipFeatures, Extracted, WorkerTimes, download, errors_of, in_halves
 from featcache.extraction.padded_rows import PendingRows
@@ -120,7 +119,6 @@ class SourceVersion:
 def extract_from_version(
     root: AudioLocation,
     configs: Sequence[BuiltConfig],
-    device: Device,
     source: SourceVersion,
     batch: Sequence[Utterance],
     times: WorkerTimes,
@@ -143,15 +141,16 @@ def extract_from_version(
                 if isinstance(error, AudioError):
                     part.fail(utterance, error)
             started = perf_counter()
-            made = in_halves(partial(_from_features, config, device), stored)
+            made = in_halves(partial(_from_features, config), stored)
             part.seconds = perf_counter() - started
             times["extract"] += part.seconds
             results.append(part.take([one.item for one in stored], made))
         yield results
 
 
-def _from_features(config: BuiltConfig, device: Device, stored: Sequence[StoredUtterance]) -> list[ClipFeatures]:
+def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> list[ClipFeatures]:
     """What the config makes of the features of each utterance. Raises AudioError if one gives none."""
+    device = config.device
     features = [one.features for one in stored]
     with errors_of(config.extractor, (one.item.id for one in stored), device), device.slot():
         frames = torch.from_numpy(np.concatenate(features)).to(device.torch_device)

@@ -257,8 +257,6 @@ class JobGroup:
     """The versions; every task is for all of them."""
     root: AudioLocation
     """What paths of audio files are relative to."""
-    has_urls: bool
-    device: Device
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
     suspects: Suspects
@@ -269,6 +267,11 @@ class JobGroup:
     def configs(self) -> list[BuiltConfig]:
         """The config of each version, and its extractor."""
         return [job.built for job in self.jobs]
+
+    @property
+    def device(self) -> Device:
+        """The device that all of them are built for."""
+        return self.jobs[0].built.device
 
 
 Engine = Callable[[JobGroup, Iterator[ShardTask], RunControl], None]
@@ -282,7 +285,6 @@ BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[list[Extr
 def batch_extractor(
     root: AudioLocation,
     configs: Sequence[BuiltConfig],
-    device: Device,
     source: SourceVersion | None,
     fetched: Callable[[CopiedSource], Fetched] = copy_of,
 ) -> BatchExtractor:
@@ -290,5 +292,5 @@ def batch_extractor(
 
     `fetched` gives a copy of what is not a file of this machine."""
     if source is not None:
-        return partial(extract_from_version, root, configs, device, source)
-    return AudioExtractor(root, configs, device, fetched)
+        return partial(extract_from_version, root, configs, source)
+    return AudioExtractor(root, configs, fetched)

@@ -36,9 +36,9 @@ class LiveExtractor:
     the features are those that a cache would give: bit for bit on the same device with the same library versions. In
     the whole process, torch gets one thread of its own, and TF32 is turned off."""
 
-    def __init__(self, built: BuiltConfig, device: Device) -> None:
+    def __init__(self, built: BuiltConfig) -> None:
         self._built = built
-        self._extractor = AudioExtractor(Path(), [built], device)
+        self._extractor = AudioExtractor(Path(), [built])
 
     @property
     def config(self) -> Config:
@@ -166,4 +166,4 @@ def extractor(
             raise ConfigError(f"{found.path}: its extractor or its weights are not the same here as where it was made")
     built = BuiltConfig(chosen, on)
     built.extractor.chosen_batching = choose_batching(built.extractor, probes, on.label).batching
-    return LiveExtractor(built, on)
+    return LiveExtractor(built)

@@ -59,7 +59,6 @@ class ExtractionPlan:
     options: Options
     only: Strings | None
     """The ids that the run is restricted to; None for no restriction."""
-    device: Device
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
     versions: Sequence[VersionPlan]
@@ -70,6 +69,11 @@ class ExtractionPlan:
         """The same run, planned again: its versions have changed."""
         built = [version.built for version in self.versions]
         return plan_extraction(self.manifest, built, self.cache, self.options, self.only)
+
+    @property
+    def device(self) -> Device:
+        """The device that all configs are built for."""
+        return self.versions[0].built.device
 
     @property
     def num_utterances(self) -> int:
@@ -130,7 +134,7 @@ def plan_extraction(
         for built in built_configs
     ]
     notes = _notes(versions, manifest, cache, source, only)
-    return ExtractionPlan(manifest, cache, options, only, device, source, versions, notes)
+    return ExtractionPlan(manifest, cache, options, only, source, versions, notes)
 
 
 @dataclass(frozen=True, eq=False)

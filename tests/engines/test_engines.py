@@ -14,6 +14,7 @@ from extractions import run_to_its_end
 from processes import open_files
 
 from featcache.config import load_config
+from featcache.engines import local
 from featcache.engines.local import run_locally
 from featcache.errors import StoreError
 from featcache.extraction.extraction import run_extraction
@@ -23,7 +24,7 @@ from featcache.format.writing import ShardBuilder
 from featcache.manifest.read import read_manifest
 from featcache.storage.directory import Directory
 
-OURS = re.compile(r"featcache-(\d+|commit.*|sync.*)")
+OURS = re.compile(r"featcache[-_](\d+|commit.*|sync.*)")
 """Names of threads that extract; one that copies shards for another test is none of them."""
 
 
@@ -81,7 +82,7 @@ def test_a_thread_that_does_not_start_ends_the_run(plan, scratch, monkeypatch):
     extraction, start = plan(), threading.Thread.start
 
     def start_all_but_the_last(thread):
-        if thread.name == f"featcache-{extraction.device.workers - 1}":
+        if thread.name == f"featcache_{extraction.device.workers - 1}":
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -97,7 +98,7 @@ def test_when_a_second_interrupt_has_ended_a_run_it_commits_nothing_more(plan, s
     join, publish, is_published = threading.Thread.join, Directory.publish, threading.Event()
 
     def interrupted(thread, timeout=None):
-        if re.fullmatch(r"featcache-\d+", thread.name):
+        if not isinstance(thread, threading.Thread) or re.fullmatch(r"featcache_\d+", thread.name):
             is_published.wait(60)
             raise KeyboardInterrupt
         join(thread, timeout)
@@ -108,6 +109,7 @@ def test_when_a_second_interrupt_has_ended_a_run_it_commits_nothing_more(plan, s
 
     monkeypatch.setattr(Directory, "publish", published)
     with monkeypatch.context() as patched:
+        patched.setattr(local, "wait", interrupted)
         patched.setattr(threading.Thread, "join", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_extraction(plan(), run_locally)

@@ -151,8 +151,8 @@ def test_with_row_workers_these_compute_all_rows_and_decode_nothing(
     monkeypatch.setattr(from_audio, "decode_all", seen(decoded_by, decode))
     run_to_its_end(job)
     assert items(scratch) == truth
-    assert computed_by <= {"featcache-0", "featcache-1"}
-    assert decoded_by <= {f"featcache-{2 + n}" for n in range(threads)}
+    assert computed_by <= {"featcache_0", "featcache_1"}
+    assert decoded_by <= {f"featcache_{2 + n}" for n in range(threads)}
     assert computed_by
     assert decoded_by
 
