@@ -211,7 +211,11 @@ class Dispatch:
         finally:
             self._team.end()
         if self._unread:
-            raise self._unreadable()
+            raise ExtractorError(
+                f"{counted(len(self._unread), 'utterance')} could not be read by workers, for example "
+                f"{self._first_unread}. This machine can read them, so they have not failed: let all machines see the "
+                "audio, and run the same command again. The shards committed so far are good"
+            )
 
     def _end(self) -> None:
         """Stop who is at work, if the run was stopped, and have those who got nothing record that; wait for all."""
@@ -341,13 +345,6 @@ class Dispatch:
             job.run.fail(failed)
             self._lasting.failures.update(failure.reason for failure in failed)
             self._lasting.versions[job.name].failed += len(failed)
-
-    def _unreadable(self) -> ExtractorError:
-        return ExtractorError(
-            f"{counted(len(self._unread), 'utterance')} could not be read by workers, for example "
-            f"{self._first_unread}. This machine can read them, so they have not failed: let all machines see the "
-            "audio, and run the same command again. The shards committed so far are good"
-        )
 
     def _report(self) -> None:
         """Count what was done so far, and tell."""

@@ -19,7 +19,7 @@ from featcache.engines.process import OtherProcess, Setup, kills_for_memory, las
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.jobs import BatchExtractor, JobGroup, batch_extractor
-from featcache.extraction.padded_rows import BatchingChoice, PendingRows
+from featcache.extraction.padded_rows import BatchingChoice, PendingRows, compute_now
 from featcache.manifest.segments import Utterance
 
 _MAIN = "featcache.engines.isolated:serve"
@@ -160,14 +160,11 @@ def _extract(extract: BatchExtractor, utterance: Utterance, device: Device) -> _
     times = WorkerTimes(float)
     try:
         ((result,),) = extract([utterance], times)
-        if isinstance(result, PendingRows):
-            result.compute(device)
-            result = result.extracted()
-            times["extract"] += result.seconds
+        extracted = compute_now(result, device, times)
     except StoppedError as error:
         return error
     except Exception as error:
         if device.is_lost():
             raise SystemExit(f"{utterance.id}: {error}") from error  # this process can compute nothing any more
         return passable(error)
-    return result, times
+    return extracted, times

@@ -81,8 +81,10 @@ class Extracted:
         for item, result in zip(items, results, strict=True):
             if isinstance(result, AudioError):
                 self.fail(item, result)
-            elif error := error_if_not_finite(result, self.spec):
-                self.fail(item, error)
+            elif not all_finite(result.side[QUANTIZATION] if self.spec.is_quantized else result.features):
+                # Of levels, their scale and offset tell what they stand for.
+                what = f"features are NaN or infinite as {self.spec.dtype}"
+                self.fail(item, AudioError(Reason.NON_FINITE_FEATURES, what))
             else:
                 self.items.append(item)
                 self.features.append(result)
@@ -93,13 +95,6 @@ class Extracted:
         self.failures.append(failure_of(utterance, self.root, error))
         if isinstance(error, RaisedError):
             self.traceback = error.traceback
-
-
-def error_if_not_finite(clip: ClipFeatures, spec: FeatureSpec) -> AudioError | None:
-    """The error for a clip with NaN or infinity; of levels, their scale and offset tell what they stand for."""
-    if all_finite(clip.side[QUANTIZATION] if spec.is_quantized else clip.features):
-        return None
-    return AudioError(Reason.NON_FINITE_FEATURES, f"features are NaN or infinite as {spec.dtype}")
 
 
 def compute_clips(

@@ -26,7 +26,7 @@ from featcache.audio.resample import error_if_too_long, to_waveform, why_silent
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import Extracted, WorkerTimes, compute_clips, errors_of, is_out_of_memory
-from featcache.extraction.padded_rows import PendingRows
+from featcache.extraction.padded_rows import PendingRows, compute_now
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
@@ -85,10 +85,10 @@ class AudioExtractor:
         try:
             makers = {config.waveform_maker for config in self._configs}
             waveforms = {maker: make_waveforms(maker, part, times) for maker in makers}
-            results = [
-                self._extract(config, part, waveforms[config.waveform_maker], times, is_large)
-                for config in self._configs
-            ]
+            results: list[Extracted | PendingRows] = []
+            for config in self._configs:
+                result = self._extract(config, part, waveforms[config.waveform_maker], times)
+                results.append(compute_now(result, self._device, times) if is_large else result)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -106,13 +106,10 @@ class AudioExtractor:
         """Extract one clip, as a run does whose batch holds nothing else; it fails if there is not enough memory."""
         try:
             waveforms = make_waveforms(config.waveform_maker, [decoded], times)
-            result = self._extract(config, [decoded], waveforms, times, at_once=True)
+            return compute_now(self._extract(config, [decoded], waveforms, times), self._device, times)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-        else:
-            assert isinstance(result, Extracted)
-            return result
         failed = Extracted(config.spec, self._root)
         message = "extracting it takes more memory than there is"
         failed.fail(decoded.utterance, AudioError(Reason.OUT_OF_MEMORY, message))
@@ -124,18 +121,17 @@ class AudioExtractor:
         part: Sequence[Decoded],
         waveforms: Sequence[NDArray[np.float32] | AudioError],
         times: WorkerTimes,
-        at_once: bool,
     ) -> Extracted | PendingRows:
-        """Extract a part of a batch for a config; with `at_once`, compute its rows too."""
+        """Extract a part of a batch for a config, or cut it into rows."""
         extracted = Extracted(config.spec, self._root)
         items: list[Item] = []
         clips: list[NDArray[np.float32]] = []
         for decoded, waveform in zip(part, waveforms, strict=True):
-            found = _item_of(config, decoded, waveform)
-            if isinstance(found, AudioError):
-                extracted.fail(decoded.utterance, found)
+            try:
+                item, clip, silent = _item_of(config, decoded, waveform)
+            except AudioError as error:
+                extracted.fail(decoded.utterance, error.with_traceback(None))  # whose frames hold waveforms
                 continue
-            item, clip, silent = found
             items.append(item)
             clips.append(clip)
             id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
@@ -143,43 +139,32 @@ class AudioExtractor:
                 extracted.remarks[id_] = item.sample_rate, silent  # a silent copy stays noted, whatever others are
         if isinstance(config.extractor, RowExtractor):
             pending = PendingRows(config.extractor, extracted, items, clips)
-            if at_once:
-                pending.compute(self._device)
-            if not pending.is_complete:  # without rows it is: nobody would compute a last one, and finish it
-                return pending
-            extracted = pending.extracted()
-        else:
-            started = perf_counter()
-            ids = [item.id for item in items]
-            computed = compute_clips(config.extractor, ids, clips, config.spec, self._device)
-            extracted.seconds = perf_counter() - started
-            extracted.take(items, computed)
+            # Without rows it is complete: nobody would compute a last one, and finish it.
+            return pending.extracted() if pending.is_complete else pending
+        started = perf_counter()
+        ids = [item.id for item in items]
+        computed = compute_clips(config.extractor, ids, clips, config.spec, self._device)
+        extracted.seconds = perf_counter() - started
         times["extract"] += extracted.seconds
-        return extracted
+        return extracted.take(items, computed)
 
 
 def _item_of(
     config: BuiltConfig, decoded: Decoded, waveform: NDArray[np.float32] | AudioError
-) -> tuple[Item, NDArray[np.float32], str] | AudioError:
-    """What a shard keeps of an utterance, its waveform at the config's rate, and why it is silent, empty if it is not;
-    or why it cannot be extracted."""
-    id_, audio = decoded.utterance.id, decoded.audio
-    if isinstance(audio, AudioError):
-        return audio
+) -> tuple[Item, NDArray[np.float32], str]:
+    """What a shard keeps of an utterance, its waveform at the config's rate, and why it is silent, empty if it is not.
+    Raises AudioError if it cannot be extracted."""
     if isinstance(waveform, AudioError):
-        return waveform
-    samples, source = audio
-    speed = config.waveform_maker.speed(id_)
+        raise waveform
+    samples, source = decoded.content()
+    speed = config.waveform_maker.speed(decoded.utterance.id)
     if too_long := error_if_too_long(len(samples), source.sample_rate * speed, config.max_seconds):
-        return too_long
-    try:
-        with errors_of(config.extractor, [id_]):
-            has_frames = config.extractor.num_frames(len(waveform)) > 0
-    except AudioError as error:
-        return error
+        raise too_long
+    with errors_of(config.extractor, [decoded.utterance.id]):
+        has_frames = config.extractor.num_frames(len(waveform)) > 0
     if not has_frames:
         too_few = f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
-        return AudioError(Reason.TOO_SHORT, too_few)
+        raise AudioError(Reason.TOO_SHORT, too_few)
     item = Item(**decoded.utterance.row(), num_samples=len(waveform), **asdict(source))
     return item, waveform, why_silent(samples, waveform)
 
@@ -229,6 +214,12 @@ class Decoded:
 
     utterance: Utterance
     audio: _Audio
+
+    def content(self) -> tuple[NDArray[np.float32], FileIdentity]:
+        """The samples, and what the file was. Raises AudioError if it could not be decoded."""
+        if isinstance(self.audio, AudioError):
+            raise self.audio
+        return self.audio
 
     @property
     def num_bytes(self) -> int:
@@ -309,22 +300,19 @@ def make_waveforms(
     """A mono waveform at the config's rate for each decoded utterance, of any length, or what was wrong."""
     started = perf_counter()
     made: list[NDArray[np.float32] | AudioError] = []
-    previous: tuple[object, ...] = ()
-    clean: NDArray[np.float32] | AudioError | None = None
-    for decoded in part:
-        row, audio = decoded.utterance, decoded.audio
-        if isinstance(audio, AudioError):
-            made.append(audio)
-            continue
-        # Copies of an utterance that differ only in noise are neighbours, and resampled once.
-        (samples, source), speed = audio, waveform_maker.speed(row.id)
-        this = id(samples), row.channel, speed
-        if this != previous or clean is None:
-            previous = this
-            try:
-                clean = to_waveform(samples, source.sample_rate, waveform_maker.audio, row.channel, speed=speed)
-            except AudioError as error:
-                clean = error.with_traceback(None)  # whose frames hold waveforms
-        made.append(clean if isinstance(clean, AudioError) else waveform_maker.with_noise(clean, row.id))
+
+    def source_of(decoded: Decoded) -> tuple[int, int | None, float]:
+        return id(decoded.audio), decoded.utterance.channel, waveform_maker.speed(decoded.utterance.id)
+
+    # Copies of an utterance that differ only in noise are neighbours, and resampled once.
+    for (_, channel, speed), group in groupby(part, key=source_of):
+        copies = [*group]
+        try:
+            samples, source = copies[0].content()
+            clean = to_waveform(samples, source.sample_rate, waveform_maker.audio, channel, speed=speed)
+        except AudioError as error:
+            made += [error.with_traceback(None)] * len(copies)  # whose frames hold waveforms
+        else:
+            made += [waveform_maker.with_noise(clean, copy.utterance.id) for copy in copies]
     times["resample"] += perf_counter() - started
     return made

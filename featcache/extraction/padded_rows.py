@@ -21,6 +21,7 @@ from featcache.extraction.features import (
     ClipFeatures,
     DoesNotFitError,
     Extracted,
+    WorkerTimes,
     download,
     errors_of,
     in_halves,
@@ -123,18 +124,6 @@ class PendingRows:
         self._part.seconds += seconds
         self._results[row.clip][row.number] = result
 
-    def compute(self, device: Device) -> None:
-        """Compute all rows now, without rows of others."""
-        by_length: dict[int, list[Row]] = {}
-        for row in self.take_rows():
-            by_length.setdefault(row.padded_length, []).append(row)
-        for rows in by_length.values():
-            started = perf_counter()
-            results = compute_rows(rows, device)
-            seconds = (perf_counter() - started) / len(rows)
-            for row, result in zip(rows, results, strict=True):
-                self.finish(row, result, seconds)
-
     def extracted(self) -> Extracted:
         """The part with the results of all rows, once they are complete."""
         return self._part.take(self.items, map(self._joined, self._results))
@@ -201,6 +190,22 @@ class RowQueue:
         if key is None or batch not in (None, self._filling[key][0]):
             return None
         return self._filling.pop(key)[1]
+
+
+def compute_now(given: Extracted | PendingRows, device: Device, times: WorkerTimes) -> Extracted:
+    """What a version gets from a part of a batch, once its rows, if any are left, are computed without others."""
+    if isinstance(given, Extracted):
+        return given
+    queue = RowQueue(device.torch_device)
+    queue.add(0, given.take_rows())
+    while rows := queue.take_full() or queue.take_oldest():
+        started = perf_counter()
+        results = compute_rows(rows, device)
+        seconds = perf_counter() - started
+        times["extract"] += seconds
+        for row, result in zip(rows, results, strict=True):
+            given.finish(row, result, seconds / len(rows))
+    return given.extracted()
 
 
 def compute_rows(rows: Sequence[Row], device: Device) -> list[ClipFeatures | AudioError]:
