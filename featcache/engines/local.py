@@ -65,16 +65,13 @@ def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl
         StoreError: The cache cannot be written. What was committed stays.
         ExtractorError: The extractor broke its contract.
     """
-    runs = [(job.version, job.run.id) for job in group.jobs]
-    workers = group.device.workers
-    isolated = IsolatedProcess(group, control.stop)
-    ahead = Downloads(group.root, workers, control.give_up, control.stop)
-    with InFlight(runs, workers) as in_flight, closing(isolated), ahead as downloads:
+    workers = _Workers(group, tasks, control)
+    with workers.in_flight, closing(workers.isolated), workers.downloads:
         try:
-            _Workers(group, tasks, control, in_flight, isolated, downloads).run()
+            workers.run()
         except Exception as error:
             if group.device.is_lost():
-                in_flight.keep(f"{group.device.label}: {error}")
+                workers.in_flight.keep(f"{group.device.label}: {error}")
             raise
 
 
@@ -85,24 +82,18 @@ _Work = Callable[[int, WorkerTimes], None]
 class _Workers:
     """The worker threads of one group, and what they share."""
 
-    def __init__(
-        self,
-        group: JobGroup,
-        tasks: Iterator[ShardTask],
-        control: RunControl,
-        in_flight: InFlight,
-        isolated: IsolatedProcess,
-        downloads: Downloads,
-    ) -> None:
+    def __init__(self, group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
+        self.in_flight = InFlight([(job.version, job.run.id) for job in group.jobs], group.device.workers)
+        self.isolated = IsolatedProcess(group, control.stop)
+        self.downloads = Downloads(group.root, group.device.workers, control.give_up, control.stop)
         self._group = group
         self._device = group.device
         self._control = control
         self._progress, self._stop = control.progress, control.stop
-        self._in_flight, self._isolated, self._downloads = in_flight, isolated, downloads
-        self._extract_batch = batch_extractor(group.root, group.configs, group.source, downloads.take)
+        self._extract_batch = batch_extractor(group.root, group.configs, group.source, self.downloads.take)
         cut = self._cut(tasks)
         # One worker at a time takes from it.
-        self._batches = _read_ahead(cut, downloads) if group.source is None else cut
+        self._batches = _read_ahead(cut, self.downloads) if group.source is None else cut
         row_jobs = [job for job in group.jobs if group.source is None and job.built.takes_rows]
         self._row_workers = group.device.row_workers if row_jobs else 0
         self._most_ahead: float = _AHEAD_PER_WORKER * group.device.workers
@@ -154,7 +145,7 @@ class _Workers:
             if self._error is None:
                 self._error = error
             self._state.notify_all()
-        self._downloads.closed.set()
+        self.downloads.closed.set()
 
     def _next(self, only_rows: bool) -> _Work | None:
         """The most urgent work; waits while there is none. None once there will be none, or something has failed.
@@ -215,10 +206,10 @@ class _Workers:
                 return
             self._delivery.coming.append(batch)
             self._decoding += 1
-        extract: BatchExtractor = self._isolated.extract if batch.is_suspect else self._extract_batch
+        extract: BatchExtractor = self.isolated.extract if batch.is_suspect else self._extract_batch
         ids = (utterance.id for utterance in batch.utterances)
         parts = None
-        with self._in_flight.working_on(worker, ids, batch.is_suspect), suppress(StoppedError):
+        with self.in_flight.working_on(worker, ids, batch.is_suspect), suppress(StoppedError):
             parts = list(extract(batch.utterances, times))
         with self._state:
             self._decoding -= 1
@@ -234,7 +225,7 @@ class _Workers:
     def _compute(self, rows: list[Row], worker: int, times: WorkerTimes) -> None:
         """Compute rows of one length."""
         started = perf_counter()
-        with self._in_flight.working_on(worker, (row.id for row in rows)):
+        with self.in_flight.working_on(worker, (row.id for row in rows)):
             results = compute_rows(rows, self._device)
         seconds = perf_counter() - started
         times["extract"] += seconds

@@ -98,17 +98,13 @@ class Extracted:
 
 
 def compute_clips(
-    extractor: Extractor[Params],
-    ids: Sequence[str],
-    waveforms: Sequence[NDArray[np.float32]],
-    spec: FeatureSpec,
-    device: Device,
+    extractor: Extractor[Params], waveforms: Mapping[str, NDArray[np.float32]], spec: FeatureSpec, device: Device
 ) -> list[ClipFeatures | AudioError]:
-    """Extract clips, each long enough for a frame, and cast the features as `spec` says, or quantise them clip by clip.
-    Raises ExtractorError if the extractor returned other numbers of frames than its `num_frames` says."""
+    """Extract clips, by their ids, each long enough for a frame, and cast the features as `spec` says, or quantise them
+    clip by clip. Raises ExtractorError if the extractor returned other numbers of frames than its `num_frames` says."""
     with device.slot():
-        uploaded = device.upload(waveforms, extractor.needs_aligned_waveforms)
-        clips = [Clip(*pair) for pair in zip(ids, uploaded, strict=True)]
+        uploaded = device.upload([*waveforms.values()], extractor.needs_aligned_waveforms)
+        clips = [Clip(*pair) for pair in zip(waveforms, uploaded, strict=True)]
         return in_halves(partial(_compute, extractor, spec, device), clips)
 
 

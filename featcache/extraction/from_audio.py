@@ -87,7 +87,7 @@ class AudioExtractor:
             waveforms = {maker: make_waveforms(maker, part, times) for maker in makers}
             results: list[Extracted | PendingRows] = []
             for config in self._configs:
-                result = self._extract(config, part, waveforms[config.waveform_maker], times)
+                result = self._extract(config, waveforms[config.waveform_maker], times)
                 results.append(compute_now(result, self._device, times) if is_large else result)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -106,7 +106,7 @@ class AudioExtractor:
         """Extract one clip, as a run does whose batch holds nothing else; it fails if there is not enough memory."""
         try:
             waveforms = make_waveforms(config.waveform_maker, [decoded], times)
-            return compute_now(self._extract(config, [decoded], waveforms, times), self._device, times)
+            return compute_now(self._extract(config, waveforms, times), self._device, times)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -115,38 +115,30 @@ class AudioExtractor:
         failed.fail(decoded.utterance, AudioError(Reason.OUT_OF_MEMORY, message))
         return failed
 
-    def _extract(
-        self,
-        config: BuiltConfig,
-        part: Sequence[Decoded],
-        waveforms: Sequence[NDArray[np.float32] | AudioError],
-        times: WorkerTimes,
-    ) -> Extracted | PendingRows:
+    def _extract(self, config: BuiltConfig, part: Sequence[_Waveform], times: WorkerTimes) -> Extracted | PendingRows:
         """Extract a part of a batch for a config, or cut it into rows."""
         extracted = Extracted(config.spec, self._root)
-        items: list[Item] = []
-        clips: list[NDArray[np.float32]] = []
-        for decoded, waveform in zip(part, waveforms, strict=True):
+        clips: list[tuple[Item, NDArray[np.float32]]] = []
+        for decoded, waveform in part:
             try:
                 item, clip, silent = _item_of(config, decoded, waveform)
             except AudioError as error:
                 extracted.fail(decoded.utterance, error.with_traceback(None))  # whose frames hold waveforms
                 continue
-            items.append(item)
-            clips.append(clip)
+            clips.append((item, clip))
             id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
             if silent or (item.sample_rate != config.sample_rate and id_ not in extracted.remarks):
                 extracted.remarks[id_] = item.sample_rate, silent  # a silent copy stays noted, whatever others are
         if isinstance(config.extractor, RowExtractor):
-            pending = PendingRows(config.extractor, extracted, items, clips)
+            pending = PendingRows(config.extractor, extracted, clips)
             # Without rows it is complete: nobody would compute a last one, and finish it.
             return pending.extracted() if pending.is_complete else pending
         started = perf_counter()
-        ids = [item.id for item in items]
-        computed = compute_clips(config.extractor, ids, clips, config.spec, self._device)
+        waveforms = {item.id: waveform for item, waveform in clips}
+        computed = compute_clips(config.extractor, waveforms, config.spec, self._device)
         extracted.seconds = perf_counter() - started
         times["extract"] += extracted.seconds
-        return extracted.take(items, computed)
+        return extracted.take((item for item, _ in clips), computed)
 
 
 def _item_of(
@@ -294,12 +286,14 @@ def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) 
         yield part
 
 
-def make_waveforms(
-    waveform_maker: WaveformMaker, part: Sequence[Decoded], times: WorkerTimes
-) -> list[NDArray[np.float32] | AudioError]:
-    """A mono waveform at the config's rate for each decoded utterance, of any length, or what was wrong."""
+_Waveform = tuple[Decoded, NDArray[np.float32] | AudioError]
+"""A decoded utterance, and its mono waveform at a config's rate, of any length; or what was wrong."""
+
+
+def make_waveforms(waveform_maker: WaveformMaker, part: Sequence[Decoded], times: WorkerTimes) -> list[_Waveform]:
+    """The waveforms of a part of a batch."""
     started = perf_counter()
-    made: list[NDArray[np.float32] | AudioError] = []
+    made: list[_Waveform] = []
 
     def source_of(decoded: Decoded) -> tuple[int, int | None, float]:
         return id(decoded.audio), decoded.utterance.channel, waveform_maker.speed(decoded.utterance.id)
@@ -311,8 +305,8 @@ def make_waveforms(
             samples, source = copies[0].content()
             clean = to_waveform(samples, source.sample_rate, waveform_maker.audio, channel, speed=speed)
         except AudioError as error:
-            made += [error.with_traceback(None)] * len(copies)  # whose frames hold waveforms
+            made += [(copy, error.with_traceback(None)) for copy in copies]  # whose frames hold waveforms
         else:
-            made += [waveform_maker.with_noise(clean, copy.utterance.id) for copy in copies]
+            made += [(copy, waveform_maker.with_noise(clean, copy.utterance.id)) for copy in copies]
     times["resample"] += perf_counter() - started
     return made

@@ -75,22 +75,18 @@ class PendingRows:
     waveform, `[num_samples]`. Not thread-safe: the caller sees to it that one thread at a time calls `finish`."""
 
     def __init__(
-        self,
-        extractor: RowExtractor[Params],
-        part: Extracted,
-        items: Sequence[Item],
-        waveforms: Sequence[NDArray[np.float32]],
+        self, extractor: RowExtractor[Params], part: Extracted, clips: Sequence[tuple[Item, NDArray[np.float32]]]
     ) -> None:
         self.extractor = extractor
-        self.items = items
+        self.items = [item for item, _ in clips]
         self.spec = part.spec
         self._part = part
         self._rows: list[Row] = []
         self._results: list[list[ClipFeatures | AudioError | None]] = []
         """What the rows of each clip gave, or why it cannot be cut into rows."""
-        for clip, waveform in enumerate(waveforms):
+        for clip, (item, waveform) in enumerate(clips):
             try:
-                with errors_of(extractor, [items[clip].id]):
+                with errors_of(extractor, [item.id]):
                     rows = list(self._cut(clip, waveform))
             except AudioError as error:
                 self._results.append([error])

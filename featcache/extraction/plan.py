@@ -25,7 +25,7 @@ from featcache.extraction.audio_files import (
     with_changed_files,
 )
 from featcache.extraction.from_version import SourceVersion, find_source
-from featcache.extraction.options import Options, Partition
+from featcache.extraction.options import Options
 from featcache.extraction.padded_rows import choose_batching
 from featcache.extraction.tasks import want
 from featcache.extraction.version_plan import (
@@ -61,8 +61,8 @@ class ExtractionPlan:
     """The ids that the run is restricted to; None for no restriction."""
     source: SourceVersion | None
     """The version whose features are used instead of audio; None for audio."""
-    versions: Sequence[VersionPlan]
-    notes: Sequence[str]
+    versions: Sequence[VersionPlan] = ()
+    notes: Sequence[str] = ()
     """Lines that a user should read before the run begins."""
 
     def again(self) -> ExtractionPlan:
@@ -126,15 +126,10 @@ def plan_extraction(
         if not open_store(cache / built.folder_name).exists(MARK):
             _ = built.extractor  # what does not suit it is refused before any audio file is looked at
     source = None if options.source is None else find_source(built_configs, as_location("source", options.source))
-    all_copies = dict.fromkeys(built.config.copies for built in built_configs)
-    rows = {copies: _rows_of_run(manifest, copies, source, options.own_partition) for copies in all_copies}
-    label = "" if options.workers else device.label  # they look for probes of their devices themselves
-    versions = [
-        _Planner(built, cache / built.folder_name, rows[built.config.copies], options, only).plan(label)
-        for built in built_configs
-    ]
-    notes = _notes(versions, manifest, cache, source, only)
-    return ExtractionPlan(manifest, cache, options, only, source, versions, notes)
+    plan = ExtractionPlan(manifest, cache, options, only, source)
+    rows = {copies: _rows_of_run(plan, copies) for copies in {built.config.copies: None for built in built_configs}}
+    plan = replace(plan, versions=[_plan_version(plan, built, rows[built.config.copies]) for built in built_configs])
+    return replace(plan, notes=_notes(plan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,14 +147,13 @@ class _Rows:
     """The number of the first row in the whole."""
 
 
-def _rows_of_run(
-    manifest: Manifest, copies: Copies, source: SourceVersion | None, partition: Partition | None
-) -> _Rows:
+def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
     """The manifest with its copies, or a partition of it, and how long each row lasts: by the manifest or the source,
     else by files' headers.
 
     A partition depends on the manifest, and on nothing else that may differ between the jobs of an array: it is a slice
     of the utterances, cut by their durations if all have one, else by their number."""
+    manifest, partition = plan.manifest, plan.options.own_partition
     rows = expand(manifest, copies)
     keys = RowKeys.of(rows)
     hashes = keys.id_hashes, keys.hashes
@@ -170,115 +164,110 @@ def _rows_of_run(
         keys = RowKeys.of(rows)
     speed = np.tile(copies.speeds, end - first)
     known = rows.duration / speed  # a faster copy is shorter
-    if source is not None:
-        known = source.seconds(rows, known)
+    if plan.source is not None:
+        known = plan.source.seconds(rows, known)
     return _Rows(rows, row_seconds(rows, known, speed), keys, hashes, first * len(copies))
 
 
-@dataclass(frozen=True)
-class _Planner:
-    """Plans what a run is to do for one version."""
-
-    built: BuiltConfig
-    path: Location
-    rows: _Rows
-    options: Options
-    only: Strings | None
-
-    def plan(self, device_label: str) -> VersionPlan:
-        """Open the version, compare it with the rows that it should hold, and choose how to put rows together."""
-        rows, options = self.rows, self.options
-        index, failures, suspects = index_of([]), dict[str, Failure](), Suspects()
-        before, probes = list[Wanted](), list[dict[str, Any]]()
-        info, batching = None, None
-        if is_there := open_store(self.path).exists(MARK):
-            version = Version.open(self.path)
-            index = open_index(version, keep=False)
-            failures = standing_failures(version, index)
-            suspects = find_suspects(version, failures)
-            status = self._compare(version, index, failures)
-            before, probes = [*read_all_wanted(version)], read_probes(version)
-            info = version.info if version.info.fingerprint == self.built.fingerprint else None
-        else:
-            status = join(rows.keys, index, {})
-        source = rows.manifest.source
-        if os.path.exists(source):
-            source = os.path.realpath(source)  # however it was typed
-        again = rows.first + np.flatnonzero(status.again)
-        wanted = want(source, rows.hashes, index, before, again)
-        # An older item, which counts again since the shard of the newer one is gone, does not stand for that.
-        own = slice(rows.first, rows.first + len(rows.manifest))
-        status = replace(status, present=status.present & ~wanted.lacks(index)[own])
-        reasons = Counter(failures[rows.manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist())
-        if info is None or status.missing.any() or options.batching is not None:
-            info, extractor = self.built.info, self.built.extractor
-            batching = choose_batching(extractor, probes, device_label, options.batching, options.allow_mismatch)
-        return VersionPlan(
-            built=self.built,
-            manifest=rows.manifest,
-            seconds=rows.seconds,
-            first_row=rows.first,
-            wanted=wanted,
-            info=info,
-            path=self.path,
-            is_new=not is_there,
-            index=index,
-            rows=status,
-            batching=batching,
-            failed_before=dict(sorted(reasons.items())),
-            suspects=suspects,
-        )
-
-    def _compare(self, version: Version, index: Index, failures: Mapping[str, Failure]) -> RowStatus:
-        """Compare the rows with what the version holds, and refuse the manifest of another corpus."""
-        options, keys, manifest = self.options, self.rows.keys, self.rows.manifest
-        status = join(keys, index, failures)
-        rows = np.flatnonzero(status.failed)
-        failed = [failures[manifest.ids[row]] for row in rows.tolist()]
-        files = [manifest.resolve(path) for path in manifest.paths.take(rows)]
-        stands = status.failed.copy()
-        stands[rows] = not options.retry_failed and self.built.would_fail_again(failed, files)
-        status = replace(status, failed=stands)
-        if options.check_sources:
-            status = with_changed_files(manifest, status, index, version)
-        elif self.only is None:
-            refuse_another_corpus(manifest, status, index, version)
-        if self.only is None:
-            if not options.replace:
-                refuse_paths(manifest, status, version, index)
-            return status
-        wanted = np.isin(keys.id_hashes, self.only.hashes())
-        # Items that the version still holds of these ids are those that the lost items had replaced.
-        return replace(status, wanted=wanted, present=status.present & ~wanted)
+def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> VersionPlan:
+    """Open the version, compare it with the rows that it should hold, and choose how to put rows together."""
+    path, options = plan.cache / built.folder_name, plan.options
+    index, failures, suspects = index_of([]), dict[str, Failure](), Suspects()
+    before, probes = list[Wanted](), list[dict[str, Any]]()
+    info, batching = None, None
+    if is_there := open_store(path).exists(MARK):
+        version = Version.open(path)
+        index = open_index(version, keep=False)
+        failures = standing_failures(version, index)
+        suspects = find_suspects(version, failures)
+        status = _compare(plan, built, rows, version, index, failures)
+        before, probes = [*read_all_wanted(version)], read_probes(version)
+        info = version.info if version.info.fingerprint == built.fingerprint else None
+    else:
+        status = join(rows.keys, index, {})
+    source = rows.manifest.source
+    if os.path.exists(source):
+        source = os.path.realpath(source)  # however it was typed
+    again = rows.first + np.flatnonzero(status.again)
+    wanted = want(source, rows.hashes, index, before, again)
+    # An older item, which counts again since the shard of the newer one is gone, does not stand for that.
+    own = slice(rows.first, rows.first + len(rows.manifest))
+    status = replace(status, present=status.present & ~wanted.lacks(index)[own])
+    reasons = Counter(failures[rows.manifest.ids[row]].reason for row in np.flatnonzero(status.failed).tolist())
+    if info is None or status.missing.any() or options.batching is not None:
+        info, extractor = built.info, built.extractor
+        # Workers look for probes of their devices themselves.
+        label = "" if options.workers else built.device.label
+        batching = choose_batching(extractor, probes, label, options.batching, options.allow_mismatch)
+    return VersionPlan(
+        built=built,
+        manifest=rows.manifest,
+        seconds=rows.seconds,
+        first_row=rows.first,
+        wanted=wanted,
+        info=info,
+        path=path,
+        is_new=not is_there,
+        index=index,
+        rows=status,
+        batching=batching,
+        failed_before=dict(sorted(reasons.items())),
+        suspects=suspects,
+    )
 
 
-def _notes(
-    versions: Sequence[VersionPlan],
-    manifest: Manifest,
-    cache: Location,
-    source: SourceVersion | None,
-    only: Strings | None,
-) -> list[str]:
+def _compare(
+    plan: ExtractionPlan,
+    built: BuiltConfig,
+    rows: _Rows,
+    version: Version,
+    index: Index,
+    failures: Mapping[str, Failure],
+) -> RowStatus:
+    """Compare the rows with what the version holds, and refuse the manifest of another corpus."""
+    options, keys, manifest = plan.options, rows.keys, rows.manifest
+    status = join(keys, index, failures)
+    tried = np.flatnonzero(status.failed)
+    failed = [failures[manifest.ids[row]] for row in tried.tolist()]
+    files = [manifest.resolve(path) for path in manifest.paths.take(tried)]
+    stands = status.failed.copy()
+    stands[tried] = not options.retry_failed and built.would_fail_again(failed, files)
+    status = replace(status, failed=stands)
+    if options.check_sources:
+        status = with_changed_files(manifest, status, index, version)
+    elif plan.only is None:
+        refuse_another_corpus(manifest, status, index, version)
+    if plan.only is None:
+        if not options.replace:
+            refuse_paths(manifest, status, version, index)
+        return status
+    wanted = np.isin(keys.id_hashes, plan.only.hashes())
+    # Items that the version still holds of these ids are those that the lost items had replaced.
+    return replace(status, wanted=wanted, present=status.present & ~wanted)
+
+
+def _notes(plan: ExtractionPlan) -> list[str]:
     """What a user should read before the run."""
     notes = []
-    for plan in versions:
-        if plan.num_missing and (warning := plan.built.extractor.chunk_warning(plan.config.extractor)) is not None:
-            notes.append(f"{plan.config.name}: {warning}")
-        if plan.is_new:
-            notes += new_version_notes(cache, plan.info)
-        if plan.batching is not None and plan.batching.note is not None:
-            notes.append(f"{plan.config.name}: {plan.batching.note}")
-        notes += suspect_notes(plan)
-        if only is None:
-            notes += replacement_notes(plan)
-    if only is not None:
+    for version in plan.versions:
+        name, extractor = version.config.name, version.config.extractor
+        if version.num_missing and (warning := version.built.extractor.chunk_warning(extractor)) is not None:
+            notes.append(f"{name}: {warning}")
+        if version.is_new:
+            notes += new_version_notes(plan.cache, version.info)
+        if version.batching is not None and version.batching.note is not None:
+            notes.append(f"{name}: {version.batching.note}")
+        notes += suspect_notes(version)
+        if plan.only is None:
+            notes += replacement_notes(version)
+    if plan.only is not None:
         return notes
-    lacking = [plan for plan in versions if plan.num_missing]
-    if source is None and lacking:  # the other versions need the same files
-        whole = None if len(lacking[0].wanted) == len(lacking[0].manifest) else manifest
+    lacking = [version for version in plan.versions if version.num_missing]
+    if plan.source is None and lacking:  # the other versions need the same files
+        whole = None if len(lacking[0].wanted) == len(lacking[0].manifest) else plan.manifest
         notes += missing_file_notes(lacking[0].manifest, lacking[0].rows.missing, whole)
         notes += copying_notes(lacking[0].manifest)
-    return notes + disk_space_notes(cache, sum(plan.expected_bytes for plan in versions))
+    return notes + disk_space_notes(plan.cache, sum(version.expected_bytes for version in plan.versions))
 
 
 def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:

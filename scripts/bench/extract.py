@@ -66,7 +66,9 @@ def stages(manifest: Manifest, config: Config, folder: Path) -> dict[str, Timed]
 
     def compute() -> None:
         for part, clips in zip(parts, waveforms, strict=True):
-            computed.append(compute_clips(extractor, [row.id for row in part], clips, spec, device))
+            computed.append(
+                compute_clips(extractor, dict(zip((row.id for row in part), clips, strict=True)), spec, device)
+            )
 
     def write() -> None:
         builder = ShardBuilder(spec)
