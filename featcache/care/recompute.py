@@ -23,7 +23,7 @@ from featcache.device import Device
 from featcache.errors import AudioError, Reason
 from featcache.extraction.features import ClipFeatures, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor
-from featcache.extraction.padded_rows import BATCHINGS, PendingRows
+from featcache.extraction.padded_rows import BATCHINGS, compute_now
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors.codec import CodecExtractor
 from featcache.format.shard import Item, dequantize_array
@@ -96,13 +96,12 @@ def recompute(
 
 def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:
     """Extract an item alone, as a run does. Raises AudioError if it fails."""
-    for (result,) in AudioExtractor(root, [built], built.device)([item], WorkerTimes(float)):
-        if isinstance(result, PendingRows):
-            result.compute(built.device)
-            result = result.extracted()
-        for failure in result.failures:
+    times = WorkerTimes(float)
+    for (result,) in AudioExtractor(root, [built])([item], times):
+        extracted = compute_now(result, built.device, times)
+        for failure in extracted.failures:
             raise AudioError(Reason(failure.reason), failure.message)
-        (again,) = result.features
+        (again,) = extracted.features
     return again
 
 
