@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from functools import partial
-from itertools import count, groupby, islice
+from itertools import count
 from time import perf_counter
 
 from featcache.audio.remote import StoppedError
@@ -249,14 +249,10 @@ class _Workers:
         suspects, numbers = self._group.suspects.ids, count()
         for task in tasks:
             shard = OpenShard(task, self._group.jobs, self._control.leaves_unread)
-            lengths, left = iter(task.seconds), len(task.utterances)
-            for cut in batches(task.utterances, task.seconds, self._device.batch_seconds):
-                # The key of a suspect is its own, and all others have the same.
-                for suspect, group in groupby(cut, key=lambda utterance: suspects & {utterance.id}):
-                    utterances = list(group)
-                    left -= len(utterances)
-                    seconds = sum(islice(lengths, len(utterances)))
-                    yield Batch(next(numbers), shard, utterances, seconds, not left, bool(suspect))
+            for cut in batches(task.utterances, task.seconds, self._device.batch_seconds, suspects):
+                utterances, seconds = task.utterances[cut], sum(task.seconds[cut])
+                is_last, is_suspect = cut.stop == len(task.utterances), utterances[0].id in suspects
+                yield Batch(next(numbers), shard, utterances, seconds, is_last, is_suspect)
 
 
 def _read_ahead(batches: Iterator[Batch], downloads: Downloads) -> Iterator[Batch]:

@@ -7,11 +7,11 @@ computed together with rows of other batches."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from time import perf_counter
 
@@ -220,21 +220,22 @@ class Decoded:
 
 
 def batches(
-    utterances: Sequence[Utterance], seconds: Sequence[float], batch_seconds: float
-) -> Iterator[Sequence[Utterance]]:
+    utterances: Sequence[Utterance], seconds: Sequence[float], batch_seconds: float, apart: Set[str] = frozenset()
+) -> Iterator[slice]:
     """Cut a task into batches of about `batch_seconds`, in order; they become smaller towards its end.
 
     Copies of an utterance stay together, and so do rows that cut the same file if it can only be decoded from its
-    start."""
+    start. Each of those whose ids are in `apart` is a batch of its own."""
     first, filled, left = 0, 0.0, sum(seconds)
-    for i, utterance in enumerate(utterances):
+    for i, (previous, utterance) in enumerate(pairwise(utterances), 1):
+        filled += seconds[i - 1]
         is_full = filled >= min(batch_seconds, max(left, batch_seconds) / _SMALLEST)
-        if is_full and not _share_decoding(utterances[i - 1], utterance):
-            yield utterances[first:i]
+        is_apart = previous.id in apart or utterance.id in apart
+        if is_apart or (is_full and not _share_decoding(previous, utterance)):
+            yield slice(first, i)
             left -= filled
             first, filled = i, 0.0
-        filled += seconds[i]
-    yield utterances[first:]
+    yield slice(first, len(utterances))
 
 
 def _share_decoding(previous: Utterance, utterance: Utterance) -> bool:

@@ -56,7 +56,7 @@ def stages(manifest: Manifest, config: Config, folder: Path) -> dict[str, Timed]
     extractor = config.build(device.torch_device)
     spec = stored_spec(extractor.spec, config.dtype)
     utterances = [manifest[row] for row in range(len(manifest))]
-    parts = list(batches(utterances, manifest.duration.tolist(), device.batch_seconds))
+    parts = [utterances[cut] for cut in batches(utterances, manifest.duration.tolist(), device.batch_seconds)]
     waveforms: list[list[np.ndarray]] = []
     computed = []
 
