@@ -22,7 +22,7 @@ from featcache.version.records import read_probes
 pytestmark = pytest.mark.usefixtures("trusted")
 
 
-def probed(config: Path, corpus: Corpus, utterances: int = 8):
+def probed(config: Path | str, corpus: Corpus, utterances: int = 8):
     """A probe, and its measurements by precision and policy."""
     found = probe(load_config(config), read_manifest(corpus.manifest()), Device("cpu", 2), utterances)
     return found, {(one.precision, one.policy): one for one in found.measured}
@@ -71,9 +71,9 @@ def test_it_says_where_mismatches_are(tmp_path, quarters):
     assert found.fastest.policy != "padded"
 
 
-@pytest.mark.parametrize(("extractor", "is_clean"), [("OrderUnseen", True), ("OrderSeen", False)])
-def test_extractors_without_rows_are_held_to_the_last_bit(tmp_path, speech, extractor, is_clean):
-    found, measured = probed(write_config(tmp_path, extractor), speech)
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_extractors_without_rows_are_held_to_the_last_bit(tmp_path, speech, is_clean):
+    found, measured = probed("fbank80" if is_clean else write_config(tmp_path, "OrderSeen"), speech)
     assert measured["fp32", "single"].mismatch == 0
     assert (measured["fp32", "frames"].mismatch == 0) == measured["fp32", "frames"].repeatable == is_clean
     assert found.rounding == {}

@@ -161,13 +161,9 @@ def any_store():
 def upload(folder, url):
     """Put all files of a folder into an object store, as they are."""
     store = open_store(parse_location("url", url))
-    paths = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
-
-    def put(path):
-        store.put(str(path.relative_to(folder)), path.read_bytes())
-
+    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(put, paths))
+        list(pool.map(lambda path: store.put(str(path.relative_to(folder)), path.read_bytes()), paths))
 
 
 def upload_for_module(s3, folder, url):

@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 
 import numpy as np
 import torch
@@ -60,10 +59,7 @@ class Picky(Slow):
 class Threads(Slow):
     """Every value is the number of threads that torch uses in this thread."""
 
-    seen: set[str] = set()  # noqa: RUF012
-
     def extract_clip(self, clip):
-        self.seen.add(threading.current_thread().name)
         return torch.full((self.num_frames(len(clip.waveform)), 2), float(torch.get_num_threads()))
 
 
@@ -169,12 +165,6 @@ class OrderSeen(Slow):
 
     def extract(self, clips):
         return [self.extract_clip(clip) + number for number, clip in enumerate(clips)]
-
-
-class OrderUnseen(Slow):
-    """Frame by frame."""
-
-    batching = "frames"
 
 
 class Crashing(Slow):

@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from processes import Cli, Finished, Running
 
@@ -48,10 +48,12 @@ class SlowParams(Params):
         time.sleep(self.seconds)
 
 
-def stand_at(gate: Path, count: int, cli: Cli, *job: object) -> Running:
-    """Start a run, and wait until it stands still at a gate: it has let in so many, and one more is before it."""
+def stand_at(gate: Path, count: int, cli: Cli, *job: object, **options: Any) -> Running:
+    """Start a run, and wait until it stands still at a gate: it has let in so many, and one more is before it.
+
+    The options are those of `Cli.start`."""
     gate.write_text(str(count))
-    running = cli.start(*job)
+    running = cli.start(*job, **options)
     entered = gate.with_name(f"{gate.name}.{running.pid}")
     running.wait_until(lambda: entered.stat().st_size > count)
     return running

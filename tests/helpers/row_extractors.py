@@ -97,11 +97,3 @@ class Crowded(Small):
             return super().encode(waveforms, num_samples)
         finally:
             self.inside.pop()
-
-
-class Liar(Moments):
-    """Returns a frame too few."""
-
-    def encode(self, waveforms, num_samples):
-        rows = super().encode(waveforms, num_samples)
-        return Rows(rows.features[:, : int(num_samples.min()) // HOP - 1], rows.side)
