@@ -1,6 +1,5 @@
 """What is given on the command line, and cannot be: one line that names the option, exit code 2, nothing written."""
 
-import shutil
 from pathlib import Path
 
 import click
@@ -144,7 +143,7 @@ def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
 
 def test_the_home_folder_is_what_a_tilde_says_where_the_shell_leaves_it(cli, plain, scratch):
     """As in `--root=~/audio`, which bash passes on as it is."""
-    shutil.copytree(plain.folder, scratch / "audio")
+    plain.copy(scratch / "audio").manifest()
     home = {"HOME": str(scratch)}
     cli("extract", plain.manifest(), "--root=~/audio", "--output=~/features", env=home, cwd=scratch).with_code(0)
     assert sorted(path.name for path in scratch.iterdir()) == ["audio", "features"]
