@@ -10,8 +10,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -192,16 +193,13 @@ def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
     return cells if text.isprintable() and "|" not in text and not may_have_secret(text) else None
 
 
-def _plain_seconds(least: float, cells: Sequence[Any]) -> Sequence[Any] | None:
-    """The seconds of cells that are all given, from `least` to `MOST_SECONDS`; None if one needs a look by itself."""
-    if not set(map(type, cells)) <= {float, str}:
-        return None
+def _plain_numbers(of: Any, cells: Sequence[Any]) -> Sequence[Any] | None:
+    """Numbers that are all of a type, in msgspec's terms, or written so; None if one needs a look by itself."""
     try:
-        values = [*map(float, cells)]
-    except ValueError:
+        numbers: list[Any] = msgspec.convert(cells, of, strict=False)
+    except msgspec.ValidationError:
         return None
-    seconds = np.array(values)
-    return values if ((seconds >= least) & (seconds <= MOST_SECONDS)).all() else None
+    return numbers
 
 
 # Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.
@@ -239,13 +237,16 @@ class Column(NamedTuple):
     """Gives the values of some cells at once; None if `parse` has to look at each."""
 
 
-START = Column("start", seconds_of, math.nan, partial(array, "d"), partial(_plain_seconds, 0.0))
+_SECONDS_FROM_0 = list[Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]]
+_SECONDS_ABOVE_0 = list[Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]]
+
+START = Column("start", seconds_of, math.nan, partial(array, "d"), partial(_plain_numbers, _SECONDS_FROM_0))
 
 COLUMNS = (
     Column("id", _id, "", GrowingStrings, _plain_texts),
     Column("path", _path, "", GrowingStrings, _plain_texts),
     START,
-    Column("duration", _duration, math.nan, partial(array, "d"), partial(_plain_seconds, math.ulp(0.0))),
+    Column("duration", _duration, math.nan, partial(array, "d"), partial(_plain_numbers, _SECONDS_ABOVE_0)),
     Column("channel", _channel, -1, partial(array, "i")),
 )
 

@@ -89,8 +89,7 @@ def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
     paths: dict[str, str] = {}
     ids, all_places = GrowingStrings(), array("q")
     for places, cells in recordings:
-        for id_, path in zip(cells["id"], cells["path"], strict=True):
-            paths.setdefault(id_, path)
+        paths.update(zip(cells["id"], cells["path"], strict=True))
         ids.extend(cells["id"])
         all_places.extend(places)
     faults.add_repeated(ids.strings(), all_places)
