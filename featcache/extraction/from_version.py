@@ -80,6 +80,33 @@ class SourceVersion:
         lengths = np.where(positions >= 0, self._index.num_frames[positions] / frame_rate, np.nan)
         return np.where(np.isnan(known), lengths, known)
 
+    def extract(
+        self, root: AudioLocation, configs: Sequence[BuiltConfig], batch: Sequence[Utterance], times: WorkerTimes
+    ) -> Iterator[list[Extracted | PendingRows]]:
+        """Make the features of a batch from those of the version, for every config.
+
+        Yields:
+            For one part of the batch after the other, the results of all configs in their order.
+        """
+        for at in range(0, len(batch), _UTTERANCES):
+            started = perf_counter()
+            utterances = batch[at : at + _UTTERANCES]
+            in_source = self.read(utterances)
+            stored = [one for one in in_source if isinstance(one, StoredUtterance)]
+            times["decode"] += perf_counter() - started
+            results: list[Extracted | PendingRows] = []
+            for config in configs:
+                part = Extracted(config.spec, root)
+                for utterance, error in zip(utterances, in_source, strict=True):
+                    if isinstance(error, AudioError):
+                        part.fail(utterance, error)
+                started = perf_counter()
+                made = in_halves(partial(_from_features, config), stored)
+                part.seconds = perf_counter() - started
+                times["extract"] += part.seconds
+                results.append(part.take([one.item for one in stored], made))
+            yield results
+
     def _stored(self, positions: NDArray[np.int64]) -> dict[int, StoredUtterance]:
         """What is stored of the items at some positions of the index, by position; shard by shard."""
         index, stored = self._index, dict[int, StoredUtterance]()
@@ -114,38 +141,6 @@ class SourceVersion:
         """A shard, its features, and of quantised ones their scales and offsets: what is read for every utterance."""
         shard = self.version.shard(self._index.shards[number])
         return shard, shard.open_features(), shard.quantization if shard.spec.is_quantized else None
-
-
-def extract_from_version(
-    root: AudioLocation,
-    configs: Sequence[BuiltConfig],
-    source: SourceVersion,
-    batch: Sequence[Utterance],
-    times: WorkerTimes,
-) -> Iterator[list[Extracted | PendingRows]]:
-    """Make the features of a batch from those of the source, for every config.
-
-    Yields:
-        For one part of the batch after the other, the results of all configs in their order.
-    """
-    for at in range(0, len(batch), _UTTERANCES):
-        started = perf_counter()
-        utterances = batch[at : at + _UTTERANCES]
-        in_source = source.read(utterances)
-        stored = [one for one in in_source if isinstance(one, StoredUtterance)]
-        times["decode"] += perf_counter() - started
-        results: list[Extracted | PendingRows] = []
-        for config in configs:
-            part = Extracted(config.spec, root)
-            for utterance, error in zip(utterances, in_source, strict=True):
-                if isinstance(error, AudioError):
-                    part.fail(utterance, error)
-            started = perf_counter()
-            made = in_halves(partial(_from_features, config), stored)
-            part.seconds = perf_counter() - started
-            times["extract"] += part.seconds
-            results.append(part.take([one.item for one in stored], made))
-        yield results
 
 
 def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> list[ClipFeatures]:

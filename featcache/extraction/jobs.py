@@ -17,7 +17,7 @@ from featcache.device import Device
 from featcache.errors import Reason
 from featcache.extraction.features import Extracted, WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor
-from featcache.extraction.from_version import SourceVersion, extract_from_version
+from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.options import FailureLimit
 from featcache.extraction.padded_rows import BatchingChoice, PendingRows
 from featcache.extraction.tasks import ShardTask
@@ -292,5 +292,5 @@ def batch_extractor(
 
     `fetched` gives a copy of what is not a file of this machine."""
     if source is not None:
-        return partial(extract_from_version, root, configs, source)
+        return partial(source.extract, root, configs)
     return AudioExtractor(root, configs, fetched)
