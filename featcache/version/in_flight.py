@@ -142,9 +142,11 @@ def find_suspects(
 def forget_suspects(version: Version, index: Index) -> None:
     """Remove the marks of dead runs of which nothing is missing any more: by the version's index, each utterance has
     been extracted since, or has failed."""
-    missing = find_missing([*read_all_wanted(version)], index, read_failures(version))
+    dead = _dead_runs(version)
+    # Where there are no marks, 10^7 rows would be read and looked up for nothing.
+    missing = find_missing([*read_all_wanted(version)], index, read_failures(version)) if dead else []
     lacking = [wanted.rows[0, numbers] for wanted, numbers, _ in missing]
-    for run in _dead_runs(version):
+    for run in dead:
         own = Strings.of({id_ for mark in _marks(run) for id_ in mark.ids}).hashes()
         if not any(np.isin(own, hashes).any() for hashes in lacking):
             remove_marks(run)
