@@ -9,7 +9,6 @@ from cache_contents import items
 import featcache
 from featcache.care.copying import copy_version
 from featcache.errors import ArgumentError, ManifestError
-from featcache.extraction.corpus import plan_corpus
 from featcache.extraction.options import Options
 from featcache.storage.location import parse_location
 from featcache.version.corpus import read_parts
@@ -66,13 +65,19 @@ def test_manifests_of_one_name_in_two_folders_are_not_one_part(manifests, tmp_pa
     assert featcache.extract([second], **options).parts["p"].versions[0].extracted == 4
 
 
-def test_all_manifests_of_a_corpus_are_read_as_it_is_said(plain, manifests, tmp_path):
+def test_manifests_of_a_corpus_are_read_as_it_is_said_and_anew_if_it_is_said_otherwise(plain, manifests, tmp_path):
     table = tmp_path / "sb.csv"
     table.write_text("ID,duration,wav\n" + "".join(f"{row['id']},1,$top/{row['path']}\n" for row in plain.rows[:3]))
     options = {"cache": tmp_path / "corpus", "options": ONE}
     reading = {"values": {"top": str(plain.folder)}, "format": "speechbrain"}
     assert featcache.extract([table], reading=reading, **options).parts["sb"].versions[0].extracted == 3
-    assert list(featcache.extract([table], reading=reading, **options).unchanged) == ["sb"]
+    same = {**reading, "root": "/anywhere", "allow_commands": False}
+    assert list(featcache.extract([table], reading=same, **options).unchanged) == ["sb"]
+    values = {**reading["values"], "of": "nothing"}
+    for changed in ({"format": None}, {"values": values}, {"allow_commands": True}, {}):
+        other = {"reading": {**reading, **changed}, **options}
+        assert featcache.extract([table], **other).parts["sb"].versions[0].extracted == 0
+        assert list(featcache.extract([table], **other).unchanged) == ["sb"]
     with pytest.raises(ArgumentError, match="reading: there is no formt: give root, format, values, allow_commands"):
         featcache.extract([table], reading={"formt": "kaldi"}, **options)
 
@@ -111,15 +116,3 @@ def test_a_table_in_memory_is_a_manifest(plain, tmp_path):
     assert [*featcache.open(tmp_path / "features").ids] == [row["id"] for row in plain.rows[:4]]
     with pytest.raises(ManifestError, match="no path column"):
         featcache.extract([{"id": "a"}], cache=tmp_path / "features")
-
-
-def test_what_decides_how_a_manifest_is_read_is_part_of_what_is_known_of_a_part(manifests, tmp_path):
-    def known(**reading):
-        plan = plan_corpus(tmp_path / "corpus", [manifests[0]], Options(dry_run=True), reading, is_list=True)
-        return plan.reading
-
-    default = {"format": None, "values": {}, "allow_commands": False, "root": "/anywhere"}
-    assert known() == known(**default) == ""
-    values = [{"values": {"data_root": folder}} for folder in ("/a", "/b")]
-    asked = [{"format": "kaldi"}, *values, {"allow_commands": True}]
-    assert len({known(**{**default, **one}) for one in asked}) == len(asked)

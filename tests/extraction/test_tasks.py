@@ -1,7 +1,6 @@
 """The plan: what a version lacks of a manifest, cut into shard tasks. Pure, so it is tested with made-up tables."""
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,28 +130,3 @@ def test_a_tasks_name_says_what_is_in_it_and_tasks_travel(durations, random):
     random.shuffle(order)
     for task in plan(table([durations[i] for i in order], ids=[f"id-{i}" for i in order])):
         assert planned.get(task.name, task).utterances == task.utterances
-
-
-@pytest.mark.parametrize("column", ["paths", "start", "duration", "channel"])
-def test_a_row_that_changed_is_missing_and_replaces_what_was_there(column):
-    before, after = table([1.0] * 4, starts=[0.5] * 4), table([1.0] * 4, starts=[0.5] * 4)
-    if column == "paths":
-        after = replace(after, paths=Strings.of(["id-0.wav", "id-1.wav", "other.wav", "id-3.wav"]))
-    else:
-        getattr(after, column)[2] += 1
-    index = holding(before, range(4))
-    status = join(RowKeys.of(after), index, {})
-    assert status.missing.tolist() == [False, False, True, False]
-    assert (status.again.tolist(), status.positions[2]) == ([False, False, True, False], 2)
-    (task,) = plan(after, index)
-    assert (task.utterances, task.generations) == ((after[2],), (2,))
-
-
-def test_a_failure_of_another_row_is_none_of_this_one():
-    manifest = table([1.0, 1.0, 1.0])
-    failures = {id_: failure(manifest, row) for row, id_ in enumerate(manifest.ids)}
-    changed = table([1.0, 2.0, 1.0])
-    index = holding(manifest, [])
-    status = join(RowKeys.of(changed), index, failures)
-    assert status.failed.tolist() == [True, False, True]
-    assert join(RowKeys.of(changed), index, {}).failed.tolist() == [False, False, False]

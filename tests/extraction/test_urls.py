@@ -133,17 +133,6 @@ def test_a_stopped_run_does_not_wait_for_tries(corpus, server, scratch, monkeypa
     assert featcache.extract(corpus.manifest(), **given).interrupted
 
 
-def test_a_network_that_goes_away_ends_the_run(cli, corpus, server, scratch, monkeypatch):
-    monkeypatch.setattr("featcache.extraction.downloads._MOST_IN_A_ROW", 3)
-    server.always = dict.fromkeys(sorted(server.files)[4:], 503)
-    summary = extract_fbank(corpus.manifest(), scratch / "c", server.address)
-    assert "3 audio files in a row could not be fetched, the last one http" in summary.too_many_failures
-    assert set(reasons_of(cli, scratch / "c").values()) <= {"file_unreadable"}
-    server.always = {}
-    assert not extract_fbank(corpus.manifest(), scratch / "c", server.address).failed
-    assert len(items(scratch / "c")) == len(corpus.rows)
-
-
 def test_none_of_the_files_is_there(corpus, server, scratch):
     manifest = corpus.manifest()
     with pytest.raises(ManifestError, match=r"none of \d+ audio files checked exists, for example plain/00.wav: http:"):

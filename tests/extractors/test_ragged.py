@@ -4,7 +4,6 @@ import weakref
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -12,7 +11,6 @@ from transformers import EncodecConfig
 from transformers.models.encodec.modeling_encodec import EncodecConv1d
 
 from featcache.extractors import ragged
-from featcache.extractors.ragged import Convolution
 
 GARBAGE = [0.0, 1e4, -3.0, float("inf"), float("nan")]
 
@@ -115,26 +113,3 @@ def test_lstm(lengths, num_layers, bidirectional, bias, seed):
     outputs = [lstm(samples.permute(2, 0, 1))[0].permute(1, 2, 0) for samples in alone]
     expected = [y + torch.cat([samples] * (1 + bidirectional), 1) for samples, y in zip(alone, outputs, strict=True)]
     assert_rows(ragged.RaggedLSTM(lstm), x, ends, expected, 1e4)
-
-
-def test_an_activation_is_applied_before_the_padding():
-    conv = nn.Conv1d(2, 3, 5).requires_grad_(False)
-    x, ends, _ = batch([9, 4, 1], 2, seed=0)
-
-    def elu(source, target):
-        target.copy_(F.elu(source))
-
-    fused, _ = Convolution(conv, False, "reflect", activation=elu)(x, ends)
-    separate, _ = Convolution(conv, False, "reflect")(F.elu(x), ends)
-    assert torch.equal(fused, separate)
-
-
-def test_what_is_behind_the_ends_can_be_zeroed():
-    x, ends, _ = batch([9, 4, 1, 8], 2, seed=0)
-    behind = torch.arange(9) >= ends[:, None, None]
-    some, every = x.clone(), x.clone()
-    ragged.zero_after_(some, ends, 3)
-    ragged.mask_(every, ends)
-    near = behind & (torch.arange(9) < ends[:, None, None] + 3)
-    assert torch.equal(some, x.masked_fill(near, 0))
-    assert torch.equal(every, x.masked_fill(behind, 0))

@@ -243,13 +243,6 @@ def test_one_layer_several_and_their_sum(name, folder):
     assert np.array_equal(extract(no_layers, waveforms)[0], extract(output, waveforms)[0])
 
 
-def test_the_output_is_behind_the_final_layer_norm(folder):
-    """The last layer is taken before that norm, as in transformers, except Whisper's."""
-    for name, same in (("hubert", True), ("hubert-large", False), ("w2v-bert", True), ("whisper", True)):
-        output, last = (extract(build(folder(name), layer=layer), [noise(9001)])[0] for layer in (None, 3))
-        assert np.array_equal(output, last) == same
-
-
 @pytest.mark.parametrize("name", ["hubert", "wavlm-large", "w2v-bert", "whisper"])
 def test_layers_above_the_highest_are_not_there(name, folder):
     assert len(build(folder(name), layers=[1, 0])._encoder.layers) == 1
