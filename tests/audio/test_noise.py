@@ -79,8 +79,7 @@ def test_the_seed_and_the_id_decide_which_noise_and_where(noises, id_, seed, num
 def test_what_is_silent_stays_what_it_is(noises, tmp_path):
     silence = np.zeros(8000, np.float32)
     assert noise_of(noises).add_to(silence, "a", 5.0).tobytes() == silence.tobytes()
-    soundfile.write(tmp_path / "silence.wav", silence, RATE)
-    (tmp_path / "noises.csv").write_text("id,path\nsilence,silence.wav\n")
+    write_noises(tmp_path, [silence])
     clip = speech(0.5, RATE)[:, 0].astype(np.float32)
     assert noise_of(tmp_path).add_to(clip, "a", 5.0).tobytes() == clip.tobytes()
 
@@ -211,8 +210,7 @@ def test_every_format_gives_the_bits_that_each_cut_alone_gives(kind, tmp_path, m
 def test_what_lies_outside_of_the_damage_is_used_and_the_rest_is_refused_by_name(tmp_path):
     samples = tone(1.0)
     samples[9000] = np.nan
-    soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
-    (tmp_path / "noises.csv").write_text("id,path\na,a.wav\n")
+    write_noises(tmp_path, [samples], "FLOAT")
     noise = noise_of(tmp_path)
     good = bad = 0
     for number in range(200):
@@ -220,7 +218,7 @@ def test_what_lies_outside_of_the_damage_is_used_and_the_rest_is_refused_by_name
             assert np.isfinite(noise.cut(4000, f"utt-{number}")).all()
             good += 1
         except ConfigError as error:
-            assert f"{tmp_path / 'a.wav'}: holds NaN" in str(error)  # noqa: PT017 - some are to pass
+            assert f"{tmp_path / '0.wav'}: holds NaN" in str(error)  # noqa: PT017 - some are to pass
             bad += 1
     assert good > bad > 0
 

@@ -73,8 +73,8 @@ def test_manifests_of_a_corpus_are_read_as_it_is_said_and_anew_if_it_is_said_oth
     assert featcache.extract([table], reading=reading, **options).parts["sb"].versions[0].extracted == 3
     same = {**reading, "root": "/anywhere", "allow_commands": False}
     assert list(featcache.extract([table], reading=same, **options).unchanged) == ["sb"]
-    values = {**reading["values"], "of": "nothing"}
-    for changed in ({"format": None}, {"values": values}, {"allow_commands": True}, {}):
+    values = [{"values": {**reading["values"], "of": what}} for what in ("nothing", "something")]
+    for changed in ({"format": None}, *values, {"allow_commands": True}, {}):
         other = {"reading": {**reading, **changed}, **options}
         assert featcache.extract([table], **other).parts["sb"].versions[0].extracted == 0
         assert list(featcache.extract([table], **other).unchanged) == ["sb"]
