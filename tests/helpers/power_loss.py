@@ -42,12 +42,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of names: from a place, from none, or to none."""
+    """A change of names: from a place, which is a folder and a path, from none, or to none."""
 
     time: int
     node: Node
-    source: tuple[Node, str] | None
-    target: tuple[Node, str] | None
+    source: tuple[Node, Path] | None
+    target: tuple[Node, Path] | None
 
     def lasts(self, moment: int) -> bool:
         """Whether its folder was flushed between it and that moment."""
@@ -98,21 +98,13 @@ class Disk:
         elif call.kind in ("write", "truncate", "allocate") or call.length:  # an `open` that empties the file
             self._nodes[call.inode].writes.append((time, call))
 
-    def _place(self, parent: int, path: str) -> tuple[Node, str]:
-        return self._nodes.get(parent, self.root), os.path.basename(path)
+    def _place(self, parent: int, path: str) -> tuple[Node, Path]:
+        return self._nodes.get(parent, self.root), Path(path)
 
     def lasting(self, moment: int, parent: str) -> set[str]:
         """The names that were renamed into folders called `parent` and must be there after a power cut then."""
-        folders = {id(node) for node, name in self._folders() if name == parent}
-        return {
-            change.target[1]
-            for change in self.changes
-            if change.source and change.target and id(change.target[0]) in folders and change.lasts(moment)
-        }
-
-    def _folders(self) -> list[tuple[Node, str]]:
-        made = [(change.node, change.target[1]) for change in self.changes if change.target]
-        return made + _walk(self.root)
+        renamed = [change for change in self.changes if change.source and change.target and change.lasts(moment)]
+        return {path.name for _, path in (change.target for change in renamed) if path.parent.name == parent}
 
     def cut(self, moment: int, chance: random.Random, policy: str, folder: Path) -> None:
         """Write what a power cut just before call number `moment` may leave into a folder, which is made."""
@@ -127,10 +119,10 @@ class Disk:
                 break
             if not (change.lasts(moment) or _stays(change, policy, chance, likely)):
                 continue
-            if change.source and entries(change.source[0]).get(change.source[1]) is change.node:
-                del entries(change.source[0])[change.source[1]]
+            if change.source and entries(change.source[0]).get(change.source[1].name) is change.node:
+                del entries(change.source[0])[change.source[1].name]
             if change.target:
-                entries(change.target[0])[change.target[1]] = change.node
+                entries(change.target[0])[change.target[1].name] = change.node
 
         def write(node: Node, path: Path) -> None:
             if not node.is_folder:
@@ -141,10 +133,6 @@ class Disk:
                 write(child, path / name)
 
         write(self.root, folder)
-
-
-def _walk(node: Node) -> list[tuple[Node, str]]:
-    return [found for name, child in node.entries.items() for found in [(child, name), *_walk(child)]]
 
 
 def _stays(change: Change, policy: str, chance: random.Random, likely: float) -> bool:
