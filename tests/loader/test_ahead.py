@@ -104,10 +104,6 @@ def test_of_several_versions_shards_of_both_are_fetched_ahead(s3, uploaded, orig
     assert_same(*made)
 
 
-def test_without_copies_the_batches_are_the_same(s3, uploaded, expected):
-    assert_same(loader_of(featcache.open(uploaded)), expected)
-
-
 def test_an_iteration_within_another_goes_on(s3, uploaded, original, tmp_path):
     """Validation in the middle of an epoch, whose copies are held meanwhile."""
     cache = featcache.open(uploaded, copy_to=tmp_path, copy_limit=sum(sizes(original)[-4:]))
@@ -208,12 +204,14 @@ def test_a_forked_child_reads_while_its_parent_fetches(s3, uploaded, original, t
     assert sum(len(batch["ids"]) for batch in iteration) > 0
 
 
-def test_without_windows_nothing_is_fetched_ahead(s3, uploaded, tmp_path, monkeypatch):
+def test_without_windows_or_copies_nothing_is_fetched_ahead(s3, uploaded, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(ShardsAhead, "windows", None)
     dataset = featcache.FeatureDataset(featcache.open(uploaded, copy_to=tmp_path))
     assert len(list(featcache.DataLoader(dataset, batch_size=8))) == SHARDS * EACH // 8
     assert featcache.DataLoader(dataset, batch_size=8).prefetch == 2
-    assert featcache.DataLoader(featcache.FeatureDataset(featcache.open(uploaded)), batch_size=8).prefetch == 8
+    loader = loader_of(featcache.open(uploaded))
+    assert loader.prefetch == 8
+    assert_same(loader, expected)
 
 
 @pytest.fixture

@@ -119,19 +119,14 @@ def test_a_column_is_indexed_as_an_array_is(columns, at):
 
 @pytest.mark.filterwarnings("ignore:a worker process takes longer:featcache.FeatcacheWarning")
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers(folder, context):
+def test_an_epoch_of_workers_takes_a_few_shards_of_any_parts(folder, context):
     dataset = featcache.FeatureDataset(featcache.open(folder))
-    sampler = BucketBatchSampler(dataset.lengths, batch_size=4)
+    sampler = BucketBatchSampler(dataset.lengths, max_frames=120, shards=dataset.shards, shards_in_memory=2)
+    assert sorted(at for batch in sampler for at in batch) == [*range(30)]
     loader = torch.utils.data.DataLoader(
         dataset, batch_sampler=sampler, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=context
     )
     assert_same(loader, list(featcache.DataLoader(dataset, sampler)))
-
-
-def test_an_epoch_takes_a_few_shards_of_any_parts(folder):
-    dataset = featcache.FeatureDataset(featcache.open(folder))
-    batches = BucketBatchSampler(dataset.lengths, max_frames=120, shards=dataset.shards, shards_in_memory=2)
-    assert sorted(at for batch in batches for at in batch) == [*range(30)]
 
 
 def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):

@@ -478,32 +478,6 @@ def test_killed_in_the_middle_of_a_copy_it_leaves_nothing_that_is_taken_for_one(
     assert read_all(cache, expected)
 
 
-def test_killed_at_random_moments_again_and_again(slow_folder, version, expected, disk, monkeypatch):
-    monkeypatch.setattr(directory, "_BLOCK_BYTES", 1000)
-    chance = np.random.default_rng(3)
-
-    def train():
-        cache = featcache.open(slow_folder, copy_to=disk)
-        while True:
-            assert read_all(cache, expected)
-
-    for number in range(12):
-        before = len(copies_in(disk))
-        pids = [fork(train) for _ in range(2)]
-        if number % 2:  # else it may be that none ever gets to a copy
-            wait_until(lambda: len(copies_in(disk)) > before)  # noqa: B023
-        time.sleep(chance.uniform(0.001, 0.03))
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            assert join(pid) == -signal.SIGKILL
-        assert_copies_are_whole(version, disk)
-        if len(copies_in(disk)) == SHARDS:
-            shutil.rmtree(disk)
-    settled(slow_folder, copy_to=disk)
-    assert parts_in(disk) == []
-    assert len(copies_in(disk)) == SHARDS
-
-
 def test_several_at_once_copy_each_shard_once_and_all_use_it(tmp_path, disk, monkeypatch):
     version = make_version(tmp_path, *shards(count=12))
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

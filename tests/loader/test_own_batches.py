@@ -75,19 +75,18 @@ def test_every_utterance_once_in_each_epoch_over_all_ranks_also_if_resumed(datas
     assert sorted(seen) == sorted(dataset.ids)
 
 
-class TestTransform:
-    def test_makes_of_each_batch_what_training_gets_ahead_of_it(self, dataset):
-        threads = set()
+def test_a_transform_makes_of_each_batch_what_training_gets_ahead_of_it(dataset):
+    threads = set()
 
-        def transform(batch):
-            threads.add(threading.current_thread())
-            assert batch["features"].dtype == torch.float32
-            batch["features"] += 1
-            return batch["features"], {"lengths": batch["lengths"], "ids": batch["ids"]}
+    def transform(batch):
+        threads.add(threading.current_thread())
+        assert batch["features"].dtype == torch.float32
+        batch["features"] += 1
+        return batch["features"], {"lengths": batch["lengths"], "ids": batch["ids"]}
 
-        plain = DataLoader(dataset, batch_size=4, dtype=torch.float32)
-        changed = DataLoader(dataset, batch_size=4, dtype=torch.float32, transform=transform)
-        for batch, (features, others) in zip(plain, changed, strict=True):
-            assert torch.equal(features, batch["features"] + 1)
-            assert others["ids"] == batch["ids"]
-        assert threading.current_thread() not in threads
+    plain = DataLoader(dataset, batch_size=4, dtype=torch.float32)
+    changed = DataLoader(dataset, batch_size=4, dtype=torch.float32, transform=transform)
+    for batch, (features, others) in zip(plain, changed, strict=True):
+        assert torch.equal(features, batch["features"] + 1)
+        assert others["ids"] == batch["ids"]
+    assert threading.current_thread() not in threads
