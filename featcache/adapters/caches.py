@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.errors import ArgumentError, MissingDependencyError
 from featcache.loader.cache import Cache
@@ -36,15 +37,13 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
     if any(version.codebooks is not None for version in dataset.versions):
         raise ArgumentError(f"the dataset has codebooks=: pass a dataset without it, and {instead}")
     for version in dataset.versions:
-        require_same(version, dataset)
+        if isinstance(version.cache, Corpus):
+            require_same(version, dataset, version.cache.find(dataset.ids))
     return dataset
 
 
-def require_same(version: DatasetVersion, dataset: FeatureDataset) -> None:
-    """Refuse, by an ArgumentError, a dataset of a corpus by whose ids other utterances are found."""
-    if not isinstance(version.cache, Corpus):
-        return
-    found = version.cache.find(dataset.ids)
+def require_same(version: DatasetVersion, dataset: FeatureDataset, found: NDArray[np.int64]) -> None:
+    """Refuse, by an ArgumentError, a dataset by whose ids other utterances are found: at these positions."""
     if len(others := np.flatnonzero(found != version.positions_of(np.arange(len(dataset))))):
         raise ArgumentError(
             f"{version.cache.version.path}: several parts have an utterance {dataset.ids[int(others[0])]!r}, and by "

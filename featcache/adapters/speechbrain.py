@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from featcache.adapters.caches import dataset_of, missing_toolkit, require_same
 from featcache.errors import ArgumentError, MissingItemError, listing
 from featcache.loader.cache import Cache
+from featcache.loader.corpus import Corpus
 from featcache.loader.dataset import FeatureDataset, FrameRanges
 from featcache.loader.utterances import records_of
 
@@ -135,10 +136,11 @@ class _Reader:
             raise ArgumentError(f"provides is {provides!r}, but the dataset's versions have names: leave it out")
         self.keys = self.dataset.names if has_names else [provides or "feats"]
         first, rows = self.dataset.versions[0], np.arange(len(self.dataset))
-        require_same(first, self.dataset)
         self._cache = first.cache
-        self._rows = np.full(len(self._cache), -1)  # the dataset's row of each position in the cache
-        self._rows[first.positions_of(rows)] = rows
+        positions = self._cache.find(self.dataset.ids) if isinstance(self._cache, Corpus) else first.positions_of(rows)
+        self._rows = np.full(len(self._cache), -1)  # the dataset's row of each position to which its ids lead
+        self._rows[positions] = rows
+        require_same(first, self.dataset, first.positions_of(self._rows[positions]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Share the open files: filtering a DynamicItemDataset copies its items."""
