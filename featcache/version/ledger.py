@@ -84,10 +84,8 @@ def _read(version: Version, name: str) -> bytes | DamagedError:
 def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
     """The failures that stand, by id: of each id, that of the highest generation, and of several the last. Of a tag,
     there are none: what runs have tried is no part of it."""
-    latest: dict[str, Failure] = {}
-    for failure in [] if version.tag is not None else read_failures(version):
-        if failure.id not in latest or failure.generation >= latest[failure.id].generation:
-            latest[failure.id] = failure
+    failures = [] if version.tag is not None else read_failures(version)
+    latest = {failure.id: failure for failure in sorted(failures, key=lambda failure: failure.generation)}
     positions = index.find(Strings.of(latest))
     generations = np.zeros(len(latest), np.int64)
     generations[positions >= 0] = index.generation[positions[positions >= 0]]
