@@ -53,42 +53,32 @@ def assert_all_is_done(plan: ExtractionPlan) -> None:
     assert_nothing_is_held(plan.cache)
 
 
+FULL = StoreError("a file: cannot be written: No space left on device")
+
+
 @pytest.mark.parametrize(
-    ("owner", "method", "call"),
+    ("owner", "method", "call", "error"),
     [
-        (Directory, "put", 1),  # of a version's documents
-        (ShardBuilder, "append", 2),
-        (Directory, "publish", 1),
-        (Directory, "publish", 2),  # the first shard of the second version
+        (Directory, "put", 1, FULL),  # of a version's documents
+        (ShardBuilder, "append", 2, FULL),
+        (Directory, "publish", 1, FULL),
+        (Directory, "publish", 2, FULL),  # the first shard of the second version
+        (threading.Thread, "start", None, RuntimeError("can't start new thread")),  # the last worker, or who commits
     ],
 )
-def test_a_run_that_cannot_write_lets_go_of_its_shards(plan, scratch, monkeypatch, owner, method, call):
-    calls, real = itertools.count(1), getattr(owner, method)
+def test_a_run_that_cannot_write_or_start_its_threads_lets_go_of_its_shards(
+    plan, scratch, monkeypatch, owner, method, call, error
+):
+    extraction, calls, real = plan(), itertools.count(1), getattr(owner, method)
 
     def failing(*args, **options):
-        if next(calls) == call:
-            raise StoreError("a file: cannot be written: No space left on device")
+        if next(calls) == (call or extraction.device.workers):
+            raise error
         return real(*args, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, method, failing)
-        with pytest.raises(StoreError, match="cannot be written: No space left"):
-            run_extraction(plan(), run_locally)
-        assert_nothing_is_held(scratch)
-    assert_all_is_done(plan())
-
-
-def test_a_thread_that_does_not_start_ends_the_run(plan, scratch, monkeypatch):
-    extraction, start = plan(), threading.Thread.start
-
-    def start_all_but_the_last(thread):
-        if thread.name == f"featcache_{extraction.device.workers - 1}":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", start_all_but_the_last)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        with pytest.raises(type(error), match=str(error)):
             run_extraction(extraction, run_locally)
         assert_nothing_is_held(scratch)
     assert_all_is_done(plan())
