@@ -68,8 +68,8 @@ def test_with_wait_the_second_does_what_the_first_has_not_unless_it_is_interrupt
     for one in (impatient, waiting):
         one.wait_until(lambda: WAITS in one.err())  # noqa: B023
     impatient.send(signal.SIGINT)
-    (summary,) = impatient.wait().with_code(130).json()["versions"]
-    assert summary["extracted"] == 0
+    summary = impatient.wait().with_code(130).json()
+    assert (summary["interrupted"], summary["versions"][0]["extracted"]) == (True, 0)
     assert interrupt(at_gate, gate).code == 130
     there = len(items(scratch / "c"))
     ended = waiting.wait()

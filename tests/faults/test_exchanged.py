@@ -1,11 +1,13 @@
 """Whole shards are taken away, exchanged, or there twice: verify says which, and repair and extract restore them."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cache_contents import check, items, only_version
+from damage import CHUNKS
 from hostile_caches import reseal
 from promises import assert_is_after
 
@@ -25,6 +27,7 @@ SPOIL = {
     "twice": lambda shard: shutil.copytree(shard, shard.with_name("0123456789abcdef")),
     "exchanged": exchange,
     "of another version": lambda shard: reseal(shard, lambda it: it.update(fingerprint="f" * 64)),
+    "cut off": lambda shard: [os.truncate(shard / chunk, 9) for chunk in CHUNKS.values()],
 }
 """What happens to a shard."""
 
