@@ -23,6 +23,7 @@ av = pytest.importorskip("av")
 KINDS = {
     "aac.m4a": ("aac", 16000, 1, 0, 0.98),
     "alac.m4a": ("alac", 16000, 2, 0, 1),
+    "around.m4a": ("aac", 48000, 8, 0, 0.98),
     "opus.webm": ("libopus", 48000, 2, 0, 0.98),
     "two.wma": ("wmav2", 16000, 1, None, 0.9),
     "narrow.amr": ("libopencore_amrnb", 8000, 1, None, 0.8),
@@ -49,7 +50,7 @@ def encode(path, kind: str) -> np.ndarray:
     if codec not in av.codecs_available:
         pytest.skip(f"FFmpeg has no {codec}")
     samples = signal(rate, channels)
-    layout = "mono" if channels == 1 else "stereo"
+    layout = {1: "mono", 2: "stereo", 8: "7.1"}[channels]
     form = {".aac": "adts", ".wma": "asf"}.get(path.suffix)
     with av.open(str(path), "w", format=form) as container:
         stream = container.add_stream(codec, rate=rate, layout=layout)
