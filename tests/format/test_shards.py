@@ -48,16 +48,27 @@ ITEMS = st.lists(
 
 
 @settings(max_examples=15)
-@given(ITEMS)
-def test_a_shard_keeps_what_its_items_are(items):
+@given(ITEMS, st.data())
+def test_a_shard_keeps_what_its_items_are_and_their_side_arrays(items, data):
+    """With as many entries as there are, or none; and stock Zarr reads them."""
+    counts = data.draw(st.lists(st.integers(0, 4), min_size=len(items), max_size=len(items)), "entries")
+    expected = side_of(counts, 100 * len(counts))
     with scratch_folder() as folder:
-        version = create(folder)
-        shard = write(version, items)
+        version = create(folder, SIDED)
+        shard = write(version, items, side=expected)
         assert list(shard.items()) == items
         assert list(shard.items([len(items) - 1])) == items[-1:]
         assert [shard.features[first, 0] for first in shard.table.offsets("frame")[:-1]] == list(range(len(items)))
         assert math.isclose(shard.info.seconds, sum(item.num_samples for item in items) / 16000)
         assert problems(version, shard.name) == []
+        group = zarr.open_group(shard.folder, mode="r")
+        for spec in SIDE:
+            side = shard.side(spec.name)
+            for number, entries in enumerate(one[spec.name] for one in expected):
+                assert (side.item(number).dtype, side.item(number).shape) == (spec.dtype, entries.shape)
+                assert (side.item(number) == entries).all()
+                assert not (len(entries) and side.entries.flags.writeable)
+            assert (group[f"side_{spec.name}"][...] == np.concatenate([one[spec.name] for one in expected])).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -197,25 +208,6 @@ def test_a_shard_takes_only_what_its_version_holds(values, side, words):
     assert len(builder) == 0
     with pytest.raises(ExtractorError, match="this version's are none"):
         ShardBuilder(SPEC).append(item("a"), RIGHT, ONE_ENTRY)
-
-
-@settings(max_examples=15)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
-def test_a_shard_keeps_its_side_arrays(counts):
-    """With as many entries as there are, or none; and stock Zarr reads them."""
-    with scratch_folder() as folder:
-        version = create(folder, SIDED)
-        expected = side_of(counts, 100 * len(counts))
-        shard = write(version, [item(f"utt-{number}", 1) for number in range(len(counts))], side=expected)
-        assert problems(version, shard.name) == []
-        group = zarr.open_group(shard.folder, mode="r")
-        for spec in SIDE:
-            side = shard.side(spec.name)
-            for number, entries in enumerate(one[spec.name] for one in expected):
-                assert (side.item(number).dtype, side.item(number).shape) == (spec.dtype, entries.shape)
-                assert (side.item(number) == entries).all()
-                assert not (len(entries) and side.entries.flags.writeable)
-            assert (group[f"side_{spec.name}"][...] == np.concatenate([one[spec.name] for one in expected])).all()
 
 
 @pytest.mark.parametrize(

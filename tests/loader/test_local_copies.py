@@ -201,13 +201,6 @@ class TestLimit:
         assert gone == sorted(gone)  # the oldest ones, and no more of them than needed
         assert held(disk) + max(sizes(slow_folder)) > limit
 
-    def test_copies_of_another_cache_of_the_same_config_go_like_any_others(self, slow_folder, version, tmp_path, disk):
-        new = make_version(tmp_path / "new", *shards(9))
-        assert new.path.name == version.path.name
-        settled(slow_folder, copy_to=disk)
-        settled(new.path, copy_to=disk, copy_limit=sum(sizes(new.path.parent)))
-        assert sorted(copies_in(disk)) == new.shard_names()
-
     @pytest.mark.filterwarnings("ignore:.*has no room for a shard")
     def test_a_lower_limit_than_before_holds_at_once(self, slow_folder, disk):
         settled(slow_folder, copy_to=disk)
