@@ -30,8 +30,6 @@ class IsolatedProcess:
     """Extracts utterances in another process, which starts when it is first needed, and again after each crash."""
 
     def __init__(self, group: JobGroup, stop: threading.Event) -> None:
-        choices = [job.batching for job in group.jobs]
-        self._setup = Setup.of(group), choices, str(group.device.torch_device)
         self._group, self._stop = group, stop
         self._process: OtherProcess | None = None
         self._obstacle = ""  # why the process cannot begin
@@ -100,9 +98,11 @@ class IsolatedProcess:
         """Start the other process and wait until it is ready; None if it cannot begin, or could not before."""
         if self._obstacle:
             return None
+        choices = [job.batching for job in self._group.jobs]
+        setup = Setup.of(self._group), choices, str(self._group.device.torch_device)
         self._process = OtherProcess(_MAIN)
         try:
-            self._process.connection.send(self._setup)
+            self._process.connection.send(setup)
             error = self._process.connection.recv()
         except (EOFError, OSError):
             self._obstacle = f"it ended: {self.close()}"

@@ -256,10 +256,9 @@ class Summary:
 
 def summarize(plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, interrupted: bool) -> Summary:
     """Sum up a run."""
-    counts_of = progress.versions
     looks_at_audio = plan.options.check_sources or plan.only is not None  # repair is about what is lost
     versions = [
-        _version_summary(planned, counts_of.get(planned.config.name, VersionCounts()), looks_at_audio)
+        _version_summary(planned, progress.versions.get(planned.config.name, VersionCounts()), looks_at_audio)
         for planned in plan.versions
     ]
     total = sum(progress.stages.values())
@@ -270,8 +269,8 @@ def summarize(plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, 
         failed_by_reason={reason: count for reason, count in sorted(progress.failures.items()) if count},
         upsampled=max((version.upsampled for version in versions), default=0),
         downsampled=max((version.downsampled for version in versions), default=0),
-        silent=max((counts.silent for counts in counts_of.values()), default=0),
-        first_silent=next((counts.first_silent for counts in counts_of.values() if counts.silent), ""),
+        silent=max((counts.silent for counts in progress.versions.values()), default=0),
+        first_silent=next((counts.first_silent for counts in progress.versions.values() if counts.silent), ""),
         audio_seconds=progress.audio_seconds,
         elapsed_seconds=elapsed_seconds,
         device=", ".join(progress.devices) or plan.device.label,
