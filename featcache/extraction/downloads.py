@@ -10,11 +10,11 @@ copies are those of `audio/members.py`."""
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import groupby, islice
+from itertools import groupby
 
 from featcache.audio.members import copy_of, fetch_ahead
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
@@ -71,7 +71,7 @@ class Downloads:
         self._in_vain = 0  # files in a row
         self._containers: dict[Url, int] = {}  # all that have been expected, with their numbers in this order
         self._wanted_containers = 0  # the number after that of the last one that was wanted
-        self._begun_containers = 0  # the number of the next one to be fetched
+        self._coming: deque[Url] = deque()  # the containers that are not fetched yet
 
     def __enter__(self) -> Downloads:
         return self
@@ -110,8 +110,10 @@ class Downloads:
             is_any = True
             with self._lock:
                 if isinstance(location, Member):
-                    self._containers.setdefault(url, len(self._containers))
-                    self._fetch_containers()
+                    if url not in self._containers:
+                        self._containers[url] = len(self._containers)
+                        self._coming.append(url)
+                        self._fetch_containers()
                     continue
                 self._wanted[url] += 1
                 if url not in self._files:
@@ -128,30 +130,24 @@ class Downloads:
                 self._fetch_containers()
         if not isinstance(source, Url):
             return copy_of(source, self._wait_for_copy)
-        url = source
         with self._lock:
-            future = self._files.get(url)
+            future = self._files.get(source)
             if future is not None:
-                self._wanted[url] -= 1
-                if not self._wanted[url]:
-                    del self._wanted[url], self._files[url]
-                    self._sizes.pop(url, None)
-        return fetch(url, self._wait) if future is None else future.result()
+                self._wanted[source] -= 1
+                if not self._wanted[source]:
+                    del self._wanted[source], self._files[source]
+                    self._sizes.pop(source, None)
+        return fetch(source, self._wait) if future is None else future.result()
 
     def _fetch_containers(self) -> None:
-        """Begin to fetch the containers that come after the one that is wanted now; the caller holds the lock. Those
-        before it are no more to be fetched ahead."""
-        first = max(self._begun_containers, self._wanted_containers)
+        """Begin to fetch the containers that come after the one that is wanted now; the caller holds the lock."""
         end = self._wanted_containers + _CONTAINERS_AHEAD
-        if first < end:
-            coming = [*islice(self._containers.items(), first, end)]
-            self._begun_containers = first + len(coming)
-            for container, number in coming:
-                self._containers_pool.submit(self._fetch_container, container, number)
+        while self._coming and self._containers[self._coming[0]] < end:
+            self._containers_pool.submit(self._fetch_container, self._coming.popleft())
 
-    def _fetch_container(self, container: Url, number: int) -> None:
-        if number < self._wanted_containers:
-            return  # whoever wants it fetches it
+    def _fetch_container(self, container: Url) -> None:
+        if self._containers[container] < self._wanted_containers:
+            return  # it is wanted by now, or was passed over: whoever wants it fetches it
         # Whoever wants it gets the error.
         with suppress(AudioError, StoppedError), self._counting(container, _FILES_PER_CONTAINER):
             fetch_ahead(container, self._wait_for_copy)
