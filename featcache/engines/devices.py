@@ -39,7 +39,7 @@ class _Processes:
 
     def __init__(self, options: Options) -> None:
         devices = options.devices
-        self.names = [
+        self.names: Sequence[str] = [
             f"{name} (process {number})" if devices.count(name) > 1 else name for number, name in enumerate(devices, 1)
         ]
         self._devices = devices

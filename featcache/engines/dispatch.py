@@ -133,9 +133,8 @@ class Chunks:
 class Team(Protocol):
     """Workers, by their numbers, and how to talk to them."""
 
-    @property
-    def names(self) -> Sequence[str]:
-        """What people call each worker."""
+    names: Sequence[str]
+    """What people call each worker."""
 
     def start(self, worker: int, setup: WorkerSetup) -> None:
         """Start a worker, also again after it has died; `setup` is that of all workers."""

@@ -115,7 +115,7 @@ class _Actors:
         self._ray = ray
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         actors, self._device, self._threads = actors_on(nodes, options.device, options.threads)
-        self.names = [f"actor {number + 1}" for number in range(actors)]
+        self.names: Sequence[str] = [f"actor {number + 1}" for number in range(actors)]
         self._actors: dict[int, Any] = {}
         self._setup = b""  # the same for all
         self._waiting: dict[Any, int] = {}  # by the call that waits
