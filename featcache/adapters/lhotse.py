@@ -19,6 +19,7 @@ from featcache.loader.dataset import FeatureDataset
 from featcache.loader.spans import Spans
 from featcache.loader.utterances import flat, records_of
 from featcache.manifest.copies import copies_of
+from featcache.manifest.formats.lhotse import SAID
 
 try:
     from lhotse import CutSet, Features, MonoCut, SupervisionSegment
@@ -26,8 +27,6 @@ try:
     from lhotse.features.io import FeaturesReader, register_reader
 except ImportError as error:
     raise missing_toolkit(error, "lhotse") from error
-
-_OF_A_SUPERVISION = ("text", "speaker", "language", "gender")
 
 
 @register_reader
@@ -130,7 +129,7 @@ class _Cuts:
         if recording and speed != 1:
             recording += f"_sp{speed:g}"  # the suffix that Lhotse's perturb_speed adds
         recording = recording or id_
-        known = {name: str(columns.pop(name)) for name in _OF_A_SUPERVISION if name in columns}
+        known = {name: str(columns.pop(name)) for name in SAID if name in columns}
         segment = {"id": id_, "duration": duration, "channel": channel}
         supervision = SupervisionSegment(recording_id=recording, start=0.0, **segment, **known, custom=columns or None)
         features = Features(
