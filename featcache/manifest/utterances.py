@@ -197,7 +197,7 @@ def _plain_numbers(of: Any, cells: Sequence[Any]) -> Sequence[Any] | None:
     """Numbers that are all of a type, in msgspec's terms, or written so; None if one needs a look by itself."""
     try:
         numbers: list[Any] = msgspec.convert(cells, of, strict=False)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
         return None
     return numbers
 

@@ -267,6 +267,7 @@ ODD += ["x" * 1001, "é" * 2001]
 
 
 @given(st.sampled_from(COLUMNS), st.sampled_from(ODD), st.lists(st.sampled_from(ODD), max_size=2), st.integers(0, 9))
+@example(COLUMNS[2], "\ud800", [], 0)
 def test_cells_that_are_checked_together_are_what_each_is_by_itself(column, usual, odd, count):
     cells = [usual] * count + [*odd, usual]
     if (values := column.plain(cells)) is not None:
