@@ -86,12 +86,11 @@ def test_a_disk_that_refuses_to_read_a_record_once_costs_none(
     faulty, repair, extraction_of_more, pruning, trials, folder
 ):
     """Of what is wanted and has failed nothing is forgotten."""
-    struck = 0
     for scenario in (repair, extraction_of_more, pruning):
-        for at in range(count_calls(faulty, scenario, trials, ("read",), folder, at_most=12)):
+        count = count_calls(faulty, scenario, trials, ("read",), folder, at_most=12)
+        assert count or (scenario, folder) == (repair, "failures")  # where nothing has failed
+        for at in range(count):
             fail(faulty, scenario, trials, ("error", ("read",), errno.EIO, 1), at, folder)
-            struck += 1
-    assert struck >= 3
 
 
 READ_ERRORS = (errno.EIO, errno.EMFILE, errno.ENOMEM)
