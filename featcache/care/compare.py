@@ -29,7 +29,7 @@ from featcache.device import Device
 from featcache.errors import AudioError
 from featcache.extractors import Clip, Extractor, Params
 from featcache.extractors.codec import CodecExtractor
-from featcache.extractors.rows import RowExtractor, Rows
+from featcache.extractors.rows import Rows
 from featcache.manifest.audio_locations import AudioLocation, locate
 from featcache.manifest.segments import Utterance
 
@@ -87,8 +87,6 @@ def extract_results(extractor: Extractor[Params], clips: Sequence[SampledClip], 
             ClipResult(rows.features[:, :num_codebooks].long(), rows.features[:, num_codebooks:])
             for rows in _with_latents(extractor).extract_rows(given)
         ]
-    if isinstance(extractor, RowExtractor):
-        return [ClipResult(_comparable(rows.features)) for rows in extractor.extract_rows(given)]
     return [ClipResult(_comparable(features)) for features in extractor.extract(given)]
 
 

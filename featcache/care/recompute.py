@@ -62,10 +62,7 @@ def recompute(
     """Extract the items at `positions` of the index again, one by one, from the files they came from, which `sources`
     finds. Raises ConfigError if the version's config names an extractor that is not registered, or its weights are not
     here."""
-    config = recorded_config(version.info.config, str(version.path))
-    # The stored utterances were within a run's limit, so no limit is needed.
-    config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
-    built, result = BuiltConfig(config, device), Recomputed(len(positions))
+    built, result = built_again(version, device), Recomputed(len(positions))
     for position in positions:
         name, number = index.place(position)
         shard = version.shard(name)
@@ -92,6 +89,13 @@ def recompute(
             faults = [f"extracted again from {item.path}, {fault}{end}" for fault in unlike]
         result.problems += [Problem(kind, f"{item.id}: {fault}", shard.name, item.id) for fault in faults]
     return result
+
+
+def built_again(version: Version, device: Device) -> BuiltConfig:
+    """What extracts utterances of a version again: its config, without a limit, since they were within a run's."""
+    config = recorded_config(version.info.config, str(version.path))
+    config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
+    return BuiltConfig(config, device, version.path.name)
 
 
 def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipFeatures:

@@ -17,6 +17,7 @@ import numpy as np
 
 from featcache.audio.remote import each_at_once
 from featcache.care.prune import rewrite
+from featcache.care.recompute import built_again
 from featcache.care.verify import Report, verify
 from featcache.config import recorded_config
 from featcache.device import Device
@@ -223,10 +224,7 @@ def _mend_records(version: Version) -> int:
 
 def _built_for(version: Version, options: Options) -> BuiltConfig:
     """The config and its extractor for extracting damaged utterances, which must go into the same version."""
-    config = recorded_config(version.info.config, str(version.path))
-    # The stored utterances were within the first run's limit, so no limit is needed.
-    config = replace(config, audio=config.audio.model_copy(update={"max_seconds": None}))
-    built = BuiltConfig(config, Device(options.device, options.threads), version.path.name)
+    built = built_again(version, Device(options.device, options.threads))
     if built.info.fingerprint != version.info.fingerprint:
         raise StoreError(
             f"{version.path}: was made with another revision of the extractor, or with other weights: damaged "
