@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from featcache.version.records import probe_names, read_probes, read_run, run_na
 from featcache.version.tags import tags_to_show
 from featcache.version.version import Version
 from featcache.version.wanted import find_lacking
+
+if TYPE_CHECKING:
+    from featcache.care.recompute import Recomputed
 
 _MOST_MAPPED = 8192
 """How many checked shards keep their tables mapped, also if a repair or prune takes them away meanwhile: a process may
@@ -90,6 +93,8 @@ class Report:
     damaged_utterances: int | None = 0
     """The number of utterances in damaged shards, which `utterances` does not count; None if a shard does not say how
     many it holds."""
+    recomputed: Recomputed | None = None
+    """How some utterances that were extracted again compare; None if none were, which `verify` itself never does."""
 
     @property
     def damaged_shards(self) -> list[str]:

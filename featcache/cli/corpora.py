@@ -62,7 +62,7 @@ def _call_for_each_part(
     gone = gone_parts(corpus, parts)
     is_search = given.get("utterance") is not None
     printing.is_part = True
-    if given.get("as_csv"):
+    if given.get("csv"):
         raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
     manifests: dict[str, Path] | None = None
     if (manifest := given.get("manifest")) is not None:

@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 @click.command(short_help="Show what a cache holds.")
 @version_or_corpus
 @options.flag("--failures", "List the failure ledger: each utterance that failed, with its reason.")
-@click.option(
-    "--csv",
-    "as_csv",
-    is_flag=True,
-    help="With --failures, of one version: print the ledger as a manifest, with the columns reason and message.",
+@options.flag(
+    "--csv", "With --failures, of one version: print the ledger as a manifest, with the columns reason and message."
 )
 @options.as_json()
-def info(path: Location, failures: bool, as_csv: bool) -> int:
+def info(path: Location, failures: bool, csv: bool) -> int:
     """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
 
     Bytes of features, here and in the other commands, count the features as stored and all side arrays,
@@ -45,7 +42,7 @@ def info(path: Location, failures: bool, as_csv: bool) -> int:
       featcache info features/fbank80 --failures --csv > failed.csv
       featcache info features/fbank80 --json
     """
-    if as_csv:
+    if csv:
         if printing.as_json or not failures:
             raise ArgumentError("--csv goes with --failures, and without --json")
         _print_csv(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shlex
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def verify(
     root = reading["root"]
     files = SourceCheck(sources == "content", root, CallersUrls(wanted))
     compared = None if sources is None else files
-    found: list[tuple[Report, Recomputed | None]] = []
+    found: list[Report] = []
     look = partial(check, data=data, manifest=wanted, sources=compared, threads=threads)
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
@@ -90,26 +91,26 @@ def verify(
         try:
             version = at_tag(Version.open(folder), tag)
         except DamagedError as error:
-            found.append((Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]), None))
+            found.append(Report(str(folder), 0, 0, 0, 0, data, [Problem("metadata", error.what)]))
             continue
         looks = 1 if sources is None else 2
         with stoppable(ending=ending) as stop, progress_bar(looks * len(version.shard_names()), "shards") as bar:
             result = look(version, report=bar.update, stop=stop)
+        if recompute and not result.interrupted:
+            result = replace(result, recomputed=_recompute(version, recompute, files, device, threads))
+        found.append(result)
         if result.interrupted:
-            found.append((result, None))
             break
-        found.append((result, _recompute(version, recompute, files, device, threads) if recompute else None))
-    interrupted = any(result.interrupted for result, _ in found)
-    damaged = any(result.problems or (again and again.problems) for result, again in found)
+    interrupted = any(result.interrupted for result in found)
+    damaged = any(result.problems or (result.recomputed and result.recomputed.problems) for result in found)
     if printing.as_json:
-        documents = [{**as_document(result), "recomputed": again and as_document(again)} for result, again in found]
-        say_json({"ok": not (damaged or interrupted), "versions": documents})
+        say_json({"ok": not (damaged or interrupted), "versions": [*map(as_document, found)]})
     given = manifest and shlex.quote(manifest) + ("" if root is None else f" --root {shlex.quote(str(root))}")
-    for result, again in found:
-        _print(result, again, given, "" if tag is None else f"@{tag}")
+    for result in found:
+        _print(result, given, "" if tag is None else f"@{tag}")
     if interrupted:
         return INTERRUPTED
-    return 1 if damaged else 3 if any(result.failed for result, _ in found) else 0
+    return 1 if damaged else 3 if any(result.failed for result in found) else 0
 
 
 def _recompute(version: Version, count: int, files: SourceCheck, device: str | None, threads: int) -> Recomputed:
@@ -125,8 +126,9 @@ def _recompute(version: Version, count: int, files: SourceCheck, device: str | N
     return version.reading(again)
 
 
-def _print(result: Report, again: Recomputed | None, manifest: str | None, tag: str) -> None:
+def _print(result: Report, manifest: str | None, tag: str) -> None:
     _print_counts(result, f"{result.path}{tag}")
+    again = result.recomputed
     unlike = again.problems if again else []
     problems = [*result.problems, *unlike]
     say_problems(problems[:_SHOWN])
