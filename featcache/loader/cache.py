@@ -6,7 +6,7 @@ import math
 import operator
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -40,6 +40,9 @@ _Default = TypeVar("_Default")
 
 Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"
 """Utterances: all by id, or all by position."""
+
+Memory: TypeAlias = "Callable[[int], torch.Tensor]"
+"""Gives so many bytes in CPU memory, of any content, uint8."""
 
 
 class Cache:
@@ -244,12 +247,12 @@ class Cache:
         *,
         codebooks: int | None = None,
         padding_value: float = 0,
-        out: torch.Tensor | Buffers | None = None,
+        out: torch.Tensor | Memory | None = None,
         raw: bool = False,
         check: bool | None = None,
     ) -> torch.Tensor:
-        """The features that `batch` returns, of frames that are there. Only `out` is checked: it may be buffers, too,
-        to take the memory from; by default the cache's own."""
+        """The features that `batch` returns, of frames that are there. Only `out` is checked: it may be memory, too;
+        by default that of the cache's own buffers."""
         as_values = self.spec.is_quantized and not raw
         is_checked = self.check if check is None else check
         read = spans
@@ -260,7 +263,7 @@ class Cache:
         item_shape = self.spec.item_shape if codebooks is None else (codebooks,)
         shape = (len(spans.positions), int(spans.counts.max(initial=0)), *item_shape)
         dtype = np.dtype(self.spec.dtype) if as_values else self.version.dtype
-        padded = tensor_in(self._buffers if out is None else out, shape, dtype)
+        padded = tensor_in(self._buffers.take if out is None else out, shape, dtype)
         rows = padded.numpy()
         with self._shards.read_ahead(frames_of):
             parts = self._checked(rows, spans, frames_of) if is_checked else iter(frames_of)
@@ -357,8 +360,7 @@ class Cache:
 
 
 class Buffers:
-    """Memory for batches: hands out arrays, and takes their memory back when they are gone. Safe to use from several
-    threads.
+    """Memory for batches, which it takes back when they are gone. Safe to use from several threads.
 
     New memory costs more than copying a batch into it: the kernel clears every page that is touched for the first time,
     and a batch of speech is larger than what `malloc` keeps. So batches take turns in the same memory. Training drops
@@ -368,23 +370,19 @@ class Buffers:
     def __init__(self, kept: int = 2) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
 
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array of any content.
-
-        Its memory is free again when this very object is gone: what is to outlive it must hold it, as a tensor
-        from `torch.from_numpy` does, and every view of that tensor; numpy's own views of it do not."""
-        num_bytes = math.prod(shape) * dtype.itemsize
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """So many bytes of any content, uint8. They are free again when the tensor and all views of it are gone."""
         if num_bytes > _LARGEST_KEPT:
-            return np.empty(shape, dtype)
+            return tensor_of(np.empty(num_bytes, np.uint8))
         try:
             memory = self._free.pop()
         except IndexError:
             memory = np.empty(0, np.uint8)
-        if len(memory) < num_bytes:
-            memory = np.empty(int(num_bytes * _SLACK), np.uint8)  # numpy's memory is in huge pages, torch's is not
-        array: NDArray[Any] = np.ndarray(shape, dtype, memory)
-        weakref.finalize(array, self._free.append, memory).atexit = False
-        return array
+        if len(memory) <= num_bytes:  # of no bytes, torch makes no tensors of other dtypes
+            memory = np.empty(int(num_bytes * _SLACK) + 1, np.uint8)  # numpy's memory is in huge pages, torch's is not
+        held = memory[:]  # by the tensor, and by all views of it
+        weakref.finalize(held, self._free.append, memory).atexit = False
+        return tensor_of(held)[:num_bytes]
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
@@ -396,20 +394,19 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def tensor_in(out: torch.Tensor | Buffers, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """A tensor of any content: the beginning of `out`, or one in its memory.
+def tensor_in(out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+    """A tensor of any content: the beginning of `out`, or one in memory that it gives.
 
     Raises:
         ArgumentError: `out` is not a contiguous tensor in CPU memory, of this dtype and large enough.
     """
-    if isinstance(out, Buffers):
-        return tensor_of(out.take(shape, dtype))
-    wanted = tensor_of(np.empty(0, dtype))
+    wanted, needed = tensor_of(np.empty(0, dtype)), math.prod(shape)
+    if callable(out):
+        out = out(needed * dtype.itemsize).view(wanted.dtype)
     if not isinstance(out, type(wanted)):
         raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
     if (out.dtype, out.device.type, out.is_contiguous()) != (wanted.dtype, "cpu", True):
         raise ArgumentError(f"out is {out.dtype} on {out.device}: it must be {wanted.dtype}, contiguous, in CPU memory")
-    needed = math.prod(shape)
     if out.numel() < needed:
         raise ArgumentError(f"out has room for {out.numel():,} values: this batch has {needed:,}, {list(shape)}")
     return out.view(-1)[:needed].view(shape)

@@ -8,7 +8,6 @@ then it may make room for others at once."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
@@ -32,7 +31,6 @@ from featcache.device import PinnedMemory, on_this_device, parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
 from featcache.loader.cache import Buffers
 from featcache.loader.dataset import FeatureDataset, FrameRanges
-from featcache.loader.display import Batch
 from featcache.loader.local_copies import ObjectShards
 from featcache.loader.sampler import Batching, BucketBatchSampler
 from featcache.loader.utterances import DatasetVersion, by_version
@@ -245,16 +243,12 @@ class DataLoader:
 
     def _make(self, rows: list[int], epoch: int, reading: AbstractContextManager[None]) -> list[Any]:
         """Gather a batch and send it on its way: the batch as training gets it, and the mark of its arrival."""
-        ranges, ids, selected = self.dataset.select(rows, epoch)
-        gather, move = self._transfer.gather, self._transfer.move
+
+        def gather(ranges: FrameRanges) -> torch.Tensor:
+            return self._transfer.gather(ranges, self._dtypes.get(ranges.version.name))
+
         with reading:
-            features = [gather(each, self._dtypes.get(each.version.name)) for each in ranges]
-        lengths = [move(torch.from_numpy(each.counts)) for each in ranges]
-        columns = {
-            name: move(column) if isinstance(column, torch.Tensor) else column for name, column in selected.items()
-        }
-        named = self.dataset.named
-        batch: Any = Batch({"ids": ids, "features": named(features), "lengths": named(lengths), **columns})
+            batch: Any = self.dataset.batch_in(epoch, rows, gather, self._transfer.move)
         if self.transform is not None:
             with self._transfer.working():
                 batch = self.transform(batch)
@@ -501,14 +495,13 @@ class Transfer:
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
         """Gather the padded frames of a batch, and have them copied to the device and converted there."""
-        gathered = ranges.gather(self._gathered)
+        gathered = ranges.gather(self._gathered.take)
         if self._device.type != "cpu":
             return gathered.to(self._device, dtype)
         if dtype is None or dtype == gathered.dtype:
             return gathered
-        count = gathered.numel()
-        room = self._converted.take((max(1, count) * dtype.itemsize,), np.dtype(np.uint8))
-        return torch.from_numpy(room).view(dtype)[:count].view(gathered.shape).copy_(gathered)
+        converted = self._converted.take(gathered.numel() * dtype.itemsize).view(dtype)
+        return converted.view(gathered.shape).copy_(gathered)
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
         """Have a small tensor copied to the device."""
@@ -543,16 +536,10 @@ class _CudaTransfer(Transfer):
             self._free.put(PinnedMemory())
 
     def gather(self, ranges: FrameRanges, dtype: torch.dtype | None) -> torch.Tensor:
-        version, counts = ranges.version, ranges.counts
-        cache = version.cache
-        raw = cache.spec.is_quantized  # a quarter of the bytes are copied, and become values on the GPU
-        item_shape = cache.spec.item_shape if version.codebooks is None else (version.codebooks,)
-        num_values = len(counts) * int(counts.max(initial=0)) * math.prod(item_shape)
+        raw = ranges.version.cache.spec.is_quantized  # a quarter of the bytes are copied, and become values on the GPU
         pinned = self._free.get()
         try:
-            stored_dtype = torch.from_numpy(np.empty(0, cache.version.dtype if raw else cache.spec.dtype)).dtype
-            memory = pinned.take(num_values * stored_dtype.itemsize).view(stored_dtype)
-            stored = ranges.gather(memory, raw)
+            stored = ranges.gather(pinned.take, raw)
             with self.working():
                 features = stored.to(self._device, non_blocking=True)
                 pinned.copied.record(self._stream)

@@ -6,7 +6,7 @@ import copy
 import operator
 import warnings
 from collections import UserList
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, naming, require_int
-from featcache.loader.cache import Buffers, Cache
+from featcache.loader.cache import Cache, Memory
 from featcache.loader.display import Batch, card, first_of
 from featcache.loader.spans import Crop, Spans, Windows, positions_in
 from featcache.loader.utterances import DatasetVersion, Selection, find_utterances, take, versions_of
@@ -37,7 +37,7 @@ class FrameRanges(Spans):
 
     version: DatasetVersion
 
-    def gather(self, out: torch.Tensor | Buffers | None = None, raw: bool = False) -> torch.Tensor:
+    def gather(self, out: Memory | None = None, raw: bool = False) -> torch.Tensor:
         """The padded frames, `[batch, frames, *item_shape]`; with `raw`, quantised ones as levels, padded with 0."""
         version = self.version
         padding_value = 0 if raw else version.padding_value
@@ -247,19 +247,26 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
         """The batch of the given rows, gathered straight into padded tensors. Without rows, the batch is empty."""
-        versions, ids, columns = self.select(rows, self.epoch)
-        features = [ranges.gather() for ranges in versions]
-        lengths = [torch.from_numpy(ranges.counts) for ranges in versions]
-        return Batch({"ids": ids, "features": self.named(features), "lengths": self.named(lengths), **columns})
+        return self.batch_in(self.epoch, rows)
 
-    def select(self, rows: Sequence[int], epoch: int) -> tuple[list[FrameRanges], list[str], dict[str, Any]]:
-        """What a batch of some rows holds in an epoch: the frames of each version, the ids, and the columns."""
+    def batch_in(
+        self,
+        epoch: int,
+        rows: Sequence[int],
+        gather: Callable[[FrameRanges], torch.Tensor] = FrameRanges.gather,
+        move: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    ) -> dict[str, Any]:
+        """The batch of the given rows in an epoch: `gather` makes the padded frames, and `move` takes all else that is
+        a tensor to where they are."""
         at = self._rows(rows)
+        versions = self.frame_ranges(at, epoch)
         columns = {
-            name: column.texts(at) if isinstance(column, Strings) else torch.from_numpy(column[at])
+            name: column.texts(at) if isinstance(column, Strings) else move(torch.from_numpy(column[at]))
             for name, column in self.columns.items()
         }
-        return self.frame_ranges(at, epoch), self.ids.texts(at), columns
+        lengths = self.named([move(torch.from_numpy(ranges.counts)) for ranges in versions])
+        features = self.named([*map(gather, versions)])
+        return Batch({"ids": self.ids.texts(at), "features": features, "lengths": lengths, **columns})
 
     def named(self, values: Sequence[_Value]) -> _Value | dict[str, _Value]:
         """One value for each version, as items and batches have them: by name, if the versions were given by name."""
