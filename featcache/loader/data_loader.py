@@ -8,13 +8,14 @@ then it may make room for others at once."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice, repeat
@@ -24,7 +25,6 @@ from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from featcache.device import PinnedMemory, on_this_device, parse_device
@@ -171,7 +171,7 @@ class DataLoader:
         """
         sampler = self._stateful()
         # as the sampler counts: it may be in another pass by now
-        return {"sampler": sampler.state_dict(consumed=max(0, sampler.given - self._latest.ahead))}
+        return {"sampler": sampler.state_dict(consumed=min(sampler.given, self._latest.received))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration yield what was left when the state was taken; see `BucketBatchSampler`.
@@ -206,10 +206,10 @@ class DataLoader:
         started, process = perf_counter(), os.getpid()
         ahead: deque[Future[list[Any]]] = deque()
         self._transfer.begin()  # a transform may use what was computed before
-        counted = _counted(batches, progress)
         are_fetched = any(shards.places for _, shards in _remote(self.dataset))
         shards = ShardsAhead(self.dataset) if are_fetched and getattr(batches, "has_windows", False) else None
-        given = zip(counted, repeat(nullcontext())) if shards is None else shards.windows(counted, batches)
+        rows_of = map(_rows_of, batches)
+        given = zip(rows_of, repeat(nullcontext())) if shards is None else shards.windows(rows_of, batches)
         with ThreadPoolExecutor(self._threads, "featcache-loader") as threads:
 
             def ask(count: int) -> None:
@@ -225,7 +225,7 @@ class DataLoader:
                 while ahead:
                     made = ahead.popleft().result()
                     ask(1)
-                    progress.ahead -= 1
+                    progress.received += 1
                     mark, batch = made.pop(), made.pop()  # nobody but training holds its memory
                     self._transfer.make_ready(mark, batch)
                     progress.waited += perf_counter() - started
@@ -311,26 +311,23 @@ def _fault(dtype: object, version: DatasetVersion) -> str | None:
 class _Progress:
     """The state of an iteration."""
 
-    ahead: int = 0
-    """The number of batches that the sampler has given, and training has not received."""
+    received: int = 0
+    """The number of batches that training has received, of those that the sampler has given."""
     waited: float = 0.0
     """The seconds that training has waited."""
     finished: int | None = None
     """The epoch, once training has received all of it."""
 
 
-def _counted(batches: Iterator[Iterable[int]], progress: _Progress) -> Iterator[list[int]]:
-    """The rows of the batches that a sampler gives."""
-    for batch in batches:
-        try:
-            rows = [*batch]
-        except TypeError:
-            raise ArgumentError(
-                f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions; "
-                "torch.utils.data.BatchSampler makes them of single positions"
-            ) from None
-        progress.ahead += 1
-        yield rows
+def _rows_of(batch: Iterable[int]) -> list[int]:
+    """The rows of a batch that a sampler gives."""
+    try:
+        return [*batch]
+    except TypeError:
+        raise ArgumentError(
+            f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions; "
+            "torch.utils.data.BatchSampler makes them of single positions"
+        ) from None
 
 
 def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:
@@ -341,9 +338,6 @@ def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]
 
 _Key: TypeAlias = tuple[ObjectShards, int]
 """A shard by its number."""
-
-_Hold: TypeAlias = Future[Callable[[], None] | None]
-"""A copy that is made, and then held: what lets go of it, if it is there."""
 
 
 class ShardsAhead:
@@ -359,8 +353,10 @@ class ShardsAhead:
         self._threads = ThreadPoolExecutor(_SHARDS_AT_ONCE, "featcache-ahead")
         self._is_closed = False
         self._batches: deque[int] = deque()  # the numbers of those that have not been made, in their order
-        self._num_left: Counter[_Key] = Counter()  # how many utterances these read of each shard
-        self._holds: dict[_Key, _Hold | None] = {}  # of each shard, in the order in which they begin; None before that
+        # What these read, in the order in which it is fetched: the number of the last one that reads each shard.
+        self._last: dict[_Key, int] = {}
+        self._begun: set[_Key] = set()
+        self._held: dict[_Key, Callable[[], None] | None] = {}  # what lets go of those that are there, if they are
 
     def windows(
         self, batches: Iterator[list[int]], sampler: Any
@@ -381,26 +377,22 @@ class ShardsAhead:
     def _expect(self, window: list[tuple[int, list[int]]]) -> bool:
         """Fetch what the batches of a window read, as soon as there is room; whether all that is expected has been
         begun."""
-        wanted = self._wanted(np.concatenate([np.array(rows, np.int64) for _, rows in window]))
+        last = {key: number for number, rows in window for key in self._wanted(rows)}
         with self._changed:
             self._batches += [number for number, _ in window]
-            self._num_left += wanted
-            for key in wanted:
-                self._holds.setdefault(key)
-            self._begin()
-            return None not in self._holds.values()
+            self._last |= last
+            self._go_on()
+            return len(self._begun) == len(self._last)
 
-    def _wanted(self, rows: NDArray[np.int64]) -> Counter[_Key]:
-        """The shards that are copied to read some rows, in the order of these, and how many utterances of each."""
-        of_versions = (
-            (shards, Counter(shards.index.shard[version.positions_of(rows)].tolist()))
-            for version, shards in self._versions
-        )
-        return Counter({(shards, number): count for shards, counts in of_versions for number, count in counts.items()})
+    def _wanted(self, rows: list[int]) -> dict[_Key, None]:
+        """The shards that are copied to read some rows, in the order of these."""
+        at = np.array(rows, np.int64)
+        numbers = ((shards, shards.index.shard[version.positions_of(at)]) for version, shards in self._versions)
+        return dict.fromkeys((shards, number) for shards, each in numbers for number in each.tolist())
 
     @contextmanager
     def _reading(self, number: int, rows: list[int]) -> Iterator[None]:
-        wanted = self._wanted(np.array(rows, np.int64))
+        wanted = self._wanted(rows)
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._may_read(number, wanted))
             if self._is_closed:
@@ -408,7 +400,10 @@ class ShardsAhead:
         try:
             yield
         finally:
-            self._end(number, wanted)
+            with self._changed:
+                if not self._is_closed:
+                    self._batches.remove(number)
+                    self._go_on()
 
     # A default, since at the interpreter's exit the module's own names may be gone.
     def close(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -417,71 +412,51 @@ class ShardsAhead:
             return
         with self._changed:
             self._is_closed = True
-            holds = [*self._holds.values()]
-            self._holds.clear()
-            self._changed.notify_all()
+            self._batches.clear()
+            self._go_on()
         self._threads.shutdown(wait=False)
-        for hold in filter(None, holds):
-            hold.add_done_callback(_let_go)
 
-    def _may_read(self, number: int, wanted: Counter[_Key]) -> bool:
+    def _may_read(self, number: int, wanted: Iterable[_Key]) -> bool:
         """Whether a batch's shards are there; for the first one, those that there is room for."""
-        holds = [self._holds[key] for key in wanted]
-        if any(map(_is_under_way, holds)):
+        missing = [key for key in wanted if key not in self._held]
+        if not self._begun.isdisjoint(missing):
             return False
-        return None not in holds or (number == self._batches[0] and self._next() is None)
+        return not missing or (number == self._batches[0] and self._next() is None)
 
     def _next(self) -> _Key | None:
         """What is to begin next, if there is room for it."""
-        key = next((key for key, hold in self._holds.items() if hold is None), None)
-        if key is None or (room := key[0].room) is None:
+        key = next((key for key in self._last if key not in self._begun), None)
+        if key is None or (room := key[0].room) == math.inf:
             return key
-        begun = [other for other, hold in self._holds.items() if hold and other[0].where == key[0].where]
+        begun = [other for other in self._begun if other[0].where == key[0].where]
         return key if sum(int(shards.sizes[number]) for shards, number in [*begun, key]) <= room else None
 
-    def _begin(self) -> None:
-        """Begin, in their order, what there are threads and room for: no more than that, since the interpreter does not
-        end before what has been begun."""
-        while (key := self._next()) is not None and sum(map(_is_under_way, self._holds.values())) < _SHARDS_AT_ONCE:
-            shards, number = key
+    def _go_on(self) -> None:
+        """Let go of what nobody reads any more; only then begin, in their order, what there are threads and room for,
+        and no more, since the interpreter does not end before what has been begun. Wake who waits for that."""
+        first = self._batches[0] if self._batches else math.inf
+        for read in [key for key, last in self._last.items() if last < first]:
+            if read in self._held or read not in self._begun:  # else it goes once it is there
+                del self._last[read]
+                self._begun.discard(read)
+                if let_go := self._held.pop(read, None):
+                    let_go()
+        while (key := self._next()) is not None and len(self._begun) - len(self._held) < _SHARDS_AT_ONCE:
+            self._begun.add(key)
             try:
-                hold = self._holds[key] = self._threads.submit(shards.hold, number)
+                self._threads.submit(self._fetch, key)
             except RuntimeError:  # the interpreter is ending, or there are no more threads: who reads it fetches it
-                hold = self._holds[key] = Future()
-                hold.set_result(None)
-                self._changed.notify_all()
-            else:
-                hold.add_done_callback(self._go_on)
+                self._held[key] = None
+        self._changed.notify_all()
 
-    def _go_on(self, _: object = None) -> None:
-        """Begin what can be begun since a fetch or a batch has ended, and wake who waits for it."""
+    def _fetch(self, key: _Key) -> None:
+        shards, number = key
+        let_go = None
+        with suppress(Exception):  # which is raised where it is read
+            let_go = shards.hold(number)
         with self._changed:
-            self._begin()
-            self._changed.notify_all()
-
-    def _end(self, number: int, wanted: Counter[_Key]) -> None:
-        """Let go of the shards that nobody reads any more after this batch, and only then go on with the next."""
-        with self._changed:
-            if self._is_closed:
-                return
-            self._batches.remove(number)
-            self._num_left.subtract(wanted)
-            for key in wanted:
-                if not self._num_left[key]:
-                    del self._num_left[key]
-                    if hold := self._holds.pop(key):
-                        hold.add_done_callback(_let_go)
+            self._held[key] = let_go
             self._go_on()
-
-
-def _is_under_way(hold: _Hold | None) -> bool:
-    return hold is not None and not hold.done()
-
-
-def _let_go(hold: _Hold) -> None:
-    """Let go of a copy, if there is one."""
-    if hold.exception() is None and (let_go := hold.result()) is not None:
-        let_go()
 
 
 class Transfer:

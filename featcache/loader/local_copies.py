@@ -340,7 +340,7 @@ class ObjectShards(CopiedShards):
     def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
         super().__init__(version, index, check, places)
         self._most_files = max(1, len(index.shards))  # none of them takes a descriptor
-        if self.room is not None and self.room < (most := int(self.sizes.max(initial=0))):
+        if math.isfinite(self.room) and self.room < (most := int(self.sizes.max(initial=0))):
             setting = " and ".join(place.setting for place in places)
             raise ArgumentError(
                 f"{setting} is {self.room:,} bytes: the largest shard of {version.path} has {most:,}, and "
@@ -354,11 +354,9 @@ class ObjectShards(CopiedShards):
         self._num_held = 0
 
     @property
-    def room(self) -> int | None:
-        """The bytes of the largest place; None if one has no limit, or there is none."""
-        limits = [math.inf if place.limit is None else place.limit for place in self.places]
-        most = max(limits, default=math.inf)
-        return None if most == math.inf else int(most)
+    def room(self) -> float:
+        """The bytes of the largest place; infinite if one has no limit, or there is none."""
+        return max((math.inf if place.limit is None else place.limit for place in self.places), default=math.inf)
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
