@@ -27,7 +27,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import NoneType
@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from featcache.errors import ArgumentError, DamagedError, FeatcacheWarning, StoreError, is_number, refuse_url
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.format.shard import Frames
-from featcache.loader.places import CopyRefused, Disk, Place, changing, memory
+from featcache.loader.places import CopyRefused, Disk, LocalCopy, Place, changing, memory
 from featcache.loader.shards import Shards
 from featcache.storage.base import in_parallel
 from featcache.storage.directory import Directory
@@ -61,12 +61,10 @@ _COPIES_AT_ONCE = 8
 _MOST_HELD = 128
 """Copies that a process holds at a time: each takes a file descriptor. Others stay as long as they are in use."""
 
-_TOUCH_SECONDS = 1.0
-"""How often a copy that is in use is marked as such."""
-
 _SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kmgt])(i?))?b?", re.ASCII)
 
-_all: weakref.WeakSet[CopiedShards] = weakref.WeakSet()
+_in_folders: weakref.WeakSet[FolderShards] = weakref.WeakSet()
+_in_stores: weakref.WeakSet[ObjectShards] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 
 
@@ -120,41 +118,10 @@ def parse_size(name: str, value: str | float) -> int:
     return int(num_bytes)
 
 
-@dataclass
-class LocalCopy:
-    """A copy that this process has mapped."""
-
-    number: int
-    """The shard's number in the index."""
-    place: Place
-    name: str
-    """Its name in that place."""
-    features: NDArray[Any]
-    """The shard's features, `[frames, *item_shape]`."""
-    is_held: bool = False
-    """Whether this process holds it, and says itself when it may go."""
-    _touched: float = field(default_factory=time.monotonic)
-
-    @property
-    def path(self) -> Path | None:
-        """Its file, if it has one."""
-        return self.place.path(self.name)
-
-    def is_there(self) -> bool:
-        """Whether nobody has removed it; and it is in use, which others see."""
-        now = time.monotonic()
-        if now - self._touched > _TOUCH_SECONDS:
-            if not self.place.touch(self.name):
-                return False
-            self._touched = now
-        return True
-
-    def count(self, num_frames: int) -> None:
-        """Count frames that are read. Once all processes have read as many as there are, the copy may go, until it is
-        read again."""
-        if not self.is_held and self.place.count(self.name, num_frames, len(self.features)):
-            self._touched = -_TOUCH_SECONDS
-            self.place.touch(self.name, is_needed=False)
+def _features_in(copy: LocalCopy, chunk: Frames) -> NDArray[Any]:
+    """The features that a copy has of a shard, `[frames, *item_shape]`."""
+    features: NDArray[Any] = copy.data[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
+    return features
 
 
 class CopiedShards(Shards):
@@ -164,22 +131,8 @@ class CopiedShards(Shards):
         super().__init__(version, index, check=check)
         self.places = places
         self._used_up: set[Place] = set()  # where a copy has failed, and no more are made
-        self._wanted: dict[int, None] = {}  # the numbers of shards to be copied, in the order they were asked for
-        self._finished: list[LocalCopy] = []
         self._warnings: list[str] = []
         self._warned_of: set[type] = set()
-        self._begin_anew()
-        with changing:
-            _all.add(self)
-
-    def _begin_anew(self) -> None:
-        """What a forked child does when it is there."""
-        self._has_news = True  # to go on with what the parent was asked for
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether there are shards still to be copied in the background."""
-        return bool(self._wanted)
 
     @property
     def where(self) -> str:
@@ -191,30 +144,22 @@ class CopiedShards(Shards):
         StoreError says that the features cannot be read, or are not what was written."""
         copy: LocalCopy | None = None
         nearer: list[Place] = []
+        name = self.index.shards[number].rpartition("/")[2]  # without the part of a corpus
+        num_bytes = chunk.num_bytes + CHECKSUM_BYTES
         for place in self.places:
             with self._giving_up(place):
-                copy = self._find(place, number, chunk)
+                copy = place.find(name, num_bytes)
             if copy is not None:
                 break
             nearer.append(place)
         for place in reversed([place for place in nearer if place not in self._used_up]):
             blocks = partial(self._blocks, number, None if copy is None else copy.path)
             with self._giving_up(place):
-                refused = place.make(self._name(number), chunk.num_bytes + CHECKSUM_BYTES, blocks)
+                refused = place.make(name, num_bytes, blocks)
                 if refused is CopyRefused.UNDER_WAY and copy is None:
                     return refused
-                copy = self._find(place, number, chunk) or copy
+                copy = place.find(name, num_bytes) or copy
         return copy or CopyRefused.FULL
-
-    def _find(self, place: Place, number: int, chunk: Frames) -> LocalCopy | None:
-        name = self._name(number)
-        if (copied := place.find(name, chunk.num_bytes + CHECKSUM_BYTES)) is None:
-            return None
-        features = copied[: chunk.num_bytes].view(chunk.dtype).reshape(chunk.shape)
-        return LocalCopy(number, place, name, features)
-
-    def _name(self, number: int) -> str:
-        return self.index.shards[number].rpartition("/")[2]  # without the part of a corpus
 
     def _blocks(self, number: int, copy: Path | None) -> Iterator[memoryview]:
         """The file of a shard's features, or the copy of it, in blocks; it is checked on the way."""
@@ -250,7 +195,6 @@ class CopiedShards(Shards):
             if kind not in self._warned_of:
                 self._warned_of.add(kind)
                 self._warnings.append(message)
-                self._has_news = True
 
     def _tell(self) -> None:
         with changing:
@@ -263,8 +207,20 @@ class FolderShards(CopiedShards):
     """The shards of a version in a folder, which are copied in the background once they are read, and read from their
     copies as soon as these are complete."""
 
+    def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
+        super().__init__(version, index, check, places)
+        self._wanted: dict[int, None] = {}  # the numbers of shards to be copied, in the order they were asked for
+        self._finished: list[tuple[int, LocalCopy, NDArray[Any]]] = []
+        with changing:
+            _in_folders.add(self)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether there are shards still to be copied in the background."""
+        return bool(self._wanted)
+
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
-        if self._has_news:
+        if self._finished or self._warnings or (self._wanted and _thread is None):
             self._collect()
         return super()._slices(shards, firsts, counts)
 
@@ -272,11 +228,9 @@ class FolderShards(CopiedShards):
         """Take what the thread has copied since the last time: it changes nothing itself of what is read. Warn of what
         went wrong; in a forked child, go on with what its parent had asked for."""
         with changing:
-            self._has_news = False
-            for copy in self._finished:
-                self._features[copy.number] = copy.features
-                self._copied[copy.number] = copy
-                self._files.pop(copy.number, None)
+            for number, copy, features in self._finished:
+                self._features[number], self._copied[number] = features, copy
+                self._files.pop(number, None)
             self._finished.clear()
             if self.is_at_work:
                 _wake()
@@ -306,18 +260,17 @@ class FolderShards(CopiedShards):
                 continue
             with changing:
                 self._wanted.pop(number, None)
-                if isinstance(copy, LocalCopy):
-                    self._has_news = True
-                    self._finished.append(copy)
-                elif copy is CopyRefused.FULL and not (self._copied or self._finished):
+                if copy is CopyRefused.FULL and not (self._copied or self._finished):
                     self._warn_of_no_room(chunk, "shards are not copied, but")
+                elif not isinstance(copy, CopyRefused | None):
+                    self._finished.append((number, copy, _features_in(copy, chunk)))
             return True
         return False
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
         copy = self._copied.get(number)
         if copy is not None and copy.path is None:  # in this process's memory
-            out[...] = copy.features[first : first + len(out)]
+            out[...] = self._features[number][first : first + len(out)]
             return
         with nullcontext() if copy is None else _blaming_the_copy():
             super()._read_into(out, number, first, frames)
@@ -326,8 +279,8 @@ class FolderShards(CopiedShards):
         copy = self._copied.get(number)
         if copy is None or copy.path is None:
             return super()._open_file(number)
-        opened = Directory(copy.path.parent).open(copy.path.name, None)
-        return Frames(opened, copy.features.shape, copy.features.dtype, str(copy.path), None)
+        opened, features = Directory(copy.path.parent).open(copy.path.name, None), self._features[number]
+        return Frames(opened, features.shape, features.dtype, str(copy.path), None)
 
 
 class ObjectShards(CopiedShards):
@@ -340,6 +293,9 @@ class ObjectShards(CopiedShards):
     def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
         super().__init__(version, index, check, places)
         self._most_files = max(1, len(index.shards))  # none of them takes a descriptor
+        self.begin_anew()
+        with changing:
+            _in_stores.add(self)
         if math.isfinite(self.room) and self.room < (most := int(self.sizes.max(initial=0))):
             setting = " and ".join(place.setting for place in places)
             raise ArgumentError(
@@ -347,11 +303,12 @@ class ObjectShards(CopiedShards):
                 f"shards are copied whole: give more, or no {setting.replace('copy_limit', 'copy_to')}="
             )
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
+        """What a forked child does when it is there."""
         self._copied: dict[int, LocalCopy] = {}
         self._one_at_a_time: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._fetching = threading.Semaphore(_COPIES_AT_ONCE)
-        self._num_held = 0
+        self._held: set[int] = set()  # the numbers of shards of which this process says itself when they may go
 
     @property
     def room(self) -> float:
@@ -377,18 +334,17 @@ class ObjectShards(CopiedShards):
         if copy is None:
             return None
         with changing:
-            release = copy.place.hold(copy.name) if self._num_held < _MOST_HELD else None
-            self._num_held += release is not None
-            copy.is_held = True
-        return partial(self._let_go, copy, release)
+            release = copy.hold() if len(self._held) < _MOST_HELD else None
+            self._held.add(number)
+        return partial(self._let_go, number, copy, release)
 
-    def _let_go(self, copy: LocalCopy, release: Callable[[], None] | None) -> None:
+    def _let_go(self, number: int, copy: LocalCopy, release: Callable[[], None] | None) -> None:
         with changing:
-            self._copied.pop(copy.number, None)
+            self._copied.pop(number, None)
+            self._held.discard(number)
             if release is not None:
-                self._num_held -= 1
                 release()
-        copy.place.touch(copy.name, is_needed=False)
+        copy.let_go()
 
     def _slices(self, shards: list[int], firsts: list[int], counts: list[int]) -> list[NDArray[Any]]:
         ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -409,8 +365,10 @@ class ObjectShards(CopiedShards):
         self._tell()  # of what has happened ahead, too
         if copy is None:
             return chunk.read_ranges(firsts, counts)
-        copy.count(sum(counts))
-        return [copy.features[first : first + count] for first, count in ranges]
+        features = _features_in(copy, chunk)
+        if number not in self._held:
+            copy.count(sum(counts), len(features))
+        return [features[first : first + count] for first, count in ranges]
 
     def _copy_of(self, number: int, chunk: Frames) -> LocalCopy | None:
         """The copy of a shard, which is made now if there is none; None if there is no room for it."""
@@ -418,19 +376,19 @@ class ObjectShards(CopiedShards):
             one_at_a_time = self._one_at_a_time[number]
         with one_at_a_time:
             copy = self._copied.get(number)
-            if copy is not None and copy.is_there():
+            if copy is not None and copy.use():
                 return copy
             with changing:  # of what has been removed, there is room again once it is not mapped any more
-                self._copied = {at: one for at, one in self._copied.items() if one.place.has(one.name)}
+                self._copied = {at: one for at, one in self._copied.items() if one.exists()}
             while True:
                 with self._fetching:
                     made = self._find_or_make(number, chunk)
-                if isinstance(made, LocalCopy):
+                if made is CopyRefused.FULL:
+                    return None
+                if not isinstance(made, CopyRefused):
                     with changing:
                         self._copied[number] = made
                     return made
-                if made is CopyRefused.FULL:
-                    return None
                 time.sleep(_POLL_SECONDS)
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
@@ -461,12 +419,12 @@ def _work() -> None:
     global _thread
     while True:
         with changing:
-            caches = [cache for cache in _all if isinstance(cache, FolderShards) and cache.is_at_work]
-            if not caches:
+            at_work = [shards for shards in _in_folders if shards.is_at_work]
+            if not at_work:
                 _thread = None
                 return
-        has_copied = [cache.copy_next() for cache in caches]
-        del caches  # a cache that nobody has any more is not kept for this
+        has_copied = [shards.copy_next() for shards in at_work]
+        del at_work  # a cache that nobody has any more is not kept for this
         if not any(has_copied):
             time.sleep(_WAIT_SECONDS)
 
@@ -474,8 +432,8 @@ def _work() -> None:
 def _in_child() -> None:
     global _thread
     _thread = None
-    for copies in _all:
-        copies._begin_anew()
+    for shards in _in_stores:
+        shards.begin_anew()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -42,9 +42,12 @@ _SHARED = Path("/dev/shm")
 
 _VERSION = re.compile(r".+-[0-9a-f]{12}\.[0-9a-f]{8}")
 _COPY = re.compile(r"[0-9a-f]{16}(\.part)?")
-_PART, _READ = ".part", ".read"
+_LOCK, _PART, _READ = "lock", ".part", ".read"
 _LEFT_FREE = 0.1
 """The part of the disk that stays free if no limit is given."""
+
+_TOUCH_SECONDS = 1.0
+"""How often a copy that is in use is marked as such."""
 
 changing = threading.RLock()
 """Held for a moment by threads that change what a process knows of copies, and while it forks."""
@@ -71,6 +74,59 @@ def memory(version: Version, limit: int, idle_seconds: float | None) -> Place:
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
                 return Disk(folder, version, limit, idle_seconds, is_memory=True)
     return _PrivateMemory(limit, idle_seconds)
+
+
+class _CopyOnDisk:
+    """A copy that this process has mapped: `data`, uint8 `[bytes]`, of the file at `path`."""
+
+    def __init__(self, data: NDArray[np.uint8], path: Path) -> None:
+        self.data, self.path = data, path
+        self._touched = time.monotonic()
+
+    def exists(self) -> bool:
+        """Whether nobody has removed it."""
+        return os.path.exists(self.path)
+
+    def use(self) -> bool:
+        """Have it be the last to be removed, which others see; False if it is gone."""
+        now = time.monotonic()
+        if now - self._touched > _TOUCH_SECONDS:
+            self._mark(None)
+            if not self.exists():
+                return False
+            self._touched = now
+        return True
+
+    def let_go(self) -> None:
+        """Have it be the first to be removed, unless somebody holds it, until it is used again."""
+        self._touched = -_TOUCH_SECONDS
+        self._mark((0, 0))
+
+    def count(self, num_frames: int, whole: int) -> None:
+        """Count frames that are read. Once all processes have read as many as there are, it is let go of."""
+        try:
+            with Lock(self.path.with_suffix(_READ), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
+                lock.take(wait=True)
+                num_frames += int.from_bytes(os.pread(lock.descriptor, 8, 0), "little")
+                os.pwrite(lock.descriptor, (num_frames if num_frames < whole else 0).to_bytes(8, "little"), 0)
+        except OSError:  # another user's, or gone, or the disk is full: it goes when nobody reads it any more
+            return
+        if num_frames >= whole:
+            self.let_go()
+
+    def hold(self) -> Callable[[], None] | None:
+        """Keep it from being removed until the function is called that is returned; None if it is gone."""
+        with locked(self.path.parents[1] / _LOCK):
+            try:
+                lock = Lock(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return None
+            lock.take(wait=True, shared=True)
+            return lock.release
+
+    def _mark(self, times: tuple[int, int] | None) -> None:
+        with suppress(OSError):  # another user's, or the disk is read-only by now: it is read all the same
+            os.utime(self.path, times)
 
 
 class Disk:
@@ -123,11 +179,7 @@ class Disk:
         if self._is_memory:
             weakref.finalize(self, _end, users, self._root, self._home, os.getpid())
 
-    def path(self, name: str) -> Path:
-        """The file of a copy."""
-        return self._home / name
-
-    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
+    def find(self, name: str, num_bytes: int) -> LocalCopy | None:
         """The copy of that name and size, which is now the last to be removed; None if there is none."""
         if self._is_broken:
             return None
@@ -136,48 +188,18 @@ class Disk:
         except OSError:
             self._is_broken = True  # nobody waits for it again
             raise
-        with suppress(FileNotFoundError), Lock(self.path(name), os.O_RDONLY | os.O_NOFOLLOW) as file:
+        path = self._home / name
+        with suppress(FileNotFoundError), Lock(path, os.O_RDONLY | os.O_NOFOLLOW) as file:
             if os.fstat(file.descriptor).st_size == num_bytes:
                 with suppress(PermissionError):  # another user's
                     os.utime(file.descriptor)
-                return map_file(file.descriptor, num_bytes)
+                return _CopyOnDisk(map_file(file.descriptor, num_bytes), path)
         return None
-
-    def has(self, name: str) -> bool:
-        """Whether there is a copy of that name."""
-        return os.path.exists(self.path(name))
-
-    def touch(self, name: str, is_needed: bool = True) -> bool:
-        """Have a copy be the last to be removed; or the first, unless somebody holds it. False if it is gone."""
-        with suppress(OSError):  # another user's, or the disk is read-only by now: it is read all the same
-            os.utime(self.path(name), None if is_needed else (0, 0))
-        return self.has(name)
-
-    def count(self, name: str, amount: int, whole: int) -> bool:
-        """Count what is read of a copy, by all processes; whether that is the whole now, which then begins anew."""
-        try:
-            with Lock(self.path(name + _READ), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
-                lock.take(wait=True)
-                amount += int.from_bytes(os.pread(lock.descriptor, 8, 0), "little")
-                os.pwrite(lock.descriptor, (amount if amount < whole else 0).to_bytes(8, "little"), 0)
-        except OSError:  # another user's, or gone, or the disk is full: the copy goes when nobody reads it any more
-            return False
-        return amount >= whole
-
-    def hold(self, name: str) -> Callable[[], None] | None:
-        """Keep a copy from being removed until the function is called that is returned; None if it is not there."""
-        with self._alone():
-            try:
-                lock = Lock(self.path(name), os.O_RDONLY | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                return None
-            lock.take(wait=True, shared=True)
-            return lock.release
 
     def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
         """Make a copy of these blocks, which appears whole or not at all. Raises what they raise."""
         self._open()
-        part = self.path(name + _PART)
+        part = self._home / f"{name}{_PART}"
         with self._alone():
             if _is_used(part) or self.find(name, num_bytes) is not None:
                 return CopyRefused.UNDER_WAY
@@ -193,7 +215,7 @@ class Disk:
                     block = block[os.write(lock.descriptor, block) :]
             os.fsync(lock.descriptor)
             with self._alone():
-                part.rename(self.path(name))
+                part.rename(self._home / name)
         except BaseException:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -204,7 +226,7 @@ class Disk:
 
     def _alone(self) -> AbstractContextManager[None]:
         """The context in which nobody else adds or removes anything here."""
-        return locked(self._root / "lock")
+        return locked(self._root / _LOCK)
 
     def _homes(self) -> list[Path]:
         """The folders of the versions that have copies."""
@@ -221,7 +243,7 @@ class Disk:
             room = free - int(_LEFT_FREE * disk.f_blocks * disk.f_frsize)
         else:
             room = min(free, self.limit - sum(file.num_bytes for copies in files.values() for file in copies))
-        idle: list[_Copy] = []
+        idle: list[_File] = []
         for home, copies in files.items():
             if not _is_used(home / "users"):
                 idle += copies
@@ -240,7 +262,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class _Copy:
+class _File:
     path: Path
     num_bytes: int
     used: float
@@ -261,7 +283,7 @@ def _end(users: Lock, root: Path, home: Path, process: int) -> None:
     """Give memory back, unless other processes use the copies."""
     users.release()
     if os.getpid() == process:  # a forked child may end before its parent
-        with suppress(OSError), locked(root / "lock"):
+        with suppress(OSError), locked(root / _LOCK):
             if not _is_used(home / "users"):
                 _remove(home)
 
@@ -273,7 +295,7 @@ def _remove(home: Path) -> None:
     home.rmdir()
 
 
-def _survey(home: Path) -> Iterator[_Copy]:
+def _survey(home: Path) -> Iterator[_File]:
     """A version's copies. Parts that killed processes have left are removed."""
     for path in home.iterdir():
         with suppress(FileNotFoundError):  # whoever discards a part removes it without the lock
@@ -283,7 +305,7 @@ def _survey(home: Path) -> Iterator[_Copy]:
             if path.suffix and not _is_used(path):
                 path.unlink()
             else:
-                yield _Copy(path, status.st_size, status.st_mtime_ns)
+                yield _File(path, status.st_size, status.st_mtime_ns)
 
 
 def _is_used(path: Path) -> bool:
@@ -296,73 +318,71 @@ def _is_used(path: Path) -> bool:
         return True
 
 
-@dataclass
-class _Kept:
-    name: str
-    array: NDArray[np.uint8]
-    used: float
-    """When it was used last; `-inf` if it may go."""
-    num_read: int = 0
-    num_holders: int = 0
+class _CopyInMemory:
+    """A copy in this process's own memory, used as one on a disk is, which says what each method does."""
 
-    @property
-    def num_bytes(self) -> int:
-        return len(self.array)
+    path = None
 
-    def release(self) -> None:
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self.data, self.num_bytes = data, len(data)
+        self.used = time.monotonic()  # `-inf` if it may go
+        self.num_read, self.num_holders, self.is_gone = 0, 0, False
+
+    def exists(self) -> bool:
+        return not self.is_gone
+
+    def use(self) -> bool:
+        self.used = time.monotonic()
+        return not self.is_gone
+
+    def let_go(self) -> None:
+        self.used = -math.inf
+
+    def count(self, num_frames: int, whole: int) -> None:
+        with changing:
+            self.num_read += num_frames
+            if self.num_read >= whole:
+                self.num_read = 0
+                self.let_go()
+
+    def hold(self) -> Callable[[], None] | None:
+        with changing:
+            self.num_holders += not self.is_gone
+            return None if self.is_gone else self._release
+
+    def _release(self) -> None:
         with changing:
             self.num_holders -= 1
 
 
+LocalCopy: TypeAlias = _CopyOnDisk | _CopyInMemory
+
+
 class _PrivateMemory:
-    """Copies in this process's own memory, used as those of a `Disk` are, which says what each method does. A forked
-    child begins with those of its parent."""
+    """Copies in this process's own memory, found and made as those of a `Disk` are. A forked child begins with those of
+    its parent."""
 
     def __init__(self, limit: int, idle_seconds: float | None) -> None:
         self.where, self.setting, self.limit = "memory", "ram", limit
         self._idle_seconds = math.inf if idle_seconds is None else idle_seconds
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _CopyInMemory] = {}
         self._room = limit
 
-    def path(self, name: str) -> None:
-        return None
-
-    def find(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
+    def find(self, name: str, num_bytes: int) -> LocalCopy | None:
         with changing:
-            return self._kept[name].array if self.touch(name) else None
-
-    def has(self, name: str) -> bool:
-        return name in self._kept
-
-    def touch(self, name: str, is_needed: bool = True) -> bool:
-        kept = self._kept.get(name)
-        if kept is not None:
-            kept.used = time.monotonic() if is_needed else -math.inf
-        return kept is not None
-
-    def count(self, name: str, amount: int, whole: int) -> bool:
-        with changing:
-            if (kept := self._kept.get(name)) is None:
-                return False
-            amount += kept.num_read
-            kept.num_read = amount if amount < whole else 0
-            return amount >= whole
-
-    def hold(self, name: str) -> Callable[[], None] | None:
-        with changing:
-            if (kept := self._kept.get(name)) is None:
-                return None
-            kept.num_holders += 1
-            return kept.release
+            copy = self._kept.get(name)
+            return copy if copy is not None and copy.use() else None
 
     def make(self, name: str, num_bytes: int, blocks: Callable[[], Iterable[memoryview]]) -> CopyRefused | None:
         with changing:
             before = time.monotonic() - self._idle_seconds
-            idle = [kept for kept in self._kept.values() if not kept.num_holders and kept.used < before]
+            idle = [copy for copy in self._kept.values() if not copy.num_holders and copy.used < before]
             if (to_remove := _least_recent(idle, num_bytes - self._room)) is None:
                 return CopyRefused.FULL
-            for kept in to_remove:
-                self._room += self._kept.pop(kept.name).num_bytes
+            for copy in to_remove:
+                copy.is_gone = True
+                self._room += copy.num_bytes
+            self._kept = {name: copy for name, copy in self._kept.items() if not copy.is_gone}
             self._room -= num_bytes
         try:
             array, at = np.empty(num_bytes, np.uint8), 0
@@ -375,7 +395,7 @@ class _PrivateMemory:
             raise
         array.flags.writeable = False
         with changing:  # else whoever looks for idle ones in another thread would fail
-            self._kept[name] = _Kept(name, array, time.monotonic())
+            self._kept[name] = _CopyInMemory(array)
         return None
 
 

@@ -20,7 +20,7 @@ from featcache.version.index import Index
 from featcache.version.version import Version
 
 if TYPE_CHECKING:
-    from featcache.loader.local_copies import LocalCopy
+    from featcache.loader.places import LocalCopy
 
 _FILES_OPEN = 128
 """The most shards' files that are open to be read from, unless an eighth of what the process may open is less."""

@@ -155,7 +155,7 @@ class TestFolder:
 
         assert own.make(NAME, 10, blocks) is None
         assert other.make(NAME, 10, list) is CopyRefused.UNDER_WAY  # just made
-        assert other.find(NAME, 10).tobytes() == b"0123456789"
+        assert other.find(NAME, 10).data.tobytes() == b"0123456789"
         assert other.find(NAME, 9) is None
 
     def test_a_part_that_is_given_up_while_another_process_looks_at_it(self, disk, monkeypatch):

@@ -7,6 +7,7 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -111,7 +112,8 @@ def name_of(number):
 
 
 def make(place, number, size):
-    return place.make(name_of(number), size, lambda: [memoryview(bytes([number]) * size)])
+    name = name_of(number)
+    return place.make(name, size, lambda: [memoryview(bytes([number]) * size)]) or place.find(name, size)
 
 
 class TestPlaces:
@@ -127,42 +129,41 @@ class TestPlaces:
         with pytest.raises(OSError, match="no more"):
             place.make(name_of(1), 60, broken)
         assert place.find(name_of(1), 60) is None
-        assert make(place, 1, 60) is None  # what was begun takes no room
-        assert place.find(name_of(1), 60).tobytes() == bytes([1]) * 60
-        assert not place.find(name_of(1), 60).flags.writeable
+        assert make(place, 1, 60).exists()  # what was begun takes no room
+        assert place.find(name_of(1), 60).data.tobytes() == bytes([1]) * 60
+        assert not place.find(name_of(1), 60).data.flags.writeable
         assert make(place, 2, 60) is CopyRefused.FULL
 
     def test_what_is_let_go_of_makes_room_unless_somebody_holds_it(self, place):
-        make(place, 1, 60)
-        release = place.hold(name_of(1))
-        place.touch(name_of(1), is_needed=False)
+        copy = make(place, 1, 60)
+        release = copy.hold()
+        copy.let_go()
         assert make(place, 2, 60) is CopyRefused.FULL
         release()
-        assert make(place, 2, 60) is None
-        assert not place.touch(name_of(1))
-        assert place.touch(name_of(2))
-        assert place.hold(name_of(1)) is None
+        assert make(place, 2, 60).exists()
+        assert not copy.use()
+        assert place.find(name_of(2), 60).use()
+        assert copy.hold() is None
 
     def test_what_is_touched_again_stays(self, place):
-        make(place, 1, 40)
-        make(place, 2, 40)
-        for number in (1, 2):
-            place.touch(name_of(number), is_needed=False)
-        place.touch(name_of(1))
-        assert make(place, 3, 60) is None
+        one, two = make(place, 1, 40), make(place, 2, 40)
+        one.let_go()
+        two.let_go()
+        one.use()
+        assert make(place, 3, 60).exists()
         assert place.find(name_of(2), 40) is None
         assert place.find(name_of(1), 40) is not None
 
     def test_a_disk_that_takes_no_marks_any_more_is_read_all_the_same(self, place, monkeypatch):
-        make(place, 1, 60)
+        copy = make(place, 1, 60)
         monkeypatch.setattr(os, "utime", refusing(errno.EROFS))
-        assert place.touch(name_of(1))
-        assert place.touch(name_of(1), is_needed=False)
-        assert not place.touch(name_of(2))
+        copy.let_go()
+        assert copy.use()
 
     def test_what_is_read_is_counted_until_it_is_the_whole(self, place):
-        make(place, 1, 60)
-        assert [place.count(name_of(1), 4, 10) for _ in range(5)] == [False, False, True, False, False]
+        copy = make(place, 1, 60)
+        copy.let_go = Mock()
+        assert [copy.count(4, 10) or copy.let_go.call_count for _ in range(5)] == [0, 0, 1, 1, 1]
 
     def test_no_copy_appears_while_another_thread_looks_for_idle_ones(self, private):
         """Several threads make copies at once, of a cache in an object store."""
@@ -179,8 +180,8 @@ class TestPlaces:
             with places.changing:
                 looking.set()
                 assert wait([made], timeout=0.2).not_done
-                assert not place.has(name_of(1))
-        assert place.has(name_of(1))
+                assert place.find(name_of(1), 60) is None
+        assert place.find(name_of(1), 60) is not None
 
 
 class TestCache:
