@@ -79,9 +79,15 @@ class CodecExtractor(ModelExtractor[C]):
         residual_RDF = latents.mT
         codes = []
         for codebook in self._codebooks:
-            codes.append(codebook.encode(residual_RDF))
-            residual_RDF = residual_RDF - codebook.decode(codes[-1])
+            codes_RF, decoded_RDF = self._look_up(codebook, residual_RDF)
+            residual_RDF = residual_RDF - decoded_RDF
+            codes.append(codes_RF)
         return torch.stack(codes, dim=2)
+
+    def _look_up(self, codebook: Any, residual_RDF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The codes of vectors by one of the model's codebooks, int64 `[R, F]`, and what they stand for."""
+        codes_RF = codebook.encode(residual_RDF)
+        return codes_RF, codebook.decode(codes_RF)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
         latents_RFD = self.latents(waveforms, num_samples)

@@ -38,16 +38,11 @@ class Dac(CodecExtractor[CodecParams]):
     def latents(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> torch.Tensor:
         return encode_rows(self._encoder, *in_whole_hops(waveforms, num_samples, self.granularity)).mT
 
-    def quantize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Codes, int64 `[R, F, Q]`: `DacVectorQuantize.forward` without its losses, to the same rounding."""
-        residual_RDF = latents.mT
-        codes = []
-        for codebook in self._codebooks:
-            projected = codebook.in_proj(residual_RDF)
-            quantized, codes_RF = codebook.decode_latents(projected)
-            residual_RDF = residual_RDF - codebook.out_proj(projected + (quantized - projected))
-            codes.append(codes_RF)
-        return torch.stack(codes, dim=2)
+    def _look_up(self, codebook: Any, residual_RDF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`DacVectorQuantize.forward` without its losses, to the same rounding."""
+        projected = codebook.in_proj(residual_RDF)
+        quantized, codes_RF = codebook.decode_latents(projected)
+        return codes_RF, codebook.out_proj(projected + (quantized - projected))
 
 
 def in_whole_hops(waveforms_RP: torch.Tensor, num_samples: torch.Tensor, hop: int) -> tuple[torch.Tensor, torch.Tensor]:
