@@ -46,7 +46,7 @@ class StorePolicy(Section):
 class ConfigFile(BaseModel):
     """The sections of the YAML file; the extractor's own model validates `params`."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(json_schema_extra={"pattern": f"^{_NAME.pattern}$", "maxLength": AT_MOST_NAME})
     """The name of the version."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -39,9 +43,18 @@ def config_schema() -> dict[str, Any]:
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """The string below each field, in the class or where it was inherited from, in one line."""
-    described = {key: field.description for key, field in model.model_fields.items()}
-    return {key: " ".join(meaning.split()) for key, meaning in described.items() if meaning is not None}
+    """The string below each field, in the class or where it was inherited from."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or base is BaseModel:
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        body = definition.body  # type: ignore[attr-defined]
+        for field, below in pairwise(body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found
 
 
 class _Described(GenerateJsonSchema):
@@ -53,9 +66,10 @@ class _Described(GenerateJsonSchema):
     def model_schema(self, schema: Any) -> Any:
         made = super().model_schema(schema)
         made.pop("title", None)
-        for key, meaning in meanings(schema["cls"]).items():
-            if key in made["properties"]:  # and not by an alias
-                made["properties"][key]["description"] = meaning
+        with suppress(OSError):  # of a class without its source
+            for key, meaning in meanings(schema["cls"]).items():
+                if key in made.get("properties", {}):
+                    made["properties"][key]["description"] = meaning
         return made
 
 
