@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ArgumentError, MissingDependencyError, MissingItemError, StoreError
+from featcache.errors import ArgumentError, MissingDependencyError, MissingItemError, StoreError, hours, megabytes
 from featcache.format.shard import dequantize_array
 from featcache.loader.shards import Shards
 from featcache.loader.spans import Spans, check_codebooks, check_padding, frames_between, positions_in
@@ -82,14 +82,19 @@ class Cache:
         return partial(Cache, check=self.check, tiers=self._tiers), (version,)
 
     def __repr__(self) -> str:
-        from featcache.loader.display import line_of
+        return f"{type(self).__name__}({self.version.path.name}: {', '.join(self._facts())})"
 
-        return line_of(self)
-
-    def _repr_html_(self) -> str:
-        from featcache.loader.display import card_of
-
-        return card_of(self)
+    def _facts(self) -> list[str]:
+        """What it holds, in numbers with their units."""
+        spec, num_frames = self.spec, int(self.lengths.sum())
+        num_bytes = num_frames * math.prod(spec.item_shape) * self.version.dtype.itemsize
+        shape = ", ".join(map(str, ("frames", *spec.item_shape)))
+        return [
+            f"{len(self):,} utterances",
+            f"{hours(num_frames / spec.frame_rate)} of frames",
+            megabytes(num_bytes),
+            f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.frame_rate:g} Hz",
+        ]
 
     def __len__(self) -> int:
         return len(self.index)

@@ -75,6 +75,9 @@ class Corpus(Cache):
         parts = [(part.name, part.version, part.index.shards) for part in self._joined.parts]
         return _reopen, (self._path, parts, self.check, self._tiers)
 
+    def _facts(self) -> list[str]:
+        return [f"{len(self.parts):,} parts", *super()._facts()]
+
     @property
     def parts(self) -> list[str]:
         """The names of the parts, in their order."""

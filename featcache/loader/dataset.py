@@ -21,7 +21,6 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from featcache.errors import MOST_COUNTED, ArgumentError, FeatcacheWarning, listing, naming, require_int
 from featcache.loader.cache import Cache, Memory
-from featcache.loader.display import Batch, card, first_of
 from featcache.loader.spans import Crop, Spans, Windows, positions_in
 from featcache.loader.utterances import DatasetVersion, Selection, find_utterances, take, versions_of
 from featcache.manifest.read import Table
@@ -134,20 +133,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def __repr__(self) -> str:
         columns = f" with {listing(self.columns)}" if self.columns else ""
-        return f"FeatureDataset({self._folders()}: {len(self):,} utterances{columns})"
-
-    def _repr_html_(self) -> str:
-        def facts() -> dict[str, object]:
-            labels = {f"classes of {name}": f"{len(found):,}: {listing(found)}" for name, found in self.classes.items()}
-            columns = listing(self.columns)
-            return {"versions": self._folders(), "utterances": f"{len(self):,}", "columns": columns, **labels}
-
-        first = self.versions[0]
-        positions = range(len(self)) if first.positions is None else first.positions
-        return card("FeatureDataset", facts, lambda: first_of(first.cache, positions))
-
-    def _folders(self) -> str:
-        return ", ".join(version.cache.version.path.name for version in self.versions)
+        folders = ", ".join(version.cache.version.path.name for version in self.versions)
+        return f"FeatureDataset({folders}: {len(self):,} utterances{columns})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "lengths"}
@@ -243,7 +230,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             lengths.append(torch.tensor([len(each) for each in frames], device="cpu"))
         ids = [item["id"] for item in items]
         batch = {"ids": ids, "features": self.named(features), "lengths": self.named(lengths)}
-        return Batch(batch | default_collate(rest))
+        return {**batch, **default_collate(rest)}
 
     def batch(self, rows: Sequence[int]) -> dict[str, Any]:
         """The batch of the given rows, gathered straight into padded tensors. Without rows, the batch is empty."""
@@ -266,7 +253,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         }
         lengths = self.named([move(torch.from_numpy(ranges.counts)) for ranges in versions])
         features = self.named([*map(gather, versions)])
-        return Batch({"ids": self.ids.texts(at), "features": features, "lengths": lengths, **columns})
+        return {"ids": self.ids.texts(at), "features": features, "lengths": lengths, **columns}
 
     def named(self, values: Sequence[_Value]) -> _Value | dict[str, _Value]:
         """One value for each version, as items and batches have them: by name, if the versions were given by name."""
