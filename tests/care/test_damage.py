@@ -64,7 +64,7 @@ def test_a_verification_that_is_stopped_says_so(cache, capsys, monkeypatch):
     assert found.interrupted
     assert (found.shards, found.shards_left_out, found.damaged_shards, len(looked_at)) == (1, 2, [name], 1)
     assert not verify(version).interrupted
-    print_report(found, None, None, "")
+    print_report(found, None, "")
     assert "interrupted: the rest was not looked at" in capsys.readouterr().out
     stop.clear()
     monkeypatch.setattr(featcache.care.verify, "_notes", lambda _: stop.set() or [])
