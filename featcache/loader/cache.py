@@ -407,7 +407,7 @@ def tensor_in(out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtyp
     """
     wanted, needed = tensor_of(np.empty(0, dtype)), math.prod(shape)
     if callable(out):
-        out = out(needed * dtype.itemsize).view(wanted.dtype)
+        return out(needed * dtype.itemsize).view(wanted.dtype).view(shape)
     if not isinstance(out, type(wanted)):
         raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
     if (out.dtype, out.device.type, out.is_contiguous()) != (wanted.dtype, "cpu", True):
