@@ -385,9 +385,9 @@ class Buffers:
             memory = np.empty(0, np.uint8)
         if len(memory) <= num_bytes:  # of no bytes, torch makes no tensors of other dtypes
             memory = np.empty(int(num_bytes * _SLACK) + 1, np.uint8)  # numpy's memory is in huge pages, torch's is not
-        held = memory[:]  # by the tensor, and by all views of it
+        held = memory[:num_bytes]  # by the tensor, and by all views of it
         weakref.finalize(held, self._free.append, memory).atexit = False
-        return tensor_of(held)[:num_bytes]
+        return tensor_of(held)
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
