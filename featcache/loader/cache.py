@@ -41,7 +41,7 @@ _Default = TypeVar("_Default")
 Keys: TypeAlias = "Iterable[str] | Iterable[int] | NDArray[Any] | torch.Tensor"
 """Utterances: all by id, or all by position."""
 
-Memory: TypeAlias = "Callable[[int], torch.Tensor]"
+Memory: TypeAlias = "Callable[[int], memoryview | torch.Tensor]"
 """Gives so many bytes in CPU memory, of any content, uint8."""
 
 
@@ -375,19 +375,19 @@ class Buffers:
     def __init__(self, kept: int = 2) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)
 
-    def take(self, num_bytes: int) -> torch.Tensor:
-        """So many bytes of any content, uint8. They are free again when the tensor and all views of it are gone."""
+    def take(self, num_bytes: int) -> memoryview:
+        """So many bytes of any content. They are free again when nobody has them any more, nor an array in them."""
         if num_bytes > _LARGEST_KEPT:
-            return tensor_of(np.empty(num_bytes, np.uint8))
+            return np.empty(num_bytes, np.uint8).data
         try:
             memory = self._free.pop()
         except IndexError:
             memory = np.empty(0, np.uint8)
-        if len(memory) <= num_bytes:  # of no bytes, torch makes no tensors of other dtypes
-            memory = np.empty(int(num_bytes * _SLACK) + 1, np.uint8)  # numpy's memory is in huge pages, torch's is not
-        held = memory[:num_bytes]  # by the tensor, and by all views of it
+        if len(memory) < num_bytes:
+            memory = np.empty(int(num_bytes * _SLACK), np.uint8)  # numpy's memory is in huge pages, torch's is not
+        held = memory[:num_bytes]
         weakref.finalize(held, self._free.append, memory).atexit = False
-        return tensor_of(held)
+        return held.data  # which arrays hold, where of an array they would hold what it is a view of
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
@@ -407,7 +407,10 @@ def tensor_in(out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtyp
     """
     wanted, needed = tensor_of(np.empty(0, dtype)), math.prod(shape)
     if callable(out):
-        return out(needed * dtype.itemsize).view(wanted.dtype).view(shape)
+        memory = out(needed * dtype.itemsize)
+        if isinstance(memory, memoryview):  # by numpy: each operation of torch gives the interpreter's lock away
+            return tensor_of(np.frombuffer(memory, dtype).reshape(shape))
+        return memory.view(wanted.dtype).view(shape)
     if not isinstance(out, type(wanted)):
         raise ArgumentError(f"out is a {type(out).__name__}: give a tensor")
     if (out.dtype, out.device.type, out.is_contiguous()) != (wanted.dtype, "cpu", True):

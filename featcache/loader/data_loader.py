@@ -475,8 +475,8 @@ class Transfer:
             return gathered.to(self._device, dtype)
         if dtype is None or dtype == gathered.dtype:
             return gathered
-        converted = self._converted.take(gathered.numel() * dtype.itemsize).view(dtype)
-        return converted.view(gathered.shape).copy_(gathered)
+        converted = torch.from_numpy(np.asarray(self._converted.take(gathered.numel() * dtype.itemsize)))
+        return converted.view(dtype).view(gathered.shape).copy_(gathered)
 
     def move(self, tensor: torch.Tensor) -> torch.Tensor:
         """Have a small tensor copied to the device."""
