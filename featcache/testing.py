@@ -161,17 +161,14 @@ class ExtractorSuite:
             assert ours.shape == theirs.shape, f"{label(clip)} has shape {ours.shape}, and not {theirs.shape}, {whose}"
             frames += len(ours)
             wrong = differing_frames(ours, theirs, self.tolerance)
-            assert theirs.dtype.kind in "iu" or not wrong.any(), (
-                f"{label(clip)}: frames {_listed(wrong)} of {len(ours)} differ from {whose}, by "
-                f"{largest_error(ours, theirs):.2g} of the largest value; tolerance: {self.tolerance:.2g}"
-            )
             num_wrong += int(wrong.sum())
-            if wrong.any() and not first:
-                first = f"{label(clip)}, frames {_listed(wrong)} of {len(ours)}"
-        assert num_wrong <= math.ceil(self.ties * frames), (
-            f"codes of {num_wrong} of {frames} frames differ from {whose}; ties: {self.ties:.2g}; "
-            f"the first are in {first}"
-        )
+            if wrong.any():
+                where = f"{label(clip)}: frames {_listed(wrong)} of {len(ours)}"
+                error = f"{largest_error(ours, theirs):.2g} of the largest value; tolerance: {self.tolerance:.2g}"
+                assert theirs.dtype.kind in "iu", f"{where} differ from {whose}, by {error}"
+                first = first or where
+        what = f"codes of {num_wrong} of {frames} frames differ from {whose}; ties: {self.ties:.2g}; first {first}"
+        assert num_wrong <= math.ceil(self.ties * frames), what
 
     def test_the_spec_is_coherent(self, loaded: Config, extractor: AnyExtractor) -> None:
         """Shapes, rates and dtypes make sense."""
@@ -292,15 +289,12 @@ class ExtractorSuite:
         first, second = (clip.waveform for clip in self._clips([num_samples] * 2))
         middle = num_samples // 2
         end, start = torch.cat([first[:middle], second[middle:]]), torch.cat([second[:middle], first[middle:]])
-        clips = [Clip("frame-length", waveform) for waveform in (first, end, start)]
-        whole, other_end, other_start = extract(extractor, clips)
+        whole, other_end, other_start = extract(extractor, [Clip("cut", waveform) for waveform in (first, end, start)])
         before = np.logical_or.accumulate(differing_frames(other_end, whole, self.tolerance))
         after = np.logical_or.accumulate(differing_frames(other_start, whole, self.tolerance)[::-1])[::-1]
         seen, allowed = int((before & after).sum()), math.ceil(spec.frame_length / hop)
-        assert seen <= allowed, (
-            f"spec.frame_length: {spec.frame_length} samples, so at most {allowed} frames see a sample, but {seen} "
-            f"look at what is on either side of sample {middle}"
-        )
+        what = f"spec.frame_length: {spec.frame_length} samples, so at most {allowed} frames see a sample"
+        assert seen <= allowed, f"{what}, but {seen} look to both sides of sample {middle}"
 
     def test_reference(self, extractor: AnyExtractor, around: list[Clip]) -> None:
         """The values are those of the class's `reference`."""
@@ -353,11 +347,10 @@ class ExtractorSuite:
 
     def test_the_waveform_is_left_alone(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
         """A call does not change waveforms, which other extractors of the same run get too."""
-        before = [clip.waveform.clone() for clip in clips]
-        given = [Clip(clip.id, waveform.clone()) for clip, waveform in zip(clips, before, strict=True)]
+        given = [Clip(clip.id, clip.waveform.clone()) for clip in clips]
         extract(extractor, given)
-        for clip, waveform in zip(given, before, strict=True):
-            assert torch.equal(clip.waveform, waveform), f"extract wrote to the waveform of {label(clip)}"
+        for clip, after in zip(clips, given, strict=True):
+            assert torch.equal(after.waveform, clip.waveform), f"extract wrote to the waveform of {label(clip)}"
 
     def test_features_are_left_alone(self, extractor: AnyExtractor, clips: list[Clip]) -> None:
         """Later calls do not change the features that a call has returned."""
@@ -387,28 +380,26 @@ class ExtractorSuite:
     def test_batching_policies(self, row_extractor: AnyRowExtractor, around: list[Clip]) -> None:
         """Padded rows and rows of equal length have the values of a row alone."""
         found = {}
-        for batching in declared_batchings(row_extractor):
+        for batching in declared_batchings(row_extractor):  # "single" comes first
             row_extractor.chosen_batching = batching
             found[batching] = extract(row_extractor, around)
-        for batching, features in found.items():
-            self._assert_near(features, found["single"], around, f"those of one row alone, batched as {batching}")
+            whose = f"those of one row alone, batched as {batching}"
+            self._assert_near(found[batching], found["single"], around, whose)
 
     def test_padding_changes_no_latent(self, row_extractor: AnyRowExtractor, around: list[Clip]) -> None:
         """Padding does not change the latents of codes, in which a small fault is not yet rounded away."""
-        extractor = row_extractor
-        if not isinstance(extractor, CodecExtractor) or extractor.batching != "padded":
+        if not isinstance(row_extractor, CodecExtractor) or row_extractor.batching != "padded":
             pytest.skip("the extractor makes no codes from padded rows")
         for clip in around:
-            piece = extractor.pieces(len(clip.waveform))[0]
+            piece = row_extractor.pieces(len(clip.waveform))[0]
             row, frames = clip.waveform[: piece.num_samples], piece.skip + piece.num_frames
             with torch.inference_mode():
-                alone = extractor.latents(*pad_rows([row], 1, len(row)))[0, :frames].cpu().numpy()
-                padded = extractor.latents(*pad_rows([row], 2, extractor.padded_length(len(row) + 1)))
+                alone = row_extractor.latents(*pad_rows([row], 1, len(row)))[0, :frames].cpu().numpy()
+                padded = row_extractor.latents(*pad_rows([row], 2, row_extractor.padded_length(len(row) + 1)))
             apart = largest_error(padded[0, :frames].cpu().numpy(), alone)
-            assert apart <= self.tolerance, (
-                f"latents of {label(clip)} change by {apart:.2g} of the largest where zeros follow the clip; "
-                f"tolerance: {self.tolerance:.2g}; each layer must pad a row at its own end"
-            )
+            what = f"zeros after {label(clip)} change its latents by {apart:.2g} of the largest"
+            remedy = "each layer must pad a row at its own end"
+            assert apart <= self.tolerance, f"{what}; tolerance: {self.tolerance:.2g}; {remedy}"
 
     def test_pieces_cover_a_clip(self, row_extractor: AnyRowExtractor, shortest: int) -> None:
         """Every frame comes from one piece, every sample is in a piece, and no piece goes beyond the clip."""
@@ -451,8 +442,7 @@ class ExtractorSuite:
                 is_right = array.dtype == side.dtype and array.shape[1:] == side.item_shape and len(array) > 0
                 assert is_right, f"{side.name} of {label(clip)} is {array.dtype} {array.shape}, spec.side says {side}"
                 assert np.isfinite(array).all(), f"{side.name} of {label(clip)} is NaN or infinite"
-        features = [rows.features.cpu().numpy() for rows in found]
-        assert_same(features, alone, clips, "in extract_rows")
+        assert_same([rows.features.cpu().numpy() for rows in found], alone, clips, "in extract_rows")
 
 
 def extract(extractor: AnyExtractor, clips: Sequence[Clip]) -> list[Features]:
@@ -473,11 +463,9 @@ def check_features(extractor: AnyExtractor, clip: Clip, found: Features) -> None
     assert found.dtype == spec.dtype, f"extract gave {found.dtype} for {label(clip)}; spec.dtype says {spec.dtype}"
     finite = np.isfinite(found)
     assert finite.all(), f"{(~finite).sum()} of {finite.size} values of {label(clip)} are NaN or infinite"
-    if spec.codebook_sizes:
-        codes = found.astype(np.int64)
-        assert ((codes >= 0) & (codes < np.array(spec.codebook_sizes))).all(), (
-            f"codes of {label(clip)} go from {codes.min()} to {codes.max()}; codebook_sizes: {spec.codebook_sizes}"
-        )
+    if sizes := spec.codebook_sizes:
+        is_code = (found >= 0) & (found < np.array(sizes))
+        assert is_code.all(), f"{label(clip)} has codes {found.min()} to {found.max()}; codebook_sizes: {sizes}"
 
 
 def hop_of(extractor: AnyExtractor) -> int:
@@ -516,10 +504,9 @@ def assert_same(found: Sequence[Features], wanted: Sequence[Features], clips: Se
     """Assert that features of clips are the same, bit for bit. `how` says how `found` was extracted."""
     for ours, theirs, clip in zip(found, wanted, clips, strict=True):
         assert ours.shape == theirs.shape, f"{label(clip)} has {len(ours)} frames {how}, and {len(theirs)} else"
-        assert ours.tobytes() == theirs.tobytes(), (
-            f"{label(clip)} has different values {how}: frames {_listed(_differences(ours, theirs) != 0)} of "
-            f"{len(ours)}, by {largest_error(ours, theirs):.2g} of the largest; no bit may depend on that"
-        )
+        wrong, error = _listed(_differences(ours, theirs) != 0), largest_error(ours, theirs)
+        what = f"{label(clip)} has different values {how}: frames {wrong} of {len(ours)}, by {error:.2g} of the largest"
+        assert ours.tobytes() == theirs.tobytes(), f"{what}; no bit may depend on that"
 
 
 def _listed(wrong: NDArray[np.bool_]) -> str:
@@ -543,14 +530,9 @@ def _with_weights_in(folder: Path, config: Config) -> Config:
 
 
 def _torch_settings() -> dict[str, object]:
-    return {
-        "torch.get_num_threads": torch.get_num_threads(),
-        "torch.get_default_dtype": torch.get_default_dtype(),
-        "torch.get_float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "torch.backends.cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
-        "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
-        "torch.is_grad_enabled": torch.is_grad_enabled(),
-    }
+    called = torch.get_num_threads, torch.get_default_dtype, torch.get_float32_matmul_precision, torch.is_grad_enabled
+    flags = {f"torch.backends.cudnn.{key}": getattr(torch.backends.cudnn, key) for key in ("allow_tf32", "benchmark")}
+    return {f"torch.{setting.__name__}": setting() for setting in called} | flags
 
 
 def _check_pieces(extractor: AnyRowExtractor, lengths: Sequence[int]) -> None:
@@ -564,6 +546,5 @@ def _check_pieces(extractor: AnyRowExtractor, lengths: Sequence[int]) -> None:
             assert piece.start <= covered, f"of {n} samples, {covered} to {piece.start} are in no piece: {pieces}"
             covered = max(covered, piece.start + piece.num_samples)
             has = extractor.num_frames(piece.num_samples)
-            fits = 0 <= piece.skip <= piece.skip + piece.num_frames <= has
-            assert fits, f"{piece}, of {n} samples, has {has} frames"
+            assert 0 <= piece.skip <= piece.skip + piece.num_frames <= has, f"{piece}, of {n} samples, has {has} frames"
         assert covered == n, f"the pieces of {n} samples end at {covered}: {pieces}"

@@ -202,7 +202,7 @@ WRONG = {
     "SampleRate": ("test_the_spec_is_coherent", "spec.sample_rate: 24000, but it was built for 16000"),
     "FrameLength": ("test_frame_length", "160 samples, so at most 1 frames see a sample, but"),
     "SmallDtype": ("test_codes_fit_their_dtypes", "uint8 does not hold the numbers of 1000 codewords; uint16 does"),
-    "LargeCode": ("test_num_frames_is_what_extract_gives", "go from 4 to 4; codebook_sizes: (4,)"),
+    "LargeCode": ("test_num_frames_is_what_extract_gives", "has codes 4 to 4; codebook_sizes: (4,)"),
     "Boundary": ("test_num_frames_is_what_extract_gives", "num_frames and spec.item_shape say"),
     "Flat": ("test_num_frames_is_what_extract_gives", "num_frames and spec.item_shape say"),
     "NeverShort": ("test_num_frames_counts_up_from_none", "num_frames(0) is 1, and must be 0"),
