@@ -69,21 +69,19 @@ def usage(
     counts = [np.zeros(size, np.int64) for size in spec.codebook_sizes]
     adding = Lock()
 
-    def count(part: Cache, pieces: ShardPieces) -> None:
+    def count(pieces: ShardPieces) -> None:
         frames_before = pieces.counts.cumsum() - pieces.counts
         rows = np.arange(pieces.counts.sum()) + np.repeat(pieces.starts - pieces.first - frames_before, pieces.counts)
-        codes = pieces.read(part)[rows]
+        codes = pieces.read()[rows]
         for number, column in enumerate(codes.T):
             for code in (column.min(initial=0), column.max(initial=0)):
                 if not 0 <= code < len(counts[number]):  # else counting would take memory for all codes up to it
-                    raise StoreError(
-                        f"{path}: holds code {code} of codebook {number}, which has {len(counts[number])}: "
-                        "`featcache verify` says where"
-                    )
+                    what = f"holds code {code} of codebook {number}, which has {len(counts[number])}"
+                    raise StoreError(f"{path}: {what}: `featcache verify` says where")
             of_column = np.bincount(column, minlength=len(counts[number]))
             with adding:
                 counts[number] += of_column
 
-    chosen.for_each(len(counts), count, threads, report)
+    chosen.for_each(count, threads, report)
     frames, utterances = (int(number.sum()) for number in chosen.frames_and_utterances())
     return Usage(path.name, cache.version.info.fingerprint, frames, utterances, counts)

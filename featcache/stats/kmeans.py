@@ -35,6 +35,10 @@ _BLOCK_FRAMES = 1 << 14
 _STRETCH_BYTES = 4 << 20
 """A shard is read by stretches of that size, each from the first frame that is drawn of it to the last one."""
 
+_Assigned = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""The sum of the frames nearest to each centroid, float64 `[k, D]`; their number, int64 `[k]`; and the squared distance
+of each frame from its centroid, float32 `[N]`."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -71,10 +75,7 @@ def fit_version(
         raise ConfigError(f"{version.path}: holds {spec.dtype}, {spec.units}; k-means takes float16 or float32")
     if len(spec.item_shape) != 1:
         shape = ", ".join(["frames", *map(str, spec.item_shape)])
-        raise ConfigError(
-            f"{version.path}: holds [{shape}]; k-means takes one vector for each frame: extract one layer, or a "
-            "weighted sum of several"
-        )
+        raise ConfigError(f"{version.path}: holds [{shape}], not [frames, D]: extract one layer, or a weighted sum")
     index = open_index(version)
     available, wanted = int(index.num_frames.sum()), FRAMES_PER_UNIT * k if frames is None else frames
     if min(available, wanted) < k:
@@ -85,14 +86,9 @@ def fit_version(
     if not np.isfinite(sample).all():
         raise ConfigError(f"{version.path}: holds NaN or infinity: `featcache verify` says where")
     fit = cluster(torch.from_numpy(sample).to(device or "cpu"), k, generator, threads)
-    fitted = {
-        "seed": str(seed),
-        "frames": str(len(sample)),
-        "inertia": repr(fit.inertia),
-        "iterations": str(fit.iterations),
-        "spec": json.dumps(asdict(spec)),
-        "featcache": library_versions()["featcache"],
-    }
+    numbers = {"seed": seed, "frames": len(sample), "inertia": fit.inertia, "iterations": fit.iterations}
+    fitted = {name: repr(number) for name, number in numbers.items()}
+    fitted |= {"spec": json.dumps(asdict(spec)), "featcache": library_versions()["featcache"]}
     return Codebook(fit.centroids, version.info.config, version.info.fingerprint, spec.dtype, fitted), fit
 
 
@@ -116,8 +112,7 @@ def draw_frames(version: Version, index: Index, count: int, generator: np.random
             (stretch,) = features.read_ranges([first], [last + 1 - first])
             frames = stretch[in_shard[rows[some]] - first]
             if scales is not None:
-                parameters = scales[items[some]]
-                frames = dequantize_array(frames, parameters[:, 0], parameters[:, 1])
+                frames = dequantize_array(frames, *scales[items[some]].swapaxes(0, 1))
             sample[rows[some]] = frames
     return sample
 
@@ -141,16 +136,13 @@ def cluster(frames: torch.Tensor, k: int, generator: np.random.Generator, thread
     return Fit(centroids.cpu(), sizes.cpu().numpy(), inertia / len(frames), iteration)
 
 
-def _assign(
-    frames: torch.Tensor, centroids: torch.Tensor, pool: ThreadPoolExecutor, threads: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sum of the frames nearest to each centroid, float64 `[k, D]`; their number, int64 `[k]`; and the squared
-    distance of each frame from its centroid, float32 `[N]`.
+def _assign(frames: torch.Tensor, centroids: torch.Tensor, pool: ThreadPoolExecutor, threads: int) -> _Assigned:
+    """Assign frames to the centroids nearest to them.
 
     Frames are summed block by block, and the blocks' sums in their order: the number of threads changes nothing."""
     k, nearest = len(centroids), Nearest(centroids, frames.device)
 
-    def assign_block(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def assign_block(block: torch.Tensor) -> _Assigned:
         codes, distances = nearest(block)
         sizes = codes.bincount(minlength=k)
         starts = sizes.cumsum(0) - sizes

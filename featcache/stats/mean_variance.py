@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
@@ -193,33 +194,18 @@ def moments(
     sums, squares = (ExactSums(len(chosen.names), len(shift)) for _ in range(2))
     adding = Lock()
 
-    def add(part: Cache, pieces: ShardPieces) -> None:
-        piece_sums, piece_squares = _piece_sums(part, pieces, shift)
+    def add(pieces: ShardPieces) -> None:
+        piece_sums, piece_squares = _piece_sums(pieces, shift)
         with adding:
             sums.add(pieces.groups, piece_sums)
             squares.add(pieces.groups, piece_squares)
 
-    chosen.for_each(len(shift), add, threads, report)
+    chosen.for_each(add, threads, report)
     frames, utterances = chosen.frames_and_utterances()
     mean, variance = (one.reshape(-1, *spec.item_shape) for one in _finish(sums, squares, frames, shift))
-    of_groups: dict[str, Any] = {
-        "by": by,
-        "groups": chosen.names,
-        "group_frames": frames,
-        "group_utterances": utterances,
-        "group_mean": mean[1:],
-        "group_variance": variance[1:],
-    }
-    return Stats(
-        version=path.name,
-        fingerprint=cache.version.info.fingerprint,
-        units=spec.units,
-        frames=int(frames.sum()),
-        utterances=int(utterances.sum()),
-        mean=mean[0, ...],  # an array also if a frame is one value
-        variance=variance[0, ...],
-        **({} if by is None else of_groups),
-    )
+    totals = int(frames.sum()), int(utterances.sum()), mean[0, ...], variance[0, ...]  # arrays even of one value
+    of_groups: tuple[Any, ...] = () if by is None else (by, chosen.names, frames, utterances, mean[1:], variance[1:])
+    return Stats(path.name, cache.version.info.fingerprint, spec.units, *totals, *of_groups)
 
 
 def _shift(chosen: Selection) -> Array:
@@ -234,17 +220,16 @@ def _shift(chosen: Selection) -> Array:
     spec = chosen.parts[0].spec
     total, frames = np.zeros(math.prod(spec.item_shape)), 0
     for _, number, position in sorted(candidates, key=lambda one: one[:2])[:_SHIFT_UTTERANCES]:
-        part = chosen.parts[number]
-        pieces = next(pieces_by_shard(part.index, np.array([position]), np.zeros(1, np.int64), len(total)))
-        total += _piece_sums(part, pieces, np.zeros(len(total)))[0][0]
+        pieces = next(pieces_by_shard(chosen.parts[number], np.array([position]), np.zeros(1, np.int64)))
+        total += _piece_sums(pieces, np.zeros(len(total)))[0][0]
         frames += int(pieces.counts[0])
     return (total / frames).astype(spec.dtype).astype(np.float64)
 
 
-def _piece_sums(cache: Cache, pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
+def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
     """The sums of x - shift and of (x - shift)² over each piece, float64 `[pieces, dims]`; a StoreError if an utterance
     holds NaN or infinity."""
-    features = pieces.read(cache)
+    features, cache = pieces.read(), pieces.cache
     sums, squares = np.empty((2, len(pieces.starts), len(shift)))
     with np.errstate(invalid="ignore"):
         for first in range(0, len(shift), _BLOCK_COLUMNS):
@@ -255,7 +240,7 @@ def _piece_sums(cache: Cache, pieces: ShardPieces, shift: Array) -> tuple[Array,
                 offsets = pieces.starts[block] - pieces.starts[block.start]
                 first_row = int(pieces.starts[block.start]) - pieces.first
                 rows = slice(first_row, first_row + int(pieces.counts[block].sum()))
-                values = _values(cache, features[rows, columns], pieces, block, columns)
+                values = _values(features[rows, columns], pieces, block, columns)
                 values -= shifts[: len(values)]  # faster than broadcasting one row, which is a loop for each row
                 np.add.reduceat(values, offsets, axis=0, out=sums[block, columns])
                 np.square(values, out=values)
@@ -263,16 +248,14 @@ def _piece_sums(cache: Cache, pieces: ShardPieces, shift: Array) -> tuple[Array,
     finite = np.isfinite(squares).all(axis=1)
     if not finite.all():
         utterance = cache.ids[int(pieces.positions[finite.argmin()])]
-        raise StoreError(
-            f"{utterance}: holds NaN or infinity in {cache.version.path}: `featcache verify` finds all such utterances"
-        )
+        raise StoreError(f"{utterance}: holds NaN or infinity in {cache.version.path}: `featcache verify` lists all")
     return sums, squares
 
 
-def _values(cache: Cache, stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: slice) -> Array:
+def _values(stored: NDArray[Any], pieces: ShardPieces, block: slice, columns: slice) -> Array:
     """Stored frames as a new float64 array."""
-    if cache.spec.is_quantized:
-        of_pieces = cache.scales_and_offsets(pieces.positions[block])
+    if pieces.cache.spec.is_quantized:
+        of_pieces = pieces.cache.scales_and_offsets(pieces.positions[block])
         of_frames = np.repeat(of_pieces.reshape(len(of_pieces), 2, -1), pieces.counts[block], axis=0)[..., columns]
         stored = dequantize_array(stored, of_frames[:, 0], of_frames[:, 1])
     return stored.astype(np.float64)
@@ -283,8 +266,7 @@ def _blocks(pieces: ShardPieces, max_frames: int) -> list[slice]:
     ends = pieces.starts + pieces.counts
     numbers = (pieces.counts.cumsum() - 1) // max_frames
     cuts = np.flatnonzero((np.diff(numbers) > 0) | (ends[:-1] != pieces.starts[1:])) + 1
-    bounds = [0, *cuts.tolist(), len(ends)]
-    return [slice(first, last) for first, last in pairwise(bounds)]
+    return [slice(first, last) for first, last in pairwise([0, *cuts.tolist(), len(ends)])]
 
 
 def _finish(sums: ExactSums, squares: ExactSums, frames: NDArray[np.int64], shift: Array) -> tuple[Array, Array]:
@@ -311,7 +293,8 @@ class ExactSums:
 
     def __init__(self, groups: int, columns: int) -> None:
         self._shape = groups, columns
-        self._parts: dict[int, NDArray[np.int64]] = {}  # part n counts units of 2^(32 n)
+        self._parts = defaultdict[int, NDArray[np.int64]](lambda: np.zeros(self._shape, np.int64))
+        """Part n counts units of 2^(32 n)."""
 
     def add(self, groups: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Add values, float64 `[n, columns]`, zeros or of sizes from 2^-900 to 2^900, to the group of each row, int64
@@ -324,8 +307,6 @@ class ExactSums:
             unit = 2.0 ** (_PART_BITS * number)
             multiples = np.rint(rest * (1 / unit))
             rest -= multiples * unit
-            if number not in self._parts:
-                self._parts[number] = np.zeros(self._shape, np.int64)
             self._parts[number][targets] += np.add.reduceat(multiples, starts, axis=0).astype(np.int64)
             number -= 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from featcache.loader.utterances import find_utterances, versions_of
 from featcache.manifest.copies import copies_of
 from featcache.manifest.read import read_manifest
 from featcache.manifest.utterances import Manifest
-from featcache.version.index import Index
 
 PIECE_FRAMES = 256
 
@@ -33,6 +33,7 @@ _AT_ONCE = 32
 class ShardPieces:
     """Pieces of one shard, in its order. A piece is up to 256 frames, counted from an utterance's beginning."""
 
+    cache: Cache
     shard: int
     starts: NDArray[np.int64]
     """The first frame of each piece in the shard's features, int64 `[pieces]`."""
@@ -48,14 +49,14 @@ class ShardPieces:
         """The first frame of the first piece in the shard's features."""
         return int(self.starts[0])
 
-    def read(self, cache: Cache) -> NDArray[Any]:
+    def read(self) -> NDArray[Any]:
         """The shard's features from the first piece to the end of the last, `[frames, dims]`, read-only; a DamagedError
         if it is damaged."""
-        if cache.check:
-            begins = self.starts == cache.index.first_frame[self.positions]
+        if self.cache.check:
+            begins = self.starts == self.cache.index.first_frame[self.positions]
             for position in self.positions[begins].tolist():
-                cache.item(position, raw=True)
-        frames = cache.shard_frames(self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first)
+                self.cache.item(position, raw=True)
+        frames = self.cache.shard_frames(self.shard, self.first, int(self.starts[-1] + self.counts[-1]) - self.first)
         return frames.reshape(len(frames), -1)
 
 
@@ -86,20 +87,12 @@ class Selection:
             utterances += np.bincount(groups, minlength=len(utterances))
         return frames, utterances
 
-    def for_each(
-        self, dims: int, work: Callable[[Cache, ShardPieces], object], threads: int, report: Callable[[int], object]
-    ) -> None:
-        """Call `work` for all pieces, of features with `dims` values in each frame, in threads, until one call raises;
-        `report` is called with the frames of each call."""
-        rest = (
-            (part, pieces)
-            for part, positions, groups in self
-            for pieces in pieces_by_shard(part.index, positions, groups, dims)
-        )
+    def for_each(self, work: Callable[[ShardPieces], object], threads: int, report: Callable[[int], object]) -> None:
+        """Call `work` for all pieces, in threads, until one call raises; `report` is called with the frames of each."""
+        rest = (pieces for part, positions, groups in self for pieces in pieces_by_shard(part, positions, groups))
         with ThreadPoolExecutor(threads) as pool:
             while some := list(islice(rest, _AT_ONCE * threads)):
-                done = pool.map(work, *zip(*some, strict=True))  # an error cancels those that wait
-                for (_, pieces), _ in zip(some, done, strict=True):
+                for pieces, _ in zip(some, pool.map(work, some), strict=True):  # an error cancels those that wait
                     report(int(pieces.counts.sum()))
 
 
@@ -141,11 +134,9 @@ def _of_manifest(cache: Cache, manifest: str | Path | Manifest, by: str | None) 
     return Selection([cache], positions, np.repeat(groups, len(copies_of(cache.config))), names)
 
 
-def pieces_by_shard(
-    index: Index, positions: NDArray[np.int64], groups: NDArray[np.int64], dims: int
-) -> Iterator[ShardPieces]:
-    """All pieces of the utterances, shard by shard, in portions of about a million values, `dims` in each frame."""
-    max_frames = max(_VALUES_AT_ONCE // dims, PIECE_FRAMES)
+def pieces_by_shard(cache: Cache, positions: NDArray[np.int64], groups: NDArray[np.int64]) -> Iterator[ShardPieces]:
+    """All pieces of the utterances, shard by shard, in portions of about a million values."""
+    index, max_frames = cache.index, max(_VALUES_AT_ONCE // math.prod(cache.spec.item_shape), PIECE_FRAMES)
     shard, first = index.shard[positions], index.first_frame[positions]
     order = np.lexsort((first, shard))
     numbers, bounds = np.unique(shard[order], return_index=True)
@@ -158,4 +149,4 @@ def pieces_by_shard(
         columns = first[rows][item] + begin, counts, position[item], groups[rows][item]
         cuts = np.flatnonzero(np.diff((counts.cumsum() - counts) // max_frames)) + 1
         for part in zip(*(np.split(column, cuts) for column in columns), strict=True):
-            yield ShardPieces(number, *part)
+            yield ShardPieces(cache, number, *part)

@@ -267,7 +267,7 @@ WITH_NAN["utt-7"][0, 2] = np.nan
     ("features", "options", "message"),
     [
         (make_features(20, (8,), "uint16"), {"k": 5}, "holds uint16, codes; k-means takes float16 or float32"),
-        (make_features(20, (4, 8), "float32"), {"k": 5}, r"holds \[frames, 4, 8\]; .* extract one layer"),
+        (make_features(20, (4, 8), "float32"), {"k": 5}, r"holds \[frames, 4, 8\], not .*: extract one layer"),
         (make_features(2, (4,), "float32", max_frames=3), {"k": 50}, "50 units need at least as many frames; it holds"),
         (make_features(20, (4,), "float32"), {"k": 50, "frames": 49}, "as many frames; --frames is 49"),
         (WITH_NAN, {"k": 5}, "holds NaN or infinity: `featcache verify` says where"),
