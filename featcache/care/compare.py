@@ -83,15 +83,11 @@ def extract_results(extractor: Extractor[Params], clips: Sequence[SampledClip], 
     given = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]
     if isinstance(extractor, CodecExtractor):
         num_codebooks = len(extractor.spec.codebook_sizes)
-        return [
-            ClipResult(rows.features[:, :num_codebooks].long(), rows.features[:, num_codebooks:])
-            for rows in _with_latents(extractor).extract_rows(given)
-        ]
-    return [ClipResult(_comparable(features)) for features in extractor.extract(given)]
-
-
-def _comparable(features: torch.Tensor) -> torch.Tensor:
-    return features if features.is_floating_point() else features.long()  # torch cannot compare all unsigned integers
+        both = [rows.features for rows in _with_latents(extractor).extract_rows(given)]
+        return [ClipResult(one[:, :num_codebooks].long(), one[:, num_codebooks:]) for one in both]
+    found = extractor.extract(given)
+    # torch cannot compare all unsigned integers
+    return [ClipResult(features if features.is_floating_point() else features.long()) for features in found]
 
 
 def _with_latents(extractor: CodecExtractor[Any]) -> CodecExtractor[Any]:
@@ -147,12 +143,10 @@ def compare(found: ClipResult, reference: ClipResult, rounding: float = ROUNDING
     unequal = (found.features != reference.features).reshape(frames, -1)
     counts = unequal.any(1, keepdim=True) if is_float else unequal
     by_frame = counts.sum(1)
-    relative = absolute = torch.zeros(frames)
+    relative, absolute, disturbed = torch.zeros(frames), torch.zeros(frames), by_frame > 0
     if is_float or reference.latents is not None:
         relative, absolute = frame_differences(found.continuous, reference.continuous)
         disturbed = relative > rounding
-    else:
-        disturbed = by_frame > 0
     at = disturbed.nonzero()[:, 0].tolist()
     return Difference(
         values=counts.numel(),

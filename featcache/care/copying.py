@@ -121,8 +121,7 @@ def copy_parts_list(corpus: Location, to: Location) -> None:
         StoreError: It cannot be written.
     """
     if versions := version_names(to):
-        what = f"is the cache of one manifest, with {listing(versions)}"
-        raise ArgumentError(f"{to}: {what}: give the corpus another folder")
+        raise ArgumentError(f"{to}: is the cache of one manifest, with {listing(versions)}: give another folder")
     for part in read_parts(corpus):
         put_part(to, part)
 
@@ -181,8 +180,7 @@ def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
             continue
         data, is_there = version.store.read(key, AT_MOST_BYTES), store.exists(key)
         if is_there and not _is_same(store, key, data):
-            what = f"{store.location / key}: is another tag than that of {version.path}, and stays"
-            copied.problems.append(Problem("tag", what))
+            copied.problems.append(Problem("tag", f"{store.location / key}: is not that of {version.path}, and stays"))
         elif not is_there and shards.issuperset(tag.shards):
             store.put(key, data)
             copied.records += 1
@@ -193,9 +191,8 @@ def _copy_index(version: Version, store: Store) -> int:
     Returns how many files."""
     names = version.shard_names()
     folder = f"index/{index_name(version, names)}"
-    if {*store.names("shards")} - {MARK} != {*names} or store.exists(f"{folder}/{MARK}"):
-        return 0
-    if load_index(version, names) is None:
+    has_others = {*store.names("shards")} - {MARK} != {*names}
+    if has_others or store.exists(f"{folder}/{MARK}") or load_index(version, names) is None:
         return 0
     keys = [key for key, _ in version.store.walk(folder)]
     files: dict[str, Buffer] = {key.removeprefix(f"{folder}/"): version.store.read(key, _AT_MOST_BYTES) for key in keys}

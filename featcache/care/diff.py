@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from featcache.errors import ArgumentError
 from featcache.format.documents import differing_keys
 from featcache.loader.cache import Cache
+from featcache.spec import FeatureSpec
 from featcache.strings import Strings
 
 
@@ -61,7 +61,8 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
     same = a.row_hash[common] == b.row_hash[at[common]]
     drawn = None
     if values:
-        _refuse_other_values(first, second)
+        if (ours := _kind(first.spec)) != (theirs := _kind(second.spec)):
+            raise ArgumentError(f"{first.version.path} has {ours}, {second.version.path} {theirs}: leave out --values")
         comparable = common[same]
         chosen = sorted(random.sample(range(len(comparable)), min(values, len(comparable))))
         drawn = _compare(first, second, a.ids.take(comparable[chosen]))
@@ -76,27 +77,18 @@ def diff(first: Cache, second: Cache, values: int = 0) -> VersionDiff:
     )
 
 
-def _refuse_other_values(first: Cache, second: Cache) -> None:
-    kinds = [
-        f"{'codes' if cache.spec.codebook_sizes else 'floats'} [frames, {', '.join(map(str, cache.spec.item_shape))}]"
-        for cache in (first, second)
-    ]
-    if kinds[0] != kinds[1]:
-        raise ArgumentError(
-            f"values cannot be compared: {first.version.path} has {kinds[0]}, {second.version.path} {kinds[1]}"
-        )
+def _kind(spec: FeatureSpec) -> str:
+    return f"{'codes' if spec.codebook_sizes else 'floats'} [{', '.join(['frames', *map(str, spec.item_shape)])}]"
 
 
-def _compare(first: Cache, second: Cache, ids: Iterable[str]) -> ValuesDiff:
-    utterances = identical = other_lengths = codes = differing = 0
-    largest, most, worst = 0.0, 0, None
-    are_codes = bool(first.spec.codebook_sizes)
+def _compare(first: Cache, second: Cache, ids: Strings) -> ValuesDiff:
+    identical = other_lengths = codes = differing = most = 0
+    largest, worst = 0.0, None
     for id_ in ids:
         a, b = first.item(id_, check=True), second.item(id_, check=True)
-        utterances += 1
         if a.shape != b.shape:
             other_lengths += 1
-        elif are_codes:
+        elif first.spec.codebook_sizes:
             unequal = int((a != b).sum())
             codes, differing = codes + a.size, differing + unequal
             identical += not unequal
@@ -107,4 +99,4 @@ def _compare(first: Cache, second: Cache, ids: Iterable[str]) -> ValuesDiff:
             identical += a.dtype == b.dtype and a.tobytes() == b.tobytes()
             if difference > largest:
                 largest, worst = difference, id_
-    return ValuesDiff(utterances, identical, other_lengths, largest, worst, codes, differing)
+    return ValuesDiff(len(ids), identical, other_lengths, largest, worst, codes, differing)
