@@ -49,14 +49,14 @@ class Cache:
     """The utterances of a version, as they were when it was opened.
 
     A cache is read as a mapping of ids to arrays, in the order of `ids`: `cache["utt-1"]`, `"utt-1" in cache`, `get`,
-    `keys`, `values`, `items`, and a loop over it is one over ids. `cache[3]` is an array by its position. Nothing is
-    read before it is accessed. Open the cache again to see shards that a run has added since. A cache pickled into
-    another process has exactly the same utterances in the same order. Its `index` says where each utterance is.
+    `keys`, `values`, `items`, and a loop over ids. `cache[3]` is an array by its position. Nothing is read before it is
+    accessed. Open the cache again to see shards that a run has added since. A cache pickled into another process has
+    exactly the same utterances in the same order.
 
     Args:
         version: The version to read.
         check, tiers: As for `featcache.open`, whose `ram` and `copy_to` are the tiers.
-        index: The utterances, and where they are; by default those of all its shards.
+        index: Where each utterance is; by default the index of all its shards.
 
     Raises:
         DamagedError: The index must be built, and a shard's metadata is damaged.
@@ -89,12 +89,9 @@ class Cache:
         spec, num_frames = self.spec, int(self.lengths.sum())
         num_bytes = num_frames * math.prod(spec.item_shape) * self.version.dtype.itemsize
         shape = ", ".join(map(str, ("frames", *spec.item_shape)))
-        return [
-            f"{len(self):,} utterances",
-            f"{hours(num_frames / spec.frame_rate)} of frames",
-            megabytes(num_bytes),
-            f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.frame_rate:g} Hz",
-        ]
+        of_each = f"{spec.dtype}{' in uint8' * spec.is_quantized} [{shape}] at {spec.frame_rate:g} Hz"
+        time = f"{hours(num_frames / spec.frame_rate)} of frames"
+        return [f"{len(self):,} utterances", time, megabytes(num_bytes), of_each]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -150,11 +147,8 @@ class Cache:
         return lengths
 
     def find(self, ids: Iterable[str]) -> NDArray[np.int64]:
-        """The positions of utterances; int64 `[ids]`.
-
-        Raises:
-            MissingItemError: Ids are missing; names up to ten, and says how many failed in extraction.
-        """
+        """The positions of utterances; int64 `[ids]`. Raises MissingItemError if ids are missing: names up to ten, and
+        says how many failed in extraction."""
         if isinstance(ids, str):
             raise ArgumentError(f"ids is one id, {ids!r}: give a list of ids")
         try:
@@ -162,9 +156,8 @@ class Cache:
         except (AttributeError, TypeError, UnicodeError):
             raise ArgumentError("ids are not all text: give a list of ids") from None
         positions = self.index.find(wanted)
-        missing = np.flatnonzero(positions < 0).tolist()
-        if missing:
-            raise self.missing_error([wanted[number] for number in missing], len(wanted))
+        if len(missing := np.flatnonzero(positions < 0)):
+            raise self.missing_error([*wanted.take(missing)], len(wanted))
         return positions
 
     def item(
@@ -180,8 +173,8 @@ class Cache:
         """The features of one utterance by its id or position, as `cache[key]`; or a part of them, as in `batch`.
 
         Returns:
-            `[frames, *item_shape]`, read-only: memory-mapped, nothing is copied; with `check`, a new array, and so are
-            the values of quantised features, which are computed. Dtypes and errors are as in `batch`.
+            `[frames, *item_shape]`, read-only and memory-mapped; a new array with `check`, or if values are computed of
+            quantised features. Dtypes and errors are as in `batch`.
         """
         position = self.position(key)
         frames = self._shards.utterance(position)
@@ -191,7 +184,7 @@ class Cache:
         if start is not None or duration is not None:
             length = np.array([len(frames)])
             (first,), (count,) = frames_between(length, self.spec.frame_rate, start or 0, duration)
-            frames = frames[int(first) : int(first + count)]
+            frames = frames[first : first + count]
         if codebooks is not None:
             return frames[:, : check_codebooks(self.spec, codebooks)]
         if self.spec.is_quantized and not raw:
@@ -236,8 +229,7 @@ class Cache:
         codebooks = check_codebooks(self.spec, codebooks)
         check_padding(self.spec, padding_value)
         if raw and self.spec.is_quantized and padding_value != 0:
-            hint = "levels are padded with 0; give padding_value to dequantize"
-            raise ArgumentError(f"padding_value is {padding_value}: {hint}")
+            raise ArgumentError(f"padding_value is {padding_value}: levels are padded with 0; give it to dequantize")
         positions = self._positions(keys)
         firsts, counts = np.zeros_like(positions), self.index.num_frames[positions]
         if start is not None or duration is not None:
@@ -299,12 +291,8 @@ class Cache:
     def quantization(self, keys: Keys) -> torch.Tensor:
         """Scale and offset of each utterance and dimension, for `featcache.dequantize`: value = offset + scale * level.
 
-        Returns:
-            float32 `[keys, 2, *item_shape]`: scale, offset.
-
-        Raises:
-            StoreError: The features are not quantised, see `spec.is_quantized`. Other errors as in `batch`.
-        """
+        Returns float32 `[keys, 2, *item_shape]`. Raises StoreError if the features are not quantised, see
+        `spec.is_quantized`; other errors as in `batch`."""
         if not self.spec.is_quantized:
             raise StoreError(f"{self.version.path}: its features are not quantised: `batch` returns their values")
         return tensor_of(self.scales_and_offsets(self._positions(keys)))
@@ -317,10 +305,7 @@ class Cache:
     def side(self, name: str, key: str | SupportsIndex) -> NDArray[Any]:
         """An utterance's entries of one of the side arrays that `spec.side` lists, such as scales: read-only,
         `[entries, *item_shape]`, maybe empty. With `check`, the shard's whole array is compared with its checksum.
-
-        Raises:
-            StoreError: There is no such side array. Other errors as in `batch`.
-        """
+        Raises StoreError if there is no such side array; other errors as in `batch`."""
         return self._shards.side(name, self.position(key))
 
     def shard_frames(self, shard: int, first: int, count: int) -> NDArray[Any]:
@@ -342,8 +327,7 @@ class Cache:
     def position(self, key: str | SupportsIndex) -> int:
         """The position of one utterance by its id or position, from 0; errors as in `batch`."""
         if isinstance(key, str):
-            position = self.index.find_one(key)
-            if position < 0:
+            if (position := self.index.find_one(key)) < 0:
                 raise self.missing_error([key], 1)
             return position
         try:
@@ -357,8 +341,7 @@ class Cache:
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
         if isinstance(keys, str) or not isinstance(keys, Iterable):
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
-        if not isinstance(keys, Sized):
-            keys = [*keys]
+        keys = keys if isinstance(keys, Sized) else [*keys]
         if len(keys) and isinstance(next(iter(keys)), str):
             return self.find(cast("Iterable[str]", keys))
         return positions_in("keys", keys, len(self), str(self.version.path), "all ids, or all positions")
@@ -369,8 +352,7 @@ class Buffers:
 
     New memory costs more than copying a batch into it: the kernel clears every page that is touched for the first time,
     and a batch of speech is larger than what `malloc` keeps. So batches take turns in the same memory. Training drops
-    each batch for the next one, so it is enough to keep the memory of two arrays that nobody has any more (`kept`), and
-    they need not be returned explicitly."""
+    each batch for the next one, so it is enough to keep the memory of two that nobody has any more (`kept`)."""
 
     def __init__(self, kept: int = 2) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=kept)

@@ -38,22 +38,21 @@ def open(  # noqa: A001
     """Open a version of a cache for reading; or of a corpus, which gives a `Corpus`: all its parts as one sequence.
 
     Args:
-        path: The cache; or a version's folder in it, or that version's name in the cache: "features/fbank80". Or the
-            URL of one: "s3://bucket/features", gs:// or az://, which needs the extra `cloud`; see docs/scale.md.
+        path: The cache, or a version in it, by its folder or its name: "features/fbank80". Or the URL of one:
+            "s3://bucket/features", gs:// or az://, which needs the extra `cloud`; see docs/scale.md.
         name: The version's name, or its folder's name; not needed if the cache has only one version.
-        config: Open the version with this config's fingerprint: a YAML file, a packaged config's name, or a `Config`.
-            The first two need `featcache[extract]`.
+        config: Open the version with this config's fingerprint: a YAML file or a packaged config's name, which need
+            `featcache[extract]`, or a `Config`.
         tag: Open the version as it was when `featcache tag` gave it this name, whatever was added or replaced since;
             of several versions, the one that has this tag. "features/fbank80@paper" does the same.
-        check: Whether to compare every utterance that is read with its checksum. Its features are then read, and not
-            mapped, so that a disk that fails gives a DamagedError. Without, it may end the process by SIGBUS.
+        check: Whether to compare every utterance that is read with its checksum. It is then read, and not mapped: a
+            disk that fails gives a DamagedError, and does not end the process by SIGBUS.
         strict: Whether to refuse an unfinished version instead of warning: one that lacks utterances of a manifest that
             are not in the failure ledger either, that has lost shards, or of which its records do not tell.
         ram: How much memory to use for copies of shards, which all processes of this machine share: "4GB", "512MiB", or
-            a number of bytes. They are copied while they are read; from an object store, before they are read, so that
-            each byte is fetched once. None by default, since the page cache does the same for folders.
-        copy_to: A folder on a local disk to which shards are copied likewise. With `ram` too, memory comes before the
-            disk, and that before the cache.
+            a number of bytes. They are copied while they are read; from an object store, before, so that each byte is
+            fetched once. None by default, since the page cache does the same for folders.
+        copy_to: A folder on a local disk to which shards are copied likewise. With `ram` too, memory comes first.
         copy_limit: The limit for all copies in that folder together; by default, a tenth of the disk stays free.
 
     Raises:
@@ -72,26 +71,23 @@ def open(  # noqa: A001
 
         tiers = Tiers.parse(ram, copy_to, copy_limit)
     location = parse_location("path", path)
-    if config is not None:
-        config = _load(config)
+    config = None if config is None else _load(config)
     if (found := corpus_of(location)) is not None:
-        if found[1] and name is None:
-            name = found[1]
         if tag is not None:
-            hint = "open the parts, each of which has its own tags"
-            raise ArgumentError(f"tag is {tag!r}: {location} is a corpus: {hint}")
+            raise ArgumentError(f"tag is {tag!r}: {location} is a corpus: open its parts, which have tags of their own")
         from featcache.loader.corpus import Corpus, open_parts
 
+        corpus, of_path = found
         made_by = None if config is None else (config.name, config.fingerprint())
-        return Corpus(found[0], open_parts(found[0], name, made_by, strict), check=check, tiers=tiers)
+        parts = open_parts(corpus, (of_path or None) if name is None else name, made_by, strict)
+        return Corpus(corpus, parts, check=check, tiers=tiers)
     if config is None:
         version = select_version(location, name, tag)
     else:
-        version = select_configured(location, name, config.name, config.fingerprint(), config.resolved())
-        if tag is not None:
-            from featcache.version.tags import at_tag
+        from featcache.version.tags import at_tag
 
-            version = at_tag(version, tag)
+        made = select_configured(location, name, config.name, config.fingerprint(), config.resolved())
+        version = at_tag(made, tag)
     cache = Cache(version, check=check, tiers=tiers)
     for run in find_lacking(version, cache.index):
         message = f"{version.path}: {run}"

@@ -29,17 +29,14 @@ _FILES_OPEN = 128
 class Shards:
     """The frames and side arrays of a version's utterances, in mapped shards. Safe to use from several threads.
 
-    What has been mapped is read when somebody looks at it, and if the disk cannot read it then, or the file has become
-    shorter, the kernel ends the process by SIGBUS. `load_checked` and `range` read it at once, from the file, and raise
-    an error.
+    What has been mapped is read when somebody looks at it: if the disk cannot read it then, or the file has become
+    shorter, the kernel ends the process by SIGBUS. `load_checked` and `range` read from the file, and raise an error.
 
     Every method that reads raises DamagedError if the shard is not what was written, and StoreError if it cannot be
     read. With `check`, side arrays are compared with their checksums."""
 
     def __init__(self, version: Version, index: Index, *, check: bool = False) -> None:
-        self.version = version
-        self.index = index
-        self._check = check
+        self.version, self.index, self._check = version, index, check
         self._opened: dict[int, Shard] = {}  # by the shard's number in the index; so are the others
         self._features: dict[int, NDArray[Any]] = {}
         self._checksums: dict[int, NDArray[np.uint64]] = {}
@@ -87,8 +84,7 @@ class Shards:
     def side(self, name: str, position: int) -> NDArray[Any]:
         """An utterance's entries of a side array, `[entries, *item_shape]`; read-only. StoreError if there is none."""
         number = int(self.index.shard[position])
-        side = self._sides.get((name, number))
-        if side is None:
+        if (side := self._sides.get((name, number))) is None:
             side = self._sides[name, number] = self._open_side(name, self._shard(number), self._check)
         return side.item(self._item(position, len(side.offsets) - 1))
 
@@ -102,12 +98,11 @@ class Shards:
         return scale_and_offset
 
     def _checksum(self, position: int, number: int) -> int:
-        if number not in self._checksums:
+        if (checksums := self._checksums.get(number)) is None:
             shard = self._shard(number)
             if self.version.info.spec.is_quantized:
                 self._sides[QUANTIZATION, number] = self._open_side(QUANTIZATION, shard, check=True)
-            self._checksums[number] = shard.table["item_crc32c"]
-        checksums = self._checksums[number]
+            checksums = self._checksums[number] = shard.table["item_crc32c"]
         return int(checksums[self._item(position, len(checksums))])
 
     def _not_as_written(self, number: int, id_: str) -> DamagedError:
@@ -131,8 +126,7 @@ class Shards:
         if list(map(len, slices)) != counts:
             at = next(at for at, frames in enumerate(slices) if len(frames) != counts[at])
             shard, end = self._shard(shards[at]), firsts[at] + counts[at]
-            path = shard.store.location
-            raise DamagedError(f"{path}: damaged: shard {shard.name} ends before frame {end}", path)
+            raise DamagedError(f"{shard.folder}: damaged: it ends before frame {end}", shard.store.location)
         return slices
 
     def _read_into(self, out: NDArray[Any], number: int, first: int, frames: NDArray[Any]) -> None:
@@ -140,8 +134,7 @@ class Shards:
         self._file(number).read_into(out, first)
 
     def _file(self, number: int) -> Frames:
-        file = self._files.get(number)
-        if file is None:
+        if (file := self._files.get(number)) is None:
             file = self._open_file(number)
             if len(self._files) >= self._most_files:
                 with suppress(KeyError):  # another thread has taken it
@@ -153,14 +146,12 @@ class Shards:
         return self._shard(number).open_features()
 
     def _shard(self, number: int) -> Shard:
-        shard = self._opened.get(number)
-        if shard is None:
+        if (shard := self._opened.get(number)) is None:
             shard = self._opened[number] = self.version.shard(self.index.shards[number])
         return shard
 
     def _map(self, number: int) -> NDArray[Any]:
-        features = self._features.get(number)
-        if features is None:
+        if (features := self._features.get(number)) is None:
             features = self._features.setdefault(number, self._open(number))  # or another thread's
         return features
 
@@ -170,6 +161,5 @@ class Shards:
     def _open_side(self, name: str, shard: Shard, check: bool) -> SideArray:
         names = [spec.name for spec in self.version.info.spec.side]
         if name not in names:
-            there = listing(names) or "none"
-            raise StoreError(f"{self.version.path}: has no side array {name!r}; it has {there}")
+            raise StoreError(f"{self.version.path}: has no side array {name!r}; it has {listing(names) or 'none'}")
         return shard.side(name, check=check)

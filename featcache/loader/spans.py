@@ -15,7 +15,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal, SupportsIndex, get_args
+from typing import Any, Literal, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,63 +26,52 @@ from featcache.spec import FeatureSpec
 Where = Literal["random", "start", "center"]
 Short = Literal["pad", "drop", "error"]
 
+Ints: TypeAlias = NDArray[np.int64]
+"""Positions of utterances, or numbers of frames; int64 `[n]`."""
+
 
 @dataclass(frozen=True)
 class Spans:
     """Some frames of some utterances of a version."""
 
-    positions: NDArray[np.int64]
-    """The positions of the utterances; int64 `[n]`."""
-    firsts: NDArray[np.int64]
-    """The first frame of each; int64 `[n]`."""
-    counts: NDArray[np.int64]
-    """The number of frames of each; int64 `[n]`."""
+    positions: Ints
+    """The positions of the utterances."""
+    firsts: Ints
+    """The first frame of each."""
+    counts: Ints
+    """The number of frames of each."""
 
 
-def frames_between(
-    lengths: NDArray[np.int64], rate: float, start: ArrayLike, duration: ArrayLike | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The frames of a span of time in each of some utterances, of `lengths` int64 `[n]` and `rate` frames a second.
+def frames_between(lengths: Ints, rate: float, start: ArrayLike, duration: ArrayLike | None) -> tuple[Ints, Ints]:
+    """The first frame, and the number of frames, of a span of time in each utterance, of `rate` frames a second.
 
     `start` and `duration` are in seconds: one number, or one for each utterance `[n]`; without a duration, to the end.
-
-    Returns:
-        The first frame, and the number of frames: the duration's, rounded, but at least one, or as many as there are.
-        int64 `[n]`, both.
-
-    Raises:
-        ArgumentError: A span is negative, not a number, or begins where its utterance has ended.
-    """
+    The number of frames is rounded, but at least one, or as many as there are. Raises ArgumentError if a span is
+    negative, not a number, or begins where its utterance has ended."""
     starts = _seconds("start", start, len(lengths))
-    late = np.flatnonzero(starts * rate >= lengths)
-    if len(late):
+    if len(late := np.flatnonzero(starts * rate >= lengths)):
         spans = [f"{starts[i]:g} s of {lengths[i] / rate:g} s (number {i})" for i in late.tolist()]
         raise ArgumentError(f"start lies beyond the end of {len(late)} of {len(lengths)} utterances: {listing(spans)}")
     first = np.minimum(np.rint(starts * rate).astype(np.int64), lengths - 1)  # half a frame before the end is the last
     counts = lengths - first
     if duration is not None:
         durations = _seconds("duration", duration, len(lengths))
-        wanted = np.maximum(np.rint(durations * rate), durations > 0).astype(np.int64)
-        counts = np.minimum(counts, wanted)
+        counts = np.minimum(counts, np.maximum(np.rint(durations * rate), durations > 0).astype(np.int64))
     return first, counts
 
 
-def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> NDArray[np.int64]:
+def positions_in(name: str, values: Any, count: int, where: str, wanted: str) -> Ints:
     """Positions in a sequence of `count`, int64 `[values]`, counted from its beginning; negative values from its end.
 
-    `name`, `where` and `wanted` are for messages: the argument, what has the sequence, and what to give instead.
-
-    Raises:
-        ArgumentError: The values are not whole numbers of Python, numpy or torch, or not in a sized sequence.
-        IndexError: There is no such position.
-    """
+    `name`, `where` and `wanted` are for messages: the argument, what has the sequence, and what to give instead. Raises
+    IndexError if there is no such position; ArgumentError if the values are not whole numbers of Python, numpy or
+    torch, or not in a sized sequence."""
     if not isinstance(values, Sized):
         raise ArgumentError(f"{name} is {values!r}: give {wanted}")
     positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
     if positions.dtype.kind not in "iu" or positions.ndim != 1:
         raise ArgumentError(f"{name} are {positions.dtype} {list(positions.shape)}: give {wanted}")
-    outside = positions[(positions < -count) | (positions >= count)]
-    if len(outside):
+    if len(outside := positions[(positions < -count) | (positions >= count)]):
         raise IndexError(f"no utterance at {outside[0]}: {where} has {count:,}")
     return positions.astype(np.int64) % max(1, count)
 
@@ -106,15 +95,13 @@ def check_padding(spec: FeatureSpec, value: float) -> None:
         raise ArgumentError(f"padding_value is {value!r}: give a number")
     if dtype.kind == "f":
         largest = float(np.finfo(dtype).max)
-        if not largest < abs(value) < np.inf:
-            return
-        remedy = f"whose largest value is {largest:g}"
-    else:
-        limits = np.iinfo(dtype)
-        if limits.min <= value <= limits.max and int(value) == value:
-            return
+        if largest < abs(value) < np.inf:
+            raise ArgumentError(
+                f"padding_value is {value}: these features are {dtype}, whose largest value is {largest:g}"
+            )
+    elif not (limits := np.iinfo(dtype)).min <= value <= limits.max or int(value) != value:
         remedy = f"so it must be a whole number from {limits.min} to {limits.max}; lengths tell where padding begins"
-    raise ArgumentError(f"padding_value is {value}: these features are {dtype}, {remedy}")
+        raise ArgumentError(f"padding_value is {value}: these features are {dtype}, {remedy}")
 
 
 def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
@@ -123,23 +110,16 @@ def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
     except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"{name} is {value!r}: it must be seconds, 0 or more") from error
     if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
-        raise ArgumentError(
-            f"{name} has shape {list(array.shape)}: give one number, or one for each of {count} utterances"
-        )
+        raise ArgumentError(f"{name} has shape {list(array.shape)}: give one number, or one for each of {count} keys")
     array = np.broadcast_to(array, count)
-    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if len(wrong):
+    if len(wrong := np.flatnonzero(~(np.isfinite(array) & (array >= 0)))):
         raise ArgumentError(f"{name} is {array[wrong[0]]:g}: it must be seconds, 0 or more")
     return array
 
 
 @dataclass(frozen=True)
 class Crop:
-    """A window in each utterance.
-
-    Raises:
-        ArgumentError: The arguments contradict each other, or one is out of range.
-    """
+    """A window in each utterance. Raises ArgumentError if the arguments contradict each other, or are out of range."""
 
     frames: int | None = None
     """The window's length, in frames of the dataset's first version."""
@@ -179,29 +159,25 @@ class Windows:
         self.length = crop.frames or max(1, round((crop.seconds or 0) * float(rates[0])))
         """The length of a window, in frames of the first version."""
         self._ratios = [rate / rates[0] for rate in rates]
+        self._counts = [max(1, round(self.length * ratio)) for ratio in self._ratios]
         step = math.lcm(*(ratio.denominator for ratio in self._ratios))
         self._step = step if step <= rates[0] else 1
 
-    def short(self, lengths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    def short(self, lengths: Sequence[Ints]) -> Ints:
         """Which utterances, by their lengths in each version, are shorter than a window in any; int64 `[short]`."""
         return np.flatnonzero(self._common(lengths) < self.length)
 
-    def ranges(
-        self, lengths: Sequence[NDArray[np.int64]], positions: NDArray[np.int64], epoch: int
-    ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-        """For each version, the first frames of the utterances' windows, and their numbers of frames; int64 `[n]` each.
+    def ranges(self, lengths: Sequence[Ints], positions: Ints, epoch: int) -> tuple[list[Ints], list[Ints]]:
+        """For each version, the first frames of the utterances' windows, and their numbers of frames.
 
         `lengths` are the utterances' in each version, in frames; `positions` are those in the first version."""
         firsts = self._firsts(self._common(lengths), positions, epoch)
         begins = [np.rint(firsts * float(ratio)).astype(np.int64) for ratio in self._ratios]
-        counts = [
-            np.clip(available - first, 0, max(1, round(self.length * ratio)))
-            for available, first, ratio in zip(lengths, begins, self._ratios, strict=True)
-        ]
-        return begins, counts
+        rooms = [length - first for length, first in zip(lengths, begins, strict=True)]
+        return begins, [np.clip(room, 0, most) for room, most in zip(rooms, self._counts, strict=True)]
 
-    def _firsts(self, lengths: NDArray[np.int64], positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """The first frame of each window, int64 `[n]`; 0 if the utterance is no longer than the window."""
+    def _firsts(self, lengths: Ints, positions: Ints, epoch: int) -> Ints:
+        """The first frame of each window; 0 if the utterance is no longer than the window."""
         places = np.maximum(lengths - self.length, 0) // self._step + 1  # that a window may begin at
         if self.crop.where == "start":
             return np.zeros_like(lengths)
@@ -210,8 +186,8 @@ class Windows:
         drawn = _hashes(self.crop.seed, epoch, positions) >> np.uint64(32)
         return ((drawn * places.astype(np.uint64)) >> np.uint64(32)).astype(np.int64) * self._step
 
-    def _common(self, lengths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """The lengths that the utterances have in every version, in whole frames of the first; int64 `[n]`."""
+    def _common(self, lengths: Sequence[Ints]) -> Ints:
+        """The lengths that the utterances have in every version, in whole frames of the first."""
         shortest = lengths[0]
         for length, ratio in zip(lengths[1:], self._ratios[1:], strict=True):
             shortest = np.minimum(shortest, length * ratio.denominator // ratio.numerator)
@@ -223,7 +199,7 @@ def _state(seed: int, epoch: int) -> np.uint64:
     return np.uint64(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
 
 
-def _hashes(seed: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+def _hashes(seed: int, epoch: int, positions: Ints) -> NDArray[np.uint64]:
     """64 well-mixed bits for each position.
 
     Source: splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), whose state is
@@ -231,5 +207,4 @@ def _hashes(seed: int, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.u
     z = _state(seed, epoch) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    hashes: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
-    return hashes
+    return z ^ (z >> np.uint64(31))

@@ -79,7 +79,7 @@ class TestSeconds:
             ({"start": [0.0, 0.5]}, r"start lies beyond the end of 1 of 2 utterances: 0.5 s of 0.3 s \(number 1\)"),
             ({"start": -1}, r"start is -1: it must be seconds, 0 or more"),
             ({"duration": float("nan")}, "duration is nan"),
-            ({"start": [1.0, 2.0, 3.0]}, r"start has shape \[3\]: give one number, or one for each of 2 utterances"),
+            ({"start": [1.0, 2.0, 3.0]}, r"start has shape \[3\]: give one number, or one for each of 2 keys"),
         ],
     )
     def test_that_are_not_there_are_an_error(self, fbank, span, what):
