@@ -190,8 +190,7 @@ class Delivery:
         except StoreError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
-            what = "make room or mend the disk, and run the same command again"
-            raise StoreError(f"{error}; the shards committed so far are good: {what}") from error
+            raise StoreError(f"{error}; what is committed stays: make room or mend the disk, and run again") from error
         with self._state:
             self._progress.shards += done.progress.shards
         self._control.done(done)

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from featcache.engines.process import Setup
 from featcache.engines.worker import Died, Event, Finished, Message, Ready, Stop, Work, WorkerSetup, Working
-from featcache.errors import ConfigError, ExtractorError, counted
+from featcache.errors import ConfigError, ExtractorError, counted, listing
 from featcache.extraction.audio_files import can_be_read
 from featcache.extraction.jobs import DoneTask, JobGroup, Progress, RunControl
 from featcache.extraction.options import Options
@@ -174,11 +174,9 @@ class Dispatch:
         self, group: JobGroup, tasks: Iterator[ShardTask], control: RunControl, team: Team, options: Options
     ) -> None:
         self._group, self._control, self._team = group, control, team
-        versions = [
-            (job.version.path.absolute(), {key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id})
-            for job in group.jobs
-        ]
-        self._setup = WorkerSetup(Setup.of(group), versions, options)
+        paths = [job.version.path.absolute() for job in group.jobs]
+        asked = [{key: job.run.asked[key] for key in _ASKED} | {"part_of": job.run.id} for job in group.jobs]
+        self._setup = WorkerSetup(Setup.of(group), list(zip(paths, asked, strict=True)), options)
         self._workers = [_Worker() for _ in team.names]
         self._chunks = Chunks(tasks, len(self._workers))
         self._suspects = group.suspects
@@ -210,11 +208,8 @@ class Dispatch:
         finally:
             self._team.end()
         if self._unread:
-            raise ExtractorError(
-                f"{counted(len(self._unread), 'utterance')} could not be read by workers, for example "
-                f"{self._first_unread}. This machine can read them, so they have not failed: let all machines see the "
-                "audio, and run the same command again. The shards committed so far are good"
-            )
+            what = f"workers could not read {counted(len(self._unread), 'utterance')}, such as {self._first_unread}"
+            raise ExtractorError(f"{what}; this machine can: let all see the audio, and run the same command again")
 
     def _end(self) -> None:
         """Stop who is at work, if the run was stopped, and have those who got nothing record that; wait for all."""
@@ -281,11 +276,8 @@ class Dispatch:
         if self._first is None:
             self._first = name, device
         if device != self._first[1] and not self._setup.options.allow_mixed_devices:
-            raise ConfigError(
-                f"{name} is {device}, and {self._first[0]} is {self._first[1]}: different models round differently, "
-                "so a value would depend on where it was computed: choose devices of one model, or accept that with "
-                "--allow-mixed-devices"
-            )
+            what = f"{name} is {device}, and {self._first[0]} is {self._first[1]}, which rounds differently"
+            raise ConfigError(f"{what}: choose devices of one model, or accept that with --allow-mixed-devices")
         if device not in progress.devices:
             progress.devices.append(device)
         ready = sum(bool(worker.runs) for worker in self._workers)
@@ -307,8 +299,7 @@ class Dispatch:
         if not again.is_lost:
             self._team.start(number, self._setup)
         elif all(worker.is_lost for worker in self._workers) and not self._is_over():
-            what = f"{', '.join(self._team.names)}: processes ended again and again, the last one by {how}"
-            raise ExtractorError(f"{what}; the shards committed so far are good")
+            raise ExtractorError(f"{listing(self._team.names)}: processes ended again and again, the last by {how}")
 
     def _learn(self, dead: Sequence[str], counts: bool) -> None:
         """Look at what was in flight in a worker that has died."""

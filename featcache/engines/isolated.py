@@ -60,8 +60,7 @@ class IsolatedProcess:
     def _extract(self, number: int, utterance: Utterance, times: WorkerTimes) -> Extracted:
         """Extract an utterance for the config of that number."""
         if utterance.id in self._group.suspects.fatal:
-            why = "it was extracted in a process of its own, and even so the run died"
-            return self._crashed(number, utterance, why)
+            return self._crashed(number, utterance, "it was extracted in a process of its own, and the run died again")
         if (process := self._process or self._begin()) is None:
             return self._crashed(number, utterance, f"a process of its own cannot begin: {self._obstacle}")
         kills = kills_for_memory()
@@ -103,13 +102,11 @@ class IsolatedProcess:
         self._process = OtherProcess(_MAIN)
         try:
             self._process.connection.send(setup)
-            error = self._process.connection.recv()
-        except (EOFError, OSError):
-            self._obstacle = f"it ended: {self.close()}"
-        else:
-            if error is not None:
+            if (error := self._process.connection.recv()) is not None:
                 self.close()
                 self._obstacle = last_line(error)
+        except (EOFError, OSError):
+            self._obstacle = f"it ended: {self.close()}"
         return self._process
 
 

@@ -86,10 +86,8 @@ class _Workers:
         self.in_flight = InFlight([(job.version, job.run.id) for job in group.jobs], group.device.workers)
         self.isolated = IsolatedProcess(group, control.stop)
         self.downloads = Downloads(group.root, group.device.workers, control.give_up, control.stop)
-        self._group = group
-        self._device = group.device
-        self._control = control
-        self._progress, self._stop = control.progress, control.stop
+        self._group, self._device = group, group.device
+        self._control, self._progress, self._stop = control, control.progress, control.stop
         self._extract_batch = batch_extractor(group.root, group.configs, group.source, self.downloads.take)
         cut = self._cut(tasks)
         # One worker at a time takes from it.
@@ -109,8 +107,7 @@ class _Workers:
         self._batch_of: dict[PendingRows, Batch] = {}
         self._is_taking = False
         self._is_exhausted = False  # no more utterances are taken
-        self._decoding = 0
-        self._computing = 0
+        self._decoding = self._computing = 0
         self._delivery = Delivery(control, self._state, self._fail)
 
     def run(self) -> None:

@@ -6,10 +6,8 @@ ends in whatever way does."""
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 
 from featcache import errors
 from featcache.config import Config
@@ -45,21 +44,14 @@ class OtherProcess:
 
     def __init__(self, main: str, environment: Mapping[str, str] | None = None) -> None:
         module, _, function = main.partition(":")
-        start = (
-            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-            "from multiprocessing.connection import Connection; "
-            f"from {module} import {function}; {function}(Connection(int(sys.argv[2])))"
-        )
         self.connection, theirs = Pipe()  # this end of the connection, and the other one
+        connect = f"from multiprocessing.connection import Connection; theirs = Connection({theirs.fileno()})"
+        serve = f"from {module} import {function}; {function}(theirs)"
+        command = [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!a}; {connect}; {serve}"]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which the other process inherits
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", start, json.dumps(sys.path), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a library prints is no result
-                pass_fds=[theirs.fileno()],
-                env=environment,
-            )
+            # What a library prints is no result, and goes to stderr.
+            self._process = Popen(command, stdin=DEVNULL, stdout=2, pass_fds=[theirs.fileno()], env=environment)
         except BaseException:
             self.connection.close()
             raise
@@ -73,7 +65,7 @@ class OtherProcess:
         self.connection.close()
         try:
             code = self._process.wait(_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:  # it is still extracting, and nobody waits for that any more
+        except TimeoutExpired:  # it is still extracting, and nobody waits for that any more
             self._process.kill()
             code = self._process.wait()
         return ending(code)
@@ -121,14 +113,11 @@ class Setup:
     @classmethod
     def of(cls, group: JobGroup) -> Setup:
         """That of a group, for processes whose current folder may be another."""
-        return cls(
-            root=group.root.absolute() if isinstance(group.root, Path) else group.root,
-            paths_there=paths_there(group.root, group.some_paths),
-            configs=[config.config for config in group.configs],
-            source=None if group.source is None else group.source.version.path.absolute(),
-            allows_remote_code=remote_code_is_allowed(),
-            allowed_commands=allowed_commands(),
-        )
+        root = group.root.absolute() if isinstance(group.root, Path) else group.root
+        there = paths_there(group.root, group.some_paths)
+        configs = [config.config for config in group.configs]
+        source = None if group.source is None else group.source.version.path.absolute()
+        return cls(root, there, configs, source, remote_code_is_allowed(), allowed_commands())
 
     def build(self, device: Device) -> tuple[list[BuiltConfig], SourceVersion | None]:
         """Prepare this process for the extractors, and open the version that they extract from.
@@ -138,11 +127,8 @@ class Setup:
             StoreError: That version cannot be opened.
         """
         if self.paths_there and not paths_there(self.root, self.paths_there):
-            raise ManifestError(
-                f"{socket.gethostname()}: none of {counted(len(self.paths_there), 'audio file')} checked exists there, "
-                f"for example {locate(self.root, self.paths_there[0])}; where the run was planned, they do: audio must "
-                "be on a file system that all machines share, or at URLs"
-            )
+            files = f"{counted(len(self.paths_there), 'audio file')}, such as {locate(self.root, self.paths_there[0])}"
+            raise ManifestError(f"{socket.gethostname()}: has none of {files}: share their file system, or use URLs")
         if self.allows_remote_code:
             allow_remote_code()
         allow_commands(self.allowed_commands)

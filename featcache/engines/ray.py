@@ -213,8 +213,7 @@ class _Actor:
         sys.path += [folder for folder in path if folder not in sys.path]
         faulthandler.disable()  # Ray's; the run's own tells a crash from a kill
         if (own := os.nice(0)) > niceness:
-            what = f"{socket.gethostname()}: Ray runs its workers at nice {own}, after all else on the machine"
-            self._events.put(f"{what}: start Ray there with RAY_worker_niceness=0 in the environment")
+            self._events.put(f"{socket.gethostname()}: Ray works at nice {own}: start it with RAY_worker_niceness=0")
         self._inbox = Inbox()
         threading.Thread(target=work, args=[pickle.loads(setup), self._inbox, self._events.put], daemon=True).start()
         return str(ray.get_runtime_context().get_node_id())

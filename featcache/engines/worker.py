@@ -173,8 +173,7 @@ def serve(connection: Connection) -> None:
     try:
         setup = connection.recv()
     except Exception as error:  # noqa: BLE001 (what was sent names a class that is not here, as one of `__main__`)
-        what = f"a worker cannot read what it is sent: {error}: define extractors in a module of their own"
-        send(ConfigError(what))
+        send(ConfigError(f"a worker cannot read what it is sent: {error}: define extractors in a module of their own"))
         return
     threading.Thread(target=receive, daemon=True).start()
     work(setup, inbox, send)
@@ -238,13 +237,11 @@ class _Worker:
 def _begin(options: Options, device: Device, built: BuiltConfig, path: Location, asked: dict[str, Any]) -> VersionJob:
     """Open a version, and a ledger in it."""
     if isinstance(path, Path) and not path.is_dir():
-        what = "a cache that several machines fill must be on a file system that they share"
-        raise StoreError(f"{path}: is not there on {socket.gethostname()}: {what}")
+        raise StoreError(f"{path}: is not there on {socket.gethostname()}: machines that fill a cache must share it")
     version = Version.open(path)
     if built.fingerprint != version.info.fingerprint:
-        what = f"the config {built.config.name} has the fingerprint {built.fingerprint[:12]}"
-        why = "its extractor or its weights are not the same there"
-        raise ConfigError(f"{path}: on {socket.gethostname()}, {what}: {why}")
+        what = f"on {socket.gethostname()}, {built.config.name} has the fingerprint {built.fingerprint[:12]}"
+        raise ConfigError(f"{path}: {what}: its extractor or its weights are not the same there")
     probes = read_probes(version)
     batching = choose_batching(built.extractor, probes, device.label, options.batching, options.allow_mismatch)
     if batching.note is not None:

@@ -200,7 +200,7 @@ class Elsewhere(InlineTeam):
 
 
 def test_a_machine_without_the_audio_is_refused_as_extract_would(run, scratch):
-    refusal = r"none of 12 audio files checked exists there, for example /no/such/.*share"
+    refusal = r"has none of 12 audio files, such as /no/such/.*share"
     with pytest.raises(ManifestError, match=refusal):
         run(Elsewhere(Path("/no/such")))
     version = only_version(scratch / "cache")
@@ -213,7 +213,7 @@ def test_what_one_machine_cannot_read_and_another_can_has_not_failed(run, plain,
     for row in plain.rows[2:5]:
         (there / row["path"]).unlink()
     kept = (here / name).rename(scratch / "kept")
-    with pytest.raises(ExtractorError, match=f"^2 utterances could not be read .* {plain.ids[2]} on .*can read them"):
+    with pytest.raises(ExtractorError, match=f"^workers could not read 2 .* {plain.ids[2]} on .*this machine can:"):
         run(Elsewhere(there), here / manifest.name)
     failed = ledger(scratch / "cache")
     assert {id_: failure.reason for id_, failure in failed.items()} == {plain.ids[4]: "file_missing"}
@@ -230,7 +230,7 @@ def test_what_all_workers_cannot_read_keeps_them_from_nothing(run, plain, scratc
     there = Path(shutil.copytree(plain.folder, scratch / "there"))
     for row in plain.rows[1:]:
         (there / row["path"]).unlink()
-    with pytest.raises(ExtractorError, match=r"^11 utterances could not be read by workers, for example .*can read"):
+    with pytest.raises(ExtractorError, match=r"^workers could not read 11 utterances, such as .*this machine can:"):
         run(Elsewhere(there))
     assert looked.call_count == 2
     assert (ledger(scratch / "cache"), [*items(scratch / "cache")]) == ({}, plain.ids[:1])

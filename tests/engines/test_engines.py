@@ -125,7 +125,7 @@ def test_a_full_disk_is_one_clear_line_and_harms_nothing(cli, plain, scratch):
     corpus = plain.copy(scratch / "corpus")
     corpus.record("long", "long.wav", speech(5.0), duration=5.0)
     job = ("extract", corpus.manifest(), "-o", scratch / "c", "--shard-size", "0.01", "--threads", 1)
-    assert_one_line(cli(*job, limits={"FSIZE": 30_000}), "cannot be written", "File too large", "same command again")
+    assert_one_line(cli(*job, limits={"FSIZE": 30_000}), "cannot be written", "File too large", "run again")
     assert len(items(scratch / "c")) > 3
     assert cli(*job).code == 0
     assert cli(*job, "-o", scratch / "fresh").code == 0
