@@ -11,9 +11,9 @@ import re
 import resource
 import shlex
 import signal
-import subprocess
 import time
 from contextlib import suppress
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import IO
 
 from featcache.audio.remote import Fetched, FileStamp, Wait, kept_on_disk
@@ -35,14 +35,12 @@ def run_command(command: Command, wait: Wait = time.sleep) -> Fetched:
     """Run a command, and keep what it prints. Raises AudioError if it is not allowed, does not run, fails, prints
     nothing, or does not end within an hour; or there is no disk to keep it on."""
     if command not in allowed_commands():
-        message = "is a command, which runs only with --allow-commands, and if the manifest that is given names it"
-        raise AudioError(Reason.FILE_UNREADABLE, message)
+        raise AudioError(Reason.FILE_UNREADABLE, "a command needs --allow-commands, and a manifest that names it")
     printed = kept_on_disk(())
     try:
         with kept_on_disk(()) as errors:
             _run(command, printed, errors, wait)
-        size = os.fstat(printed.fileno()).st_size
-        if size == 0:
+        if (size := os.fstat(printed.fileno()).st_size) == 0:
             raise AudioError(Reason.EMPTY, "the command prints nothing")
         return Fetched(FileStamp(size, 0), file=printed)
     except BaseException:
@@ -72,9 +70,7 @@ def _arguments(command: Command) -> list[str]:
 def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) -> None:
     arguments = _arguments(command)
     try:
-        process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, start_new_session=True
-        )
+        process = Popen(arguments, stdin=DEVNULL, stdout=printed, stderr=errors, start_new_session=True)
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or str(error)
         raise AudioError(Reason.FILE_UNREADABLE, f"the command does not run: {arguments[0]}: {what}") from error
@@ -89,7 +85,7 @@ def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) ->
                 raise AudioError(Reason.FILE_UNREADABLE, f"the command has not ended after {_MOST_SECONDS:,} s")
             if seconds > _FINISHED_SECONDS:
                 wait(0.0)
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(TimeoutExpired):
                 process.wait(_POLL_SECONDS)
     finally:
         if process.poll() is None:
@@ -97,9 +93,7 @@ def _run(command: Command, printed: IO[bytes], errors: IO[bytes], wait: Wait) ->
             process.wait()
         _running.discard(process.pid)
     if process.returncode:
-        errors.seek(0, os.SEEK_END)
-        errors.seek(max(0, errors.tell() - 4 * _SHOWN))
-        lines = errors.read().decode(errors="replace").strip().splitlines()
+        start = max(0, os.fstat(errors.fileno()).st_size - 4 * _SHOWN)
+        lines = os.pread(errors.fileno(), 4 * _SHOWN, start).decode(errors="replace").strip().splitlines()
         last_line = f": {lines[-1][:_SHOWN]}" if lines else ""
-        message = f"the command ends with {ending(process.returncode)}{last_line}"
-        raise AudioError(Reason.FILE_UNREADABLE, message)
+        raise AudioError(Reason.FILE_UNREADABLE, f"the command ends with {ending(process.returncode)}{last_line}")

@@ -85,15 +85,14 @@ def decode(
         yield from repeat(fault, len(segments))
         return
     with closing(recording):
-        header = recording.header
+        header, rate = recording.header, recording.header.sample_rate
         spans = [span_of(recording, header.num_samples, segment, max_seconds) for segment in segments]
         good = [span for span in spans if not isinstance(span, AudioError)]
         if reserve is not None:
             longest = max((stop - first for first, stop in good if stop != UNKNOWN), default=0)
-            num_bytes = longest * header.num_channels * np.dtype(np.float32).itemsize
-            reserve(num_bytes, longest / header.sample_rate)
+            reserve(longest * header.num_channels * np.dtype(np.float32).itemsize, longest / rate)
         content_hash = recording.content_hash(hashes) if hashes is not None and good else UNKNOWN_HASH
-        identity = FileIdentity(*recording.stamp, header.sample_rate, content_hash, header.by_ffmpeg)
+        identity = FileIdentity(*recording.stamp, rate, content_hash, header.by_ffmpeg)
         cuts = recording.cut(good)
         for number, (segment, span) in enumerate(zip(segments, spans, strict=True)):
             if isinstance(span, AudioError):
@@ -102,8 +101,7 @@ def decode(
             try:
                 samples = next(cuts)
             except MemoryError:
-                seconds, rate = (span[1] - span[0]) / header.sample_rate, header.sample_rate
-                length = "" if span[1] == UNKNOWN else f": {seconds:,.0f} s at {rate} Hz"
+                length = "" if span[1] == UNKNOWN else f": {(span[1] - span[0]) / rate:,.0f} s at {rate} Hz"
                 yield AudioError(Reason.OUT_OF_MEMORY, f"decoding it takes more memory than there is{length}")
                 rest = segments[number + 1 :]
                 yield from decode(
@@ -164,8 +162,7 @@ def _fault(
             return recording.damage
         if num_samples != UNKNOWN:
             promised, held = num_samples / rate, recording.position / rate
-            message = f"its header promises {promised:.3f} s, but the file holds {held:.3f} s"
-            return AudioError(Reason.TRUNCATED, message)
+            return AudioError(Reason.TRUNCATED, f"its header promises {promised:.3f} s, and it holds {held:.3f} s")
         refitted = span_of(recording, recording.position, segment, max_seconds)  # now that the length is known
         if isinstance(refitted, AudioError):
             return refitted

@@ -83,9 +83,7 @@ class FFmpegDecoder:
         try:
             import av
         except ImportError as error:  # with a reason that is tried again in the next run
-            needed = "M4A, AAC, MP4, WebM, AMR, WMA, AC-3, AVI and MPEG-TS need PyAV, which is not installed"
-            message = f"cannot be decoded here: {needed}: pip install 'featcache[formats]'"
-            raise AudioError(Reason.FILE_UNREADABLE, message) from error
+            raise AudioError(Reason.FILE_UNREADABLE, "decoding needs PyAV: pip install 'featcache[formats]'") from error
         self._error: type[Exception] = av.FFmpegError
         self._to_float = av.AudioResampler("flt")  # scales integers as libsndfile does
         self._format, self.samplerate, self.channels = format_name, 0, 0
@@ -96,10 +94,7 @@ class FFmpegDecoder:
             raise AudioError(Reason.NOT_AUDIO, f"cannot be read as audio: {_words(error)}{hint}") from error
         self._blocks = self._decoded()
         try:
-            first = next(self._blocks, None)
-            if first is None:
-                raise AudioError(Reason.EMPTY, "its sound track holds no samples")
-            self._block = first
+            self._block = next(self._blocks)
         except BaseException:
             self.close()
             raise
@@ -141,8 +136,9 @@ class FFmpegDecoder:
             raise AudioError(Reason.TRUNCATED, f"decoding fails{where}: {_words(error)}") from error
         promised, held = self._seconds_by_header(stream), position / max(1, self.samplerate)
         if held < promised - _TOLERANCE_SECONDS:
-            message = f"its header promises {promised:.3f} s, but the file holds {held:.3f} s"
-            raise AudioError(Reason.TRUNCATED, message)
+            raise AudioError(Reason.TRUNCATED, f"its header promises {promised:.3f} s, and it holds {held:.3f} s")
+        if not position:
+            raise AudioError(Reason.EMPTY, "its sound track holds no samples")
 
     def _seconds_by_header(self, stream: Any) -> float:
         """How long the sound is; 0 if the header does not say."""
@@ -150,8 +146,7 @@ class FFmpegDecoder:
             return 0.0
         if stream.duration is not None:
             return float(stream.duration * stream.time_base)
-        is_all = len(self._container.streams) == 1
-        return (self._container.duration or 0) / 1e6 if is_all else 0.0
+        return (self._container.duration or 0) / 1e6 if len(self._container.streams) == 1 else 0.0
 
 
 def _words(error: Exception) -> str:
@@ -184,10 +179,9 @@ def shortfall(file: Any, fd: int, size: int) -> str | None:
         case "OGG":
             return ogg_shortfall(fd, size)
         case "NIST":
-            counted = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
-            promised = int(counted[1]) if counted else 0
-            if promised > file.frames:
-                return f"its header promises {promised:,} samples, and it holds {file.frames:,}"
+            promised = re.search(rb"\nsample_count -i (\d+)", os.pread(fd, 1024, 0))
+            if promised and int(promised[1]) > file.frames:
+                return f"its header promises {int(promised[1]):,} samples, and it holds {file.frames:,}"
             return None
         case _:
             return _logged_shortfall(file.extra_info, file.frames)
@@ -245,9 +239,7 @@ def plain_header(fd: int, size: int) -> Header | None:
     packed = int.from_bytes(head[18:26])
     rate, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
     num_samples = packed & (1 << 36) - 1
-    if not (rate and num_samples and bits in (8, 16, 24)):
-        return None
-    return Header(rate, num_samples, channels)
+    return Header(rate, num_samples, channels) if rate and num_samples and bits in (8, 16, 24) else None
 
 
 def _wav_header(head: bytes, size: int) -> Header | None:
@@ -315,9 +307,8 @@ def ogg_shortfall(fd: int, size: int) -> str | None:
 
 
 def _logged_shortfall(log: str, num_samples: int) -> str | None:
-    found = _DATA_SIZE.search(log)
-    if found is None and len(log) >= _LOG_LIMIT:  # there is so much metadata that the rest was not logged
-        found = _FILE_SIZE.search(log)
+    is_cut = len(log) >= _LOG_LIMIT  # there is so much metadata that the rest was not logged
+    found = _DATA_SIZE.search(log) or (_FILE_SIZE.search(log) if is_cut else None)
     if found is None:
         return None
     promised, held = int(found[1]), int(found[2])

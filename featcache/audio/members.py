@@ -49,7 +49,7 @@ from featcache.audio.remote import (
     stamp_of,
 )
 from featcache.audio.tables import ArrowIndex, ParquetIndex, pyarrow
-from featcache.audio.tar import ByteRange, TarIndex
+from featcache.audio.tar import ByteRange, TarIndex, range_within
 from featcache.errors import AudioError, Reason
 from featcache.manifest.audio_locations import Command, CopiedSource, Member, Url, is_compressed, suffix_of
 
@@ -182,14 +182,10 @@ def _entry(descriptor: int, offset: int, archive_size: int) -> ByteRange:
         size = int.from_bytes(header[6 : 6 + width], "little")
         offset += 6 + width
     elif not header:
-        held = f"the archive was cut short: it holds {archive_size:,} bytes, and the entry begins after {offset:,}"
-        raise AudioError(Reason.TRUNCATED, held)
+        raise AudioError(Reason.TRUNCATED, f"the archive was cut short after {archive_size:,} bytes, before the entry")
     else:
         raise AudioError(Reason.NOT_AUDIO, f"at byte {offset:,} of the archive is no audio: features, perhaps")
-    if offset + size > archive_size:
-        there = f"{max(0, archive_size - offset):,} of the entry's {size:,} bytes are there"
-        raise AudioError(Reason.TRUNCATED, f"the archive was cut short: {there}")
-    return ByteRange(offset, size)
+    return range_within(archive_size, "archive", offset, size)
 
 
 def _pieces(container: io.FileIO, found: ByteRange) -> Iterator[bytes]:
@@ -220,11 +216,8 @@ def _opened(container: Path | Url, wait: Wait = time.sleep) -> Iterator[tuple[io
                 status = os.fstat(packed.fileno())
                 state, mtime_ns = state_of(status), status.st_mtime_ns
                 open_packed = partial(stack.enter_context, packed)
-            if is_compressed(container):
-                unpack = partial(_unpacked, open_packed, suffix_of(container), wait)
-                file = _COPIES.get((*state, "unpacked"), unpack).open()
-            else:
-                file = open_packed()
+            unpack = partial(_unpacked, open_packed, suffix_of(container), wait)
+            file = _COPIES.get((*state, "unpacked"), unpack).open() if is_compressed(container) else open_packed()
             yield stack.enter_context(file), state, mtime_ns
     except OSError as error:
         raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be read: {error.strerror}") from error
@@ -252,7 +245,7 @@ def _open_fetched(container: Url, stamp: FileStamp, wait: Wait) -> io.FileIO:
     def fetch_whole() -> Fetched:
         if stamp.size == 0:
             raise AudioError(Reason.TRUNCATED, "the container holds 0 bytes")
-        _make_room(stamp.size, f"it has {stamp.size / 1e9:,.1f} GB")
+        _make_room(stamp.size, f"it has {stamp.size / 1e9:,.1f} GB, and ")
         return fetch_to_disk(container, stamp, wait)
 
     return _COPIES.get((container, *stamp), fetch_whole).open()
@@ -298,8 +291,7 @@ def _unpacked_pieces(stream: Any, limit: int, wait: Wait) -> Iterator[bytes]:
             wait(0.0)
             size += len(piece)
             if size > limit:
-                what = f"the container unpacks to more than {limit:,} bytes"
-                raise AudioError(Reason.FILE_UNREADABLE, f"{what}, so it is hardly audio: unpack it yourself")
+                raise AudioError(Reason.FILE_UNREADABLE, f"the tar unpacks to over {limit:,} bytes: unpack it yourself")
             _make_room(len(piece), "")
             yield piece
     except EOFError:
@@ -317,9 +309,8 @@ def _make_room(count: int, why: str) -> None:
     if not _has_room(count):
         _COPIES.forget()
     if not _has_room(count):
-        left = f"{_LEFT_FREE / 1e9:.0f} GB would not be left free there: set TMPDIR to a disk with more room"
-        message = f"the container cannot be copied to {tempfile.gettempdir()}: {why and why + ', and '}{left}"
-        raise AudioError(Reason.FILE_UNREADABLE, message)
+        what = f"{why}{_LEFT_FREE / 1e9:.0f} GB would not be left free there: set TMPDIR to a disk with more room"
+        raise AudioError(Reason.FILE_UNREADABLE, f"the container cannot be copied to {tempfile.gettempdir()}: {what}")
 
 
 def _has_room(count: int) -> bool:

@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import struct
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -80,9 +81,8 @@ class Noise:
             raise ConfigError(f"augment.noise.manifest: {error}") from error
         if self._content != policy.content:
             raise ConfigError(f"augment.noise.manifest: {policy.manifest}: has changed since the config was read")
-        in_all = accumulate(clip.num_samples for clip in self._clips)
-        most = _KEPT_BYTES // np.dtype(np.float32).itemsize
-        self._kept = {clip for clip, num_samples in zip(self._clips, in_all, strict=True) if num_samples <= most}
+        in_all = accumulate(clip.num_samples * np.dtype(np.float32).itemsize for clip in self._clips)
+        self._kept = {clip for clip, num_bytes in zip(self._clips, in_all, strict=True) if num_bytes <= _KEPT_BYTES}
 
     def add_to(self, waveform: NDArray[np.float32], id_: str, snr: float) -> NDArray[np.float32]:
         """Add noise to a clip, float32 `[num_samples]` at the config's rate, scaled so that the ratio of the mean
@@ -102,8 +102,7 @@ class Noise:
         enough, the cut lies anywhere within it. A shorter noise begins anywhere, and is repeated.
 
         It may share memory with what is kept, so it must not be changed."""
-        digest = hashlib.sha256(f"{self._seed} {id_}".encode()).digest()
-        draw, place = (int.from_bytes(digest[first : first + 8], "little") for first in (0, 8))
+        draw, place, *_ = struct.unpack("<4Q", hashlib.sha256(f"{self._seed} {id_}".encode()).digest())
         clip = self._clips[draw % len(self._clips)]
         needed = -(-num_samples * clip.sample_rate // self._audio.sample_rate)
         if needed <= clip.num_samples:
@@ -119,8 +118,7 @@ class Noise:
         try:
             return to_waveform(self._mono(clip, first, stop)[:, None], clip.sample_rate, self._audio, 0)
         except AudioError as error:
-            message = f"augment.noise.manifest: {clip.path}: {error}: repair the file, or leave it out"
-            raise ConfigError(message) from error
+            raise ConfigError(f"augment.noise.manifest: {clip.path}: {error}: repair it, or leave it out") from error
 
     def _mono(self, clip: NoiseClip, first: int, stop: int) -> NDArray[np.float32]:
         """Samples of a noise, mono, at the file's rate."""

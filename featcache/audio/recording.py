@@ -45,13 +45,10 @@ from featcache.errors import AudioError, MissingDependencyError, Reason
 from featcache.manifest.audio_locations import AudioSource, CopiedSource
 
 try:
-    import soundfile
-except (ImportError, OSError) as error:  # OSError: the package is there, libsndfile is not
-    raise MissingDependencyError("soundfile", "decoding audio") from error
-try:
     import miniaudio
-except ImportError as error:
-    raise MissingDependencyError("miniaudio", "decoding FLAC") from error
+    import soundfile
+except (ImportError, OSError) as error:  # OSError: the package soundfile is there, libsndfile is not
+    raise MissingDependencyError(getattr(error, "name", None) or "soundfile", "decoding audio") from error
 
 END_TOLERANCE_SECONDS = 0.1
 """A segment may end this much after the end of its file, and is cut off there: manifests round durations, and encoders
@@ -88,8 +85,7 @@ class Recording:
             try:
                 self._file, self.stamp = copy.open(), copy.stamp
             except OSError as error:
-                message = f"the file does not fit into memory: {error.strerror}"
-                raise AudioError(Reason.OUT_OF_MEMORY, message) from error
+                raise AudioError(Reason.OUT_OF_MEMORY, f"it does not fit into memory: {error.strerror}") from error
         else:
             self._file, self.stamp = open_file(location)
         self._bytes: bytes | None = None  # all of a small file, once they were read
@@ -116,9 +112,8 @@ class Recording:
         with suppress(OSError):  # a bad sector, which need not be in what is decoded
             if self.stamp.size <= _SMALL_BYTES:
                 return hash_of_bytes(self._bytes_at(0, self.stamp.size))
-            if self._is_copy:  # of this recording alone
-                return hash_of_content(self._file.fileno())
-            return hashes.of(self._file.fileno())
+            hash_of = hash_of_content if self._is_copy else hashes.of  # a copy is of this recording alone
+            return hash_of(self._file.fileno())
         return UNKNOWN_HASH
 
     def has_changed(self) -> bool:
@@ -263,8 +258,7 @@ def _start(file: io.FileIO) -> tuple[_Decoder | FFmpegDecoder, Header]:
         decoder = _Decoder(descriptor, closefd=False)
     except soundfile.LibsndfileError:
         if is_shorten(descriptor):
-            message = "NIST SPHERE compressed by shorten cannot be read: `sph2pipe -f wav` makes a WAV file of it"
-            raise AudioError(Reason.NOT_AUDIO, message) from None
+            raise AudioError(Reason.NOT_AUDIO, "compressed by shorten: `sph2pipe -f wav` makes a WAV of it") from None
         format_name = format_of(os.pread(descriptor, BEGINNING, 0))
         if format_name is None:
             if why := cut_in_header(descriptor, size):

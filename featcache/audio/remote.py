@@ -274,9 +274,8 @@ def _fault(url: Url, error: Exception) -> tuple[AudioError, bool]:
     words = "the connection breaks off" if isinstance(error, _BrokenOffError) else in_words(url, error)
     faults, code = library().exceptions, status_of(error)
     is_final = (faults.PermissionDeniedError, faults.UnauthenticatedError, faults.NotSupportedError)
-    may_pass = not (
-        has_no_credentials(error) or isinstance(error, is_final) or (400 <= code < 500 and code not in (408, 425, 429))
-    )
+    is_refused = 400 <= code < 500 and code not in (408, 425, 429)
+    may_pass = not (is_refused or isinstance(error, is_final) or has_no_credentials(error))
     return AudioError(Reason.FILE_UNREADABLE, f"cannot be fetched: {words}"), may_pass
 
 

@@ -23,12 +23,7 @@ Channel = Literal["mix", "first"] | int
 
 
 def to_waveform(
-    samples: NDArray[np.float32],
-    source_rate: int,
-    policy: AudioPolicy,
-    channel: int | None = None,
-    *,
-    speed: float = 1.0,
+    samples: NDArray[np.float32], source_rate: int, policy: AudioPolicy, channel: int | None = None, *, speed: float = 1
 ) -> NDArray[np.float32]:
     """Turn samples, float32 `[num_samples, channels]`, C-contiguous, into a waveform at the config's rate, float32
     `[num_samples]`, contiguous, which may share their memory. `channel` is the utterance's own, from 0; None for the
@@ -44,9 +39,8 @@ def to_waveform(
 
     Raises AudioError (RATE_REFUSED or NO_SUCH_CHANNEL; `max_seconds` is the caller's to hold to), or
     MissingDependencyError if it takes soxr."""
-    if source_rate < policy.min_source_rate:
-        limit = f"below {policy.min_source_rate} Hz (audio.min_source_rate)"
-        raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz, by its header: {limit}")
+    if source_rate < (least := policy.min_source_rate):
+        raise AudioError(Reason.RATE_REFUSED, f"its header says {source_rate} Hz: audio.min_source_rate is {least}")
     if source_rate != policy.sample_rate and policy.resample == "forbid":
         wanted = f"the config wants {policy.sample_rate} Hz and forbids resampling"
         raise AudioError(Reason.RATE_REFUSED, f"sampled at {source_rate} Hz; {wanted}")
@@ -102,6 +96,5 @@ def to_mono(samples: NDArray[np.float32], channel: Channel) -> NDArray[np.float3
         return mixed
     index = channel if isinstance(channel, int) else 0
     if not 0 <= index < num_channels:
-        there = f"the file has {num_channels}, counted from 0"
-        raise AudioError(Reason.NO_SUCH_CHANNEL, f"there is no channel {index}: {there}")
+        raise AudioError(Reason.NO_SUCH_CHANNEL, f"no channel {index}: the file has {num_channels}, counted from 0")
     return np.ascontiguousarray(samples[:, index])

@@ -49,8 +49,7 @@ class ArrowIndex:
                     places[name].append(_places(batch.column(name), whole))
         except (arrow.ArrowException, OSError, ValueError) as error:
             if not places:
-                message = f"the container is no Arrow file: {first_line(error)}"
-                raise AudioError(Reason.NOT_AUDIO, message) from None
+                raise AudioError(Reason.NOT_AUDIO, f"the container is no Arrow file: {first_line(error)}") from None
             self._fault = f"was cut short, or is damaged: {first_line(error)}"
         self._columns = {name: np.concatenate(parts, axis=1) for name, parts in places.items()}
         self.num_bytes = sum(places.nbytes for places in self._columns.values())  # the memory that it takes
@@ -116,8 +115,7 @@ class ParquetIndex:
         try:
             yield
         except (self._arrow.ArrowException, OSError, ValueError) as error:
-            message = f"the table is no Parquet file, was cut short, or is damaged: {first_line(error)}"
-            raise AudioError(Reason.TRUNCATED, message) from None
+            raise AudioError(Reason.TRUNCATED, f"the table is damaged, or no Parquet: {first_line(error)}") from None
 
 
 _ROW_GROUPS: Kept[Sequence[Any]] = Kept(_KEPT_BYTES, lambda values: sum(value.size for value in values if value))

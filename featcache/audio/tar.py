@@ -39,6 +39,13 @@ class ByteRange(NamedTuple):
     size: int
 
 
+def range_within(container_size: int, what: str, offset: int, size: int) -> ByteRange:
+    """Where a member's bytes lie in a container. Raises AudioError if that was cut short before their end."""
+    if (held := max(0, container_size - offset)) < size:
+        raise AudioError(Reason.TRUNCATED, f"the {what} was cut short: it has {held:,} of the member's {size:,} bytes")
+    return ByteRange(offset, size)
+
+
 class TarIndex:
     """The places of a tar's members. Raises AudioError if it is no tar.
 
@@ -65,8 +72,7 @@ class TarIndex:
         self._ranges = np.array([offsets, sizes], np.int64)[:, order]
         place = np.argsort(order)
         for number, target in links:
-            found = self._find(_hash(target))
-            if found is not None:
+            if (found := self._find(_hash(target))) is not None:
                 self._ranges[:, place[number]] = self._ranges[:, found]
         self.num_bytes = 24 * len(order)  # the memory that it takes
 
@@ -82,10 +88,7 @@ class TarIndex:
         if offset < 0:
             why = _REFUSED.get(bytes([-offset]), "is a folder or a device, not a file")
             raise AudioError(Reason.FILE_MISSING, f"the member {why}")
-        if offset + size > self._size:
-            there = f"{max(0, self._size - offset):,} of the member's {size:,} bytes are there"
-            raise AudioError(Reason.TRUNCATED, f"the tar was cut short: {there}")
-        return ByteRange(offset, size)
+        return range_within(self._size, "tar", offset, size)
 
     def _find(self, key: int) -> int | None:
         place = int(np.searchsorted(self._hashes, np.uint64(key), "right")) - 1

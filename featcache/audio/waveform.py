@@ -79,9 +79,8 @@ class NoisePolicy(Section):
     @field_validator("content")
     @classmethod
     def _holds(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if "manifest" not in info.data:  # the manifest has a fault of its own, which pydantic reports
+        if (manifest := info.data.get("manifest")) is None:  # it has a fault of its own, which pydantic reports
             return value
-        manifest = info.data["manifest"]
         found = noise_content(read_noise(manifest))
         if value not in (None, found):
             raise ValueError(f"{manifest}: the noise has changed: it is {found[:12]} now, and was {value[:12]}")
@@ -137,11 +136,9 @@ class WaveformMaker:
         copy = self.copies.copy_of(id_)
         return waveform if copy.snr is None or self._noise is None else self._noise.add_to(waveform, id_, copy.snr)
 
-    def waveform(
-        self, samples: NDArray[np.float32], source_rate: int, id_: str, channel: int | None
-    ) -> NDArray[np.float32]:
+    def waveform(self, samples: NDArray[np.float32], rate: int, id_: str, channel: int | None) -> NDArray[np.float32]:
         """A copy's waveform: `to_waveform` at the speed of the copy `id_`, then `with_noise`."""
-        clean = to_waveform(samples, source_rate, self.audio, channel, speed=self.speed(id_))
+        clean = to_waveform(samples, rate, self.audio, channel, speed=self.speed(id_))
         return self.with_noise(clean, id_)
 
     @cached_property

@@ -271,7 +271,7 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
     os.utime(tar, ns=(1, 1))
     assert refused(tar, "b.wav") == (
         Reason.FILE_UNREADABLE,
-        "the container unpacks to more than 1,000,000 bytes, so it is hardly audio: unpack it yourself",
+        "the tar unpacks to over 1,000,000 bytes: unpack it yourself",
     )
     monkeypatch.setattr(members, "_LEFT_FREE", 1 << 60)
     os.utime(tar, ns=(2, 2))
@@ -325,7 +325,7 @@ def test_archives_of_kaldi(scratch):
     assert refused(ark, str(int(wav.name) - 3))[0] == Reason.NOT_AUDIO
     data = ark.read_bytes()
     ark.write_bytes(data[:-1])
-    message = "the archive was cut short: 1,047 of the entry's 1,048 bytes are there"
+    message = "the archive was cut short: it has 1,047 of the member's 1,048 bytes"
     assert refused(ark, wav.name) == (Reason.TRUNCATED, message)
     assert refused(ark, "999999")[0] == Reason.TRUNCATED
     ark.write_bytes(data[: int(wav.name) + 4] + b"\xff" * 4 + data[int(wav.name) + 8 :])

@@ -51,7 +51,7 @@ FAILED = {
     "text": (["text.wav"], Reason.NOT_AUDIO, "cannot be read as audio: format not recognised"),
     "empty": (["zero.wav"], Reason.EMPTY, "the file holds 0 bytes"),
     "short": (["a.wav", 0, 0.01], Reason.TOO_SHORT, "160 samples at 16000 Hz are too few for one frame"),
-    "channel": (["a.wav", "", "", 1], Reason.NO_SUCH_CHANNEL, "there is no channel 1: the file has 1, counted from 0"),
+    "channel": (["a.wav", "", "", 1], Reason.NO_SUCH_CHANNEL, "no channel 1: the file has 1, counted from 0"),
     "late": (
         ["a.wav", 5, 1],
         Reason.SEGMENT_OUTSIDE,

@@ -56,7 +56,7 @@ def test_a_cache_alone_runs_no_command(cli, data):
     assert cli("extract", data / "commands", "-o", data / "cache", "--allow-commands").code == 0
     (data / "ran").unlink()
     alone = cli("verify", data / "cache", "--recompute", "2", "--sources=content").with_code(1)
-    refusal = "is a command, which runs only with --allow-commands, and if the manifest that is given names it"
+    refusal = "a command needs --allow-commands, and a manifest that names it"
     assert refusal in alone.out
     shutil.copytree(data / "files", data / "others")
     others = cli("verify", data / "cache", "--recompute", "2", "--manifest", data / "others", "--allow-commands")
