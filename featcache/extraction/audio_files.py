@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 
 import numpy as np
@@ -94,8 +94,7 @@ def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[n
     the run begins with it. Else none."""
     containers = [_copied_container(manifest, row) for row in rows.tolist()]
     inside = [container is not None and container == containers[0] for container in containers]
-    near: NDArray[np.int64] = rows[np.array(inside, bool)]
-    return near
+    return rows.compress(inside)
 
 
 def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
@@ -131,13 +130,10 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
         manifest, status, version, index, lambda urls: [size for size, _ in each_at_once(stat_of, urls)]
     )
     if len(other):
-        row = manifest[int(other[0])]
-        raise ManifestError(
-            f"{manifest.source}: {len(other):,} of {counted(looked_at, 'file')} checked are not what {version.path} "
-            f"was extracted from, for example {manifest.resolve(row.path)}. If this is another corpus "
-            "with the same ids and paths, give it its own cache with -o. If the audio has changed, --check-sources "
-            "extracts it again"
-        )
+        files = f"{len(other):,} of {counted(looked_at, 'file')} checked"
+        example = f"for example {manifest.resolve(manifest[int(other[0])].path)}"
+        what = f"{manifest.source}: {files} are not what {version.path} was extracted from, {example}"
+        raise ManifestError(f"{what}: use another cache (-o) for another corpus, --check-sources for changed audio")
 
 
 def copying_notes(manifest: Manifest) -> list[str]:
@@ -147,10 +143,7 @@ def copying_notes(manifest: Manifest) -> list[str]:
     if any(isinstance(container, Url) for container in containers):
         notes.append(f"audio in containers at URLs: each is fetched whole to {where} when it is needed")
     if any(container is not None and is_compressed(container) for container in containers):
-        notes.append(
-            f"audio in compressed tars: each is unpacked in {where} when it is needed, which is slower than to unpack "
-            "it to a .tar once, and give that"
-        )
+        notes.append(f"audio in compressed tars: each is unpacked in {where} when it is needed; a plain .tar is faster")
     return [f"{manifest.source}: {note}" for note in notes]
 
 
@@ -247,10 +240,8 @@ def failure_of(utterance: Utterance, root: AudioLocation, error: AudioError) -> 
     location = locate(root, utterance.path)
     is_not_had = error.reason in (Reason.FILE_MISSING, Reason.FILE_UNREADABLE)
     size, mtime_ns = (None, None) if isinstance(location, Url) and is_not_had else stat_of(location)
-    where = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
-    return Failure(
-        **utterance.row(), reason=error.reason.value, message=f"{error}{where}", size=size, mtime_ns=mtime_ns
-    )
+    end = where_missing(utterance.path, root) if error.reason == Reason.FILE_MISSING else ""
+    return Failure(**utterance.row(), reason=error.reason.value, message=f"{error}{end}", size=size, mtime_ns=mtime_ns)
 
 
 def stat_of(location: AudioSource) -> Stamp:
@@ -287,12 +278,11 @@ def where_missing(path: str, root: AudioLocation) -> str:
 
 def are_unchanged(failures: Sequence[Failure], files: Sequence[AudioSource]) -> list[bool]:
     """Of each failure, whether it is of a kind that stays, and its file is still the one that failed."""
-    asked = {file for failure, file in zip(failures, files, strict=True) if failure.reason not in _MAY_PASS}
-    now = dict(zip(asked, stats_of([*asked]), strict=True))
-    return [
-        failure.reason not in _MAY_PASS and is_same(now[file], (failure.size, failure.mtime_ns))
-        for failure, file in zip(failures, files, strict=True)
-    ]
+    stay = [failure.reason not in _MAY_PASS for failure in failures]
+    asked = [*{*compress(files, stay)}]
+    now = dict(zip(asked, stats_of(asked), strict=True))
+    was = [(failure.size, failure.mtime_ns) for failure in failures]
+    return [stays and is_same(now[file], stamp) for stays, file, stamp in zip(stay, files, was, strict=True)]
 
 
 # Headers
@@ -319,9 +309,7 @@ class FileHeaders:
     message."""
 
 
-def read_headers(
-    manifest: Manifest, threads: int, report: Callable[[int], object] = lambda _: None, *, every: bool = False
-) -> FileHeaders:
+def read_headers(manifest: Manifest, threads: int, report: Callable[[int], object], every: bool = False) -> FileHeaders:
     """Read the headers of the files of rows without a duration; none of them is inside a container.
 
     A row with the duration that is found has the same samples as without. Of a file that is cut off, nothing is known.

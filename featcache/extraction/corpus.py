@@ -76,12 +76,7 @@ class CorpusPlan:
 
 
 def plan_corpus(
-    folder: Location,
-    given: Sequence[str | Path],
-    options: Options,
-    reading: Mapping[str, Any],
-    *,
-    is_list: bool = False,
+    folder: Location, given: Sequence[str | Path], options: Options, reading: dict[str, Any], *, is_list: bool = False
 ) -> CorpusPlan | None:
     """Which parts a job extracts: all whose manifests are given, or of several jobs every n-th; and list them all,
     unless it is a dry run. None if there are no parts: one manifest is given, and the folder is no corpus.
@@ -107,10 +102,8 @@ def plan_corpus(
         partition = None
     manifests = several or by_part_name(map(Path, given))
     if versions := version_names(folder):
-        raise ArgumentError(
-            f"{folder}: is the cache of one manifest, with {listing(versions)}: give another folder for the corpus of "
-            f"{len(manifests):,} manifests"
-        )
+        what = f"is the cache of one manifest, with {listing(versions)}"
+        raise ArgumentError(f"{folder}: {what}: give another folder for the corpus of {len(manifests):,} manifests")
     if gone := [str(path) for path in manifests.values() if not path.exists()]:
         raise ManifestError(f"{listing(gone, _NAMED)}: there is no such file")
     known = {part.name: part for part in read_parts(folder)}
@@ -137,15 +130,9 @@ def _update(folder: Location, parts: dict[str, Part], manifests: Mapping[str, Pa
     store = open_store(folder)
     dropped = [part.name for part in lost if not store.exists(part.name)]
     if left := [part.name for part in lost if part.name not in dropped]:
-        _log.info(
-            "%s: the manifests of %s are gone: what was extracted of them stays in the corpus; to be rid of it, remove "
-            "these folders",
-            folder,
-            listing(left, _NAMED),
-        )
+        _log.info("%s: manifests of %s are gone: their folders stay until removed", folder, listing(left, _NAMED))
     if dropped:
-        names = listing(dropped, _NAMED)
-        _log.info("%s: %s: folder and manifest are gone: no part of the corpus now", folder, names)
+        _log.info("%s: %s: folder and manifest are gone: no part of the corpus now", folder, listing(dropped, _NAMED))
     for name in dropped:
         del parts[name]
         remove_part(folder, name)
@@ -164,10 +151,8 @@ def _refuse_namesakes(parts: Mapping[str, Part], manifests: Mapping[str, Path]) 
         if not before.exists() or before.samefile(manifest):
             continue
         if manifest.is_dir() or before.is_dir() or not filecmp.cmp(before, manifest, shallow=False):
-            raise ArgumentError(
-                f"part {name} is that of {before}, and {manifest} is another manifest: parts are named after their "
-                "manifests, so rename one; or if it takes the other's place, remove that one"
-            )
+            what = f"part {name} is that of {before}, and {manifest} is another manifest of this name"
+            raise ArgumentError(f"{what}: rename one; or if it takes the other's place, remove that one")
 
 
 @dataclass(frozen=True)
@@ -241,15 +226,12 @@ class _PartRun:
             return None
         found = []
         for one in built:
-            name = one.folder_name
-            known = self._known.versions.get(name)
+            known = self._known.versions.get(one.folder_name)
             if known is None or known.manifest != self._rows or (known.failed and options.retry_failed):
                 return None
             try:
-                version = Version.open(self.cache / name)
-                if not known.is_of(version):
-                    return None
-                if known.failed and not _would_all_fail_again(version, one, self._plan.root):
+                version = Version.open(self.cache / one.folder_name)
+                if not known.is_of(version) or (known.failed and not _all_fail_again(version, one, self._plan.root)):
                     return None
             except (OSError, StoreError):  # which the run says
                 return None
@@ -290,15 +272,14 @@ def _signed(known: Part, manifest: Path) -> Part:
     return replace(known, size=status.st_size, mtime_ns=status.st_mtime_ns, hash=content)
 
 
-def _would_all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:
+def _all_fail_again(version: Version, built: BuiltConfig, root: AudioLocation | None) -> bool:
     """Whether the files of all utterances that ever failed are as they were; False where a server would have to say, or
     nothing says where they are. Without a `root`, paths are relative to what the latest run took."""
     if root is None:  # a manifest may say itself what its paths are relative to
         latest = read_run(version.store, max(run_names(version.store), default=""))
-        recorded = None if latest is None else latest.asked.get("root")
-        if recorded is None:
+        if latest is None or latest.asked.get("root") is None:
             return False
-        root = as_root(recorded)
+        root = as_root(latest.asked["root"])
     failures = read_failures(version)
     files = [locate(root, failure.path) for failure in failures]
     return not any(map(url_of, files)) and all(built.would_fail_again(failures, files))

@@ -9,12 +9,12 @@ copies are those of `audio/members.py`."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import groupby
+from threading import Event, Lock
 
 from featcache.audio.members import copy_of, fetch_ahead
 from featcache.audio.remote import Fetched, StoppedError, TriedInVainError, fetch
@@ -52,18 +52,16 @@ class Downloads:
         stop: Once it is set, neither a container nor a command is waited for any more.
     """
 
-    def __init__(
-        self, root: AudioLocation, workers: int, give_up: Callable[[str], object], stop: threading.Event
-    ) -> None:
+    def __init__(self, root: AudioLocation, workers: int, give_up: Callable[[str], object], stop: Event) -> None:
         self._root = root
         self._give_up = give_up
         self._stop = stop
         self._at_once = min(_MOST, max(_LEAST, _PER_WORKER * workers))
         self._threads = ThreadPoolExecutor(self._at_once, "featcache-fetch")
         self._containers_pool = ThreadPoolExecutor(_CONTAINERS_AHEAD, "featcache-fetch-container")
-        self.closed = threading.Event()
+        self.closed = Event()
         """Set once nothing is waited for any more."""
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = Lock()  # guards what follows
         self._files: dict[Url, Future[Fetched]] = {}
         self._wanted: Counter[Url] = Counter()  # how often each will be taken
         self._sizes: dict[Url, int] = {}  # of those that have been fetched
@@ -104,8 +102,7 @@ class Downloads:
             if "://" not in path and not isinstance(self._root, Url):
                 continue  # to look where it is takes 10 µs
             location = locate(self._root, path)
-            url = url_of(location)
-            if url is None:
+            if (url := url_of(location)) is None:
                 continue
             is_any = True
             with self._lock:
@@ -131,8 +128,7 @@ class Downloads:
         if not isinstance(source, Url):
             return copy_of(source, self._wait_for_copy)
         with self._lock:
-            future = self._files.get(source)
-            if future is not None:
+            if (future := self._files.get(source)) is not None:
                 self._wanted[source] -= 1
                 if not self._wanted[source]:
                     del self._wanted[source], self._files[source]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
+from threading import Event
 from time import perf_counter
 from typing import Any
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def exclusively(plan: ExtractionPlan, stop: threading.Event) -> Iterator[ExtractionPlan]:
+def exclusively(plan: ExtractionPlan, stop: Event) -> Iterator[ExtractionPlan]:
     """Hold the locks of the versions that a plan is to fill; the jobs of an array take none. Yields the plan, made anew
     if a version has changed since. If `stop` is set while it waits, nothing more is to be done. Raises LockedError if
     somebody else is at work in a version, and the run is not to wait; StoreError if a version cannot be written."""
@@ -39,8 +39,8 @@ def exclusively(plan: ExtractionPlan, stop: threading.Event) -> Iterator[Extract
     with ExitStack() as held:
         while plan.options.partition is None and not stop.is_set():
             lacking = {str(planned.path): planned for planned in plan.versions if planned.num_missing or planned.is_new}
-            pending = [lacking[path] for path in sorted(lacking.keys() - locked)]  # every run in the same order
-            if not pending:
+            # Every run locks them in the same order.
+            if not (pending := [lacking[path] for path in sorted(lacking.keys() - locked)]):
                 break
             for planned in pending:
                 _lock(plan, planned, held, stop)
@@ -52,7 +52,7 @@ def exclusively(plan: ExtractionPlan, stop: threading.Event) -> Iterator[Extract
         yield plan
 
 
-def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: threading.Event) -> None:
+def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: Event) -> None:
     """Take the lock of a version, which is made if it is missing; unless `stop` is set before it is free."""
     is_said = False
     while not stop.is_set():
@@ -61,10 +61,7 @@ def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: thr
             return
         except LockedError as error:
             if not plan.options.wait:
-                raise LockedError(
-                    f"{error}: run this again when that has ended, or with --wait, which waits for it; to share the "
-                    "work, give each of several jobs its own partition with --partition"
-                ) from error
+                raise LockedError(f"{error}: wait with --wait, or share the work among jobs by --partition") from error
             if not is_said:
                 _log.info("%s: this run waits until that has ended", error)
                 is_said = True
@@ -72,10 +69,7 @@ def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: thr
 
 
 def run_extraction(
-    plan: ExtractionPlan,
-    engine: Engine,
-    report: Callable[[Progress], object] = lambda _: None,
-    stop: threading.Event | None = None,
+    plan: ExtractionPlan, engine: Engine, report: Callable[[Progress], Any] = lambda _: None, stop: Event | None = None
 ) -> Summary:
     """Extract what is missing.
 
@@ -89,7 +83,7 @@ def run_extraction(
         StoreError: The cache cannot be written. What was committed stays.
     """
     began = perf_counter()
-    control = RunControl(Progress(), report, stop or threading.Event(), plan.options.failure_limit)
+    control = RunControl(Progress(), report, stop or Event(), plan.options.failure_limit)
     for planned in plan.versions:
         if not (planned.num_missing or planned.is_new):
             _settle(plan, planned)
@@ -256,11 +250,7 @@ class Summary:
 
 def summarize(plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, interrupted: bool) -> Summary:
     """Sum up a run."""
-    looks_at_audio = plan.options.check_sources or plan.only is not None  # repair is about what is lost
-    versions = [
-        _version_summary(planned, progress.versions.get(planned.config.name, VersionCounts()), looks_at_audio)
-        for planned in plan.versions
-    ]
+    versions = [_version_summary(plan, planned, progress) for planned in plan.versions]
     total = sum(progress.stages.values())
     stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()} if total else {}
     return Summary(
@@ -284,22 +274,24 @@ def summarize(plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, 
     )
 
 
-def _version_summary(plan: VersionPlan, counts: VersionCounts, looks_at_audio: bool) -> VersionSummary:
-    present = int(plan.rows.present.sum())
+def _version_summary(plan: ExtractionPlan, planned: VersionPlan, progress: Progress) -> VersionSummary:
+    counts = progress.versions.get(planned.config.name, VersionCounts())
+    present = int(planned.rows.present.sum())
+    looks_at_audio = plan.options.check_sources or plan.only is not None  # repair is about what is lost
     return VersionSummary(
-        name=plan.config.name,
-        path=str(plan.path),
-        fingerprint=plan.info.fingerprint,
-        utterances=len(plan.manifest),
+        name=planned.config.name,
+        path=str(planned.path),
+        fingerprint=planned.info.fingerprint,
+        utterances=len(planned.manifest),
         present=present,
         not_looked_at=0 if looks_at_audio else present,
         extracted=counts.extracted,
-        failed=int(plan.rows.failed.sum()) + counts.failed,
+        failed=int(planned.rows.failed.sum()) + counts.failed,
         num_bytes=counts.num_bytes,
         worker_seconds=round(counts.seconds, 3),
         upsampled=counts.upsampled,
         downsampled=counts.downsampled,
-        sample_rate=plan.built.sample_rate,
-        failed_before=plan.failed_before,
-        missing=plan.num_missing - counts.extracted - counts.failed,
+        sample_rate=planned.built.sample_rate,
+        failed_before=planned.failed_before,
+        missing=planned.num_missing - counts.extracted - counts.failed,
     )

@@ -34,6 +34,8 @@ from featcache.version.ledger import Failure
 _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
 
+Waveform = NDArray[np.float32]
+"""Mono samples, `[num_samples]`."""
 
 WorkerTimes = defaultdict[str, float]
 """Seconds that a worker thread has spent in each stage: `decode`, reading and decoding files; `resample`, mixing down,
@@ -90,15 +92,16 @@ class Extracted:
                 self.features.append(result)
         return self
 
-    def fail(self, utterance: Utterance, error: AudioError) -> None:
-        """Take the failure of an utterance."""
+    def fail(self, utterance: Utterance, error: AudioError) -> Extracted:
+        """Take the failure of an utterance; returns this."""
         self.failures.append(failure_of(utterance, self.root, error))
         if isinstance(error, RaisedError):
             self.traceback = error.traceback
+        return self
 
 
 def compute_clips(
-    extractor: Extractor[Params], waveforms: Mapping[str, NDArray[np.float32]], spec: FeatureSpec, device: Device
+    extractor: Extractor[Params], waveforms: Mapping[str, Waveform], spec: FeatureSpec, device: Device
 ) -> list[ClipFeatures | AudioError]:
     """Extract clips, by their ids, each long enough for a frame, and cast the features as `spec` says, or quantise them
     clip by clip. Raises ExtractorError if the extractor returned other numbers of frames than its `num_frames` says."""
@@ -146,8 +149,7 @@ def errors_of(
         yield
         return
     except SystemExit as error:
-        message = f"{name} called sys.exit({error.code!r}) while it extracted {listing(ids)}"
-        raise ExtractorError(message) from error
+        raise ExtractorError(f"{name} called sys.exit({error.code!r}) while it extracted {listing(ids)}") from error
     except Exception as error:
         if isinstance(error, FeatcacheError) or is_out_of_memory(error, alone):
             raise
@@ -158,9 +160,7 @@ def errors_of(
     raise raised
 
 
-def in_halves(
-    compute: Callable[[Sequence[_Given]], list[_Result]], given: Sequence[_Given]
-) -> list[_Result | AudioError]:
+def in_halves(compute: Callable[[list[_Given]], list[_Result]], given: list[_Given]) -> list[_Result | AudioError]:
     """Compute something together; in halves if that raises an `AudioError`, down to what raises it by itself."""
     if not given:
         return []
@@ -173,28 +173,23 @@ def in_halves(
     return in_halves(compute, given[:middle]) + in_halves(compute, given[middle:])
 
 
-def _compute(
-    extractor: Extractor[Params], spec: FeatureSpec, device: Device, clips: Sequence[Clip]
-) -> list[ClipFeatures]:
+def _compute(extractor: Extractor[Params], spec: FeatureSpec, device: Device, clips: list[Clip]) -> list[ClipFeatures]:
     """Compute clips together. Raises AudioError if one of them cannot be extracted; ExtractorError if the extractor
     returned other numbers of frames than its `num_frames` says."""
     with errors_of(extractor, (clip.id for clip in clips), device):
         features = extractor.extract(clips)
-    num_frames = [extractor.num_frames(len(clip.waveform)) for clip in clips]
+    samples = [len(clip.waveform) for clip in clips]
+    num_frames = [*map(extractor.num_frames, samples)]
     if (returned := [len(clip) for clip in features]) != num_frames:
-        raise ExtractorError(
-            f"{type(extractor).__name__} returned {returned} frames for clips of "
-            f"{[len(clip.waveform) for clip in clips]} samples; its num_frames says {num_frames}"
-        )
+        what = f"{returned} frames for clips of {samples} samples; its num_frames says {num_frames}"
+        raise ExtractorError(f"{type(extractor).__name__} returned {what}")
     return download(features, spec, device, spec.is_quantized)
 
 
-def download(
-    features: Sequence[torch.Tensor], spec: FeatureSpec, device: Device, quantizes: bool
-) -> list[ClipFeatures]:
+def download(clips: Sequence[torch.Tensor], spec: FeatureSpec, device: Device, quantizes: bool) -> list[ClipFeatures]:
     """The features of some clips, or pieces of them, from the device: each quantised, or all cast as `spec` says."""
-    num_frames = [len(one) for one in features]
-    together, ends = torch.cat([*features]), np.cumsum(num_frames)[:-1]
+    num_frames = [len(clip) for clip in clips]
+    together, ends = torch.cat([*clips]), np.cumsum(num_frames)[:-1]
     if not quantizes:
         stored = device.download(together.to(getattr(torch, spec.dtype)))
         return [ClipFeatures(one, {}) for one in np.split(stored, ends)]
@@ -225,10 +220,8 @@ class DoesNotFitError(AudioError):
     """A clip, or a chunk of a clip, does not fit into the device's memory even with nothing beside it."""
 
     def __init__(self, seconds: float, device: Device) -> None:
-        super().__init__(
-            Reason.TOO_LONG,
-            f"{seconds:.0f} s do not fit on {device.label} at once: params.chunk of the config would cut them",
-        )
+        what = f"{seconds:.0f} s do not fit on {device.label} at once: params.chunk of the config would cut them"
+        super().__init__(Reason.TOO_LONG, what)
 
 
 def until_it_fits(

@@ -25,7 +25,7 @@ from featcache.audio.remote import Fetched
 from featcache.audio.resample import error_if_too_long, to_waveform, why_silent
 from featcache.audio.waveform import WaveformMaker
 from featcache.errors import AudioError, Reason
-from featcache.extraction.features import Extracted, WorkerTimes, compute_clips, errors_of, is_out_of_memory
+from featcache.extraction.features import Extracted, Waveform, WorkerTimes, compute_clips, errors_of, is_out_of_memory
 from featcache.extraction.padded_rows import PendingRows, compute_now
 from featcache.extraction.version_plan import BuiltConfig
 from featcache.extractors.rows import RowExtractor
@@ -42,20 +42,18 @@ SMALL_BYTES = 64 << 20
 _LARGE_BYTES = 2 << 30
 """Bytes of large recordings that all workers may hold together."""
 
+Fetch = Callable[[CopiedSource], Fetched]
+"""Gives a copy of what is not a file of this machine."""
+
 _DECODED_FROM_START = frozenset({".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm", ".amr", ".wma"})
 
 
 class AudioExtractor:
     """Extracts batches from audio for some configs. Its calls come from several threads.
 
-    Args:
-        root: What paths are relative to.
-        fetched: Gives a copy of what is not a file of this machine.
-    """
+    `root` is what paths are relative to."""
 
-    def __init__(
-        self, root: AudioLocation, configs: Sequence[BuiltConfig], fetched: Callable[[CopiedSource], Fetched] = copy_of
-    ) -> None:
+    def __init__(self, root: AudioLocation, configs: Sequence[BuiltConfig], fetched: Fetch = copy_of) -> None:
         self._root = root
         self._configs = configs
         self._device = configs[0].device
@@ -110,15 +108,13 @@ class AudioExtractor:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-        failed = Extracted(config.spec, self._root)
-        message = "extracting it takes more memory than there is"
-        failed.fail(decoded.utterance, AudioError(Reason.OUT_OF_MEMORY, message))
-        return failed
+        too_large = AudioError(Reason.OUT_OF_MEMORY, "extracting it takes more memory than there is")
+        return Extracted(config.spec, self._root).fail(decoded.utterance, too_large)
 
-    def _extract(self, config: BuiltConfig, part: Sequence[_Waveform], times: WorkerTimes) -> Extracted | PendingRows:
+    def _extract(self, config: BuiltConfig, part: Sequence[_Resampled], times: WorkerTimes) -> Extracted | PendingRows:
         """Extract a part of a batch for a config, or cut it into rows."""
         extracted = Extracted(config.spec, self._root)
-        clips: list[tuple[Item, NDArray[np.float32]]] = []
+        clips: list[tuple[Item, Waveform]] = []
         for decoded, waveform in part:
             try:
                 item, clip, silent = _item_of(config, decoded, waveform)
@@ -141,9 +137,7 @@ class AudioExtractor:
         return extracted.take((item for item, _ in clips), computed)
 
 
-def _item_of(
-    config: BuiltConfig, decoded: Decoded, waveform: NDArray[np.float32] | AudioError
-) -> tuple[Item, NDArray[np.float32], str]:
+def _item_of(config: BuiltConfig, decoded: Decoded, waveform: Waveform | AudioError) -> tuple[Item, Waveform, str]:
     """What a shard keeps of an utterance, its waveform at the config's rate, and why it is silent, empty if it is not.
     Raises AudioError if it cannot be extracted."""
     if isinstance(waveform, AudioError):
@@ -287,14 +281,14 @@ def parts(decoding: Iterator[Decoded], part_seconds: float, times: WorkerTimes) 
         yield part
 
 
-_Waveform = tuple[Decoded, NDArray[np.float32] | AudioError]
+_Resampled = tuple[Decoded, Waveform | AudioError]
 """A decoded utterance, and its mono waveform at a config's rate, of any length; or what was wrong."""
 
 
-def make_waveforms(waveform_maker: WaveformMaker, part: Sequence[Decoded], times: WorkerTimes) -> list[_Waveform]:
+def make_waveforms(waveform_maker: WaveformMaker, part: Sequence[Decoded], times: WorkerTimes) -> list[_Resampled]:
     """The waveforms of a part of a batch."""
     started = perf_counter()
-    made: list[_Waveform] = []
+    made: list[_Resampled] = []
 
     def source_of(decoded: Decoded) -> tuple[int, int | None, float]:
         return id(decoded.audio), decoded.utterance.channel, waveform_maker.speed(decoded.utterance.id)

@@ -67,11 +67,8 @@ class SourceVersion:
         failures = {id_: self._failures[id_] for id_ in ids if id_ in self._failures}
         status = join(RowKeys.of_utterances(utterances), self._index, failures)
         stored = self._stored(status.positions[status.present])
-        rows = zip(utterances, status.positions.tolist(), status.present.tolist(), status.failed.tolist(), strict=True)
-        return [
-            stored[position] if is_present else self._missing(utterance, position, has_failed)
-            for utterance, position, is_present, has_failed in rows
-        ]
+        rows = zip(utterances, status.positions.tolist(), status.failed.tolist(), strict=True)
+        return [stored.get(at) or self._missing(utterance, at, has_failed) for utterance, at, has_failed in rows]
 
     def seconds(self, manifest: Manifest, known: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of audio of each row, float64 `[rows]`: those known, else the version's, else NaN."""
@@ -118,10 +115,8 @@ class SourceVersion:
             items = opened.items(numbers)
             for position, number, item, features in zip(some.tolist(), numbers, items, ranges, strict=True):
                 if crc32c(features) != opened.table["item_crc32c"][number]:
-                    raise DamagedError(
-                        f"{item.id}: damaged: its features in {self.version.path} are not what was written",
-                        self.version.path,
-                    )
+                    what = f"{item.id}: damaged: its features in {self.version.path} are not what was written"
+                    raise DamagedError(what, self.version.path)
                 if parameters is not None:
                     features = dequantize_array(features, *parameters[number])
                 stored[position] = StoredUtterance(replace(item, generation=1), features)
@@ -159,8 +154,7 @@ def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion
     fingerprints = set()
     for built in configs:
         if built.extractor.source_fingerprint is None:
-            what = f"{built.config.name}: {built.config.extractor} is extracted from audio"
-            raise ConfigError(f"--from: {what}; --from is only for units")
+            raise ConfigError(f"--from is only for units: {built.config.extractor} of {built.config.name} takes audio")
         fingerprints.add(built.extractor.source_fingerprint)
     if len(fingerprints) > 1:
         raise ConfigError("--from: these configs make units of different features: run them one at a time")
@@ -190,10 +184,8 @@ def _refuse_other_copies(config: Config, source: Version) -> None:
     """Refuse a config with copies that the source lacks, or that have other noise there."""
     there = copies_of(source.info.config).suffixes
     if lacking := [suffix or "the utterances themselves" for suffix in config.copies.suffixes if suffix not in there]:
-        raise ConfigError(
-            f"--from: {config.name} has copies that {source.path.name} lacks: {listing(lacking)}: give both "
-            "the same augment section, or extract these units from audio"
-        )
+        what = f"{config.name} has copies that {source.path.name} lacks: {listing(lacking)}"
+        raise ConfigError(f"--from: {what}: give both the same augment section, or extract these units from audio")
     noise = config.augment and config.augment.noise
     of_source = (source.info.config.get("augment") or {}).get("noise") or {}
     if noise and (noise.seed, noise.content) != (of_source.get("seed"), of_source.get("content")):

@@ -12,17 +12,16 @@ from functools import cached_property, partial
 from typing import Any
 
 from featcache.audio.members import copy_of
-from featcache.audio.remote import Fetched
 from featcache.device import Device
 from featcache.errors import Reason
 from featcache.extraction.features import Extracted, WorkerTimes
-from featcache.extraction.from_audio import AudioExtractor
+from featcache.extraction.from_audio import AudioExtractor, Fetch
 from featcache.extraction.from_version import SourceVersion
 from featcache.extraction.options import FailureLimit
 from featcache.extraction.padded_rows import BatchingChoice, PendingRows
 from featcache.extraction.tasks import ShardTask
 from featcache.extraction.version_plan import BuiltConfig
-from featcache.manifest.audio_locations import AudioLocation, CopiedSource
+from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.segments import Utterance
 from featcache.version.in_flight import Suspects, forget_suspects
 from featcache.version.index import open_index
@@ -190,18 +189,12 @@ class VersionJob:
         remarks = {id_: remark for id_, remark in extracted.remarks.items() if id_ != self._last_remark}
         self._last_remark = next(reversed(remarks), self._last_remark)
         silent = [f"{id_}: {why}" for id_, (_, why) in remarks.items() if why]
-        counts = VersionCounts(
-            extracted=len(extracted.items),
-            failed=len(extracted.failures),
-            num_bytes=sum(features.num_bytes for features in extracted.features),
-            seconds=extracted.seconds,
-            upsampled=sum(rate < self.built.sample_rate for rate, _ in remarks.values()),
-            downsampled=sum(rate > self.built.sample_rate for rate, _ in remarks.values()),
-            silent=len(silent),
-            first_silent=next(iter(silent), ""),
-        )
-        reasons = Counter(failure.reason for failure in extracted.failures)
-        done = Progress(failures=reasons, versions={self.name: counts})
+        num_bytes = sum(features.num_bytes for features in extracted.features)
+        counts = VersionCounts(len(extracted.items), len(extracted.failures), num_bytes, extracted.seconds)
+        counts.upsampled = sum(rate < self.built.sample_rate for rate, _ in remarks.values())
+        counts.downsampled = sum(rate > self.built.sample_rate for rate, _ in remarks.values())
+        counts.silent, counts.first_silent = len(silent), next(iter(silent), "")
+        done = Progress(Counter(failure.reason for failure in extracted.failures), versions={self.name: counts})
         if fault := self._fault(extracted):
             done.too_many_failures, done.traceback = fault, extracted.traceback
         return done
@@ -216,11 +209,9 @@ class VersionJob:
         most = _MOST_RAISED_IN_A_ROW if self.has_extracted else _MOST_RAISED_FIRST
         if not raised or self._raised_in_a_row < most:
             return ""
-        return (
-            f"{self.name}: {type(self.built.extractor).__name__} raised exceptions at {self._raised_in_a_row:,} "
-            f"utterances in a row, the last one {raised[-1].id}: {raised[-1].message}; once it is mended, "
-            "--retry-failed tries these again"
-        )
+        what = f"raised exceptions at {self._raised_in_a_row:,} utterances in a row, the last one {raised[-1].id}"
+        extractor = type(self.built.extractor).__name__
+        return f"{self.name}: {extractor} {what}: {raised[-1].message}; mend it, and run with --retry-failed"
 
     @cached_property
     def made_by(self) -> dict[str, Any]:
@@ -240,13 +231,8 @@ class VersionJob:
 
 def maker(device: Device) -> dict[str, Any]:
     """What a run records of the process that is at work."""
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "device": str(device.torch_device),
-        "threads": device.threads,
-        "made_by": library_versions(),
-    }
+    process = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(device.torch_device)}
+    return {**process, "threads": device.threads, "made_by": library_versions()}
 
 
 @dataclass(frozen=True)
@@ -283,14 +269,7 @@ BatchExtractor = Callable[[Sequence[Utterance], WorkerTimes], Iterable[list[Extr
 
 
 def batch_extractor(
-    root: AudioLocation,
-    configs: Sequence[BuiltConfig],
-    source: SourceVersion | None,
-    fetched: Callable[[CopiedSource], Fetched] = copy_of,
+    root: AudioLocation, configs: Sequence[BuiltConfig], source: SourceVersion | None, fetched: Fetch = copy_of
 ) -> BatchExtractor:
-    """A function that extracts batches for these configs: from audio, or if there is a source, from its features.
-
-    `fetched` gives a copy of what is not a file of this machine."""
-    if source is not None:
-        return partial(source.extract, root, configs)
-    return AudioExtractor(root, configs, fetched)
+    """A function that extracts batches for these configs: from audio, or if there is a source, from its features."""
+    return AudioExtractor(root, configs, fetched) if source is None else partial(source.extract, root, configs)

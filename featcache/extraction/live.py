@@ -67,9 +67,7 @@ class LiveExtractor:
         """
         samples = np.asarray(waveform)
         if samples.ndim != 1 or samples.dtype.kind != "f":
-            raise ArgumentError(
-                f"waveform is {samples.dtype} {list(samples.shape)}: give floats in -1 to 1, [num_samples], one channel"
-            )
+            raise ArgumentError(f"waveform is {samples.dtype} {samples.shape}: give [num_samples] floats in -1 to 1")
         sample_rate = require_int("sample_rate", sample_rate, 1, 2**31 - 1)
         samples = np.ascontiguousarray(samples, np.float32)
         if not np.isfinite(samples).all():

@@ -120,8 +120,7 @@ def parse_devices(names: str) -> list[str]:
     """The devices that a name stands for: `all`, every GPU; `cuda:0,cuda:2`; or a single one. Raises ConfigError if
     there is no such device, or no GPU at all."""
     if names == ALL:
-        found = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        if not found:
+        if not (found := [f"cuda:{number}" for number in range(torch.cuda.device_count())]):
             raise ConfigError("device all: torch sees no CUDA device: use cpu, or cpu,cpu for two processes")
         return found
     listed = [name.strip() for name in names.split(",")]
@@ -155,8 +154,7 @@ class FailureLimit:
     def parse(cls, text: str | int) -> FailureLimit:
         """A number, such as `20`, or a percentage, such as `0.5%`. Raises ArgumentError if it is neither."""
         text = str(text)
-        found = _LIMIT.fullmatch(text.strip())
-        if not found or float(found[2] or 0) > 100:
+        if not (found := _LIMIT.fullmatch(text.strip())) or float(found[2] or 0) > 100:
             raise ArgumentError(f"--max-failures is {text!r}: give a number of utterances, or a percentage such as 1%")
         return cls(text.strip(), float(found[1] or math.inf), float(found[2] or 100) / 100)
 
@@ -197,11 +195,8 @@ class Partition:
         there is no such partition, or the environment does not say which it is."""
         if text == "auto":
             return _of_environment(environment)
-        found = _TEXT.fullmatch(str(text))
-        if found is None:
-            raise ArgumentError(
-                f"--partition is {text!r}: give its number and how many there are, such as 0/8, or auto"
-            )
+        if not (found := _TEXT.fullmatch(str(text))):
+            raise ArgumentError(f"--partition is {text!r}: give its number and how many there are, as 0/8, or auto")
         return _checked(int(found[1]), int(found[2]), f"--partition is {text}")
 
     def span(self, duration: NDArray[np.float64]) -> tuple[int, int]:
@@ -251,11 +246,9 @@ def _of_environment(environment: Mapping[str, str]) -> Partition:
     chosen_by = ", ".join(f"{name}={environment[name]}" for name in names)
     where = f"--partition auto: {chosen_by}"
     if bounds:
-        if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-            raise ArgumentError(
-                f"--partition auto: srun starts {environment['SLURM_STEP_NUM_TASKS']} tasks in each job of the array, "
-                "and all would do the same partition: srun --ntasks=1"
-            )
+        if (tasks := environment.get("SLURM_STEP_NUM_TASKS", "1")) != "1":
+            what = f"srun starts {tasks} tasks in each job of the array, and all would do the same partition"
+            raise ArgumentError(f"--partition auto: {what}: srun --ntasks=1")
         least, most = bounds
         step, is_uneven = divmod(most - least, count - 1) if count > 1 else (1, 0)
         number, is_between = divmod(number - least, max(1, step))
@@ -269,8 +262,6 @@ def _why_unknown(environment: Mapping[str, str]) -> str:
     for number, *others in _VARIABLES:
         if number in environment:
             lacking = next(name for name in others if name not in environment)
-            return (
-                f"there is {number}, and no {lacking} in the environment: set the variable {lacking}, in Kubernetes in "
-                f"the pod's template to the job's `completions`, or {_GIVE}"
-            )
+            what = f"there is {number}, and no {lacking} in the environment: set the variable {lacking}"
+            return f"{what}, in Kubernetes in the pod's template to the job's `completions`, or {_GIVE}"
     return f"there is no {listing(number for number, *_ in _VARIABLES)} in the environment: {_GIVE}"

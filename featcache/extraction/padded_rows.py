@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, ExtractorError, listing, percent
@@ -21,6 +20,7 @@ from featcache.extraction.features import (
     ClipFeatures,
     DoesNotFitError,
     Extracted,
+    Waveform,
     WorkerTimes,
     download,
     errors_of,
@@ -49,7 +49,7 @@ class Row:
     """Which of the row's frames count."""
     is_whole: bool
     """Whether the clip is this one piece."""
-    waveform: NDArray[np.float32]
+    waveform: Waveform
     """`[piece.num_samples]`."""
     padded_length: int
     """The number of samples of the row with its padding."""
@@ -74,9 +74,7 @@ class PendingRows:
     """What one version gets from a part of a batch, while the rows of some items are computed, of which each has a
     waveform, `[num_samples]`. Not thread-safe: the caller sees to it that one thread at a time calls `finish`."""
 
-    def __init__(
-        self, extractor: RowExtractor[Params], part: Extracted, clips: Sequence[tuple[Item, NDArray[np.float32]]]
-    ) -> None:
+    def __init__(self, extractor: RowExtractor[Params], part: Extracted, clips: list[tuple[Item, Waveform]]) -> None:
         self.extractor = extractor
         self.items = [item for item, _ in clips]
         self.spec = part.spec
@@ -95,7 +93,7 @@ class PendingRows:
                 self._rows += rows
         self._left = len(self._rows)
 
-    def _cut(self, clip: int, waveform: NDArray[np.float32]) -> Iterator[Row]:
+    def _cut(self, clip: int, waveform: Waveform) -> Iterator[Row]:
         """Cut a clip into rows."""
         pieces = self.extractor.pieces(len(waveform))
         for number, piece in enumerate(pieces):
@@ -126,12 +124,9 @@ class PendingRows:
 
     def _joined(self, results: Sequence[ClipFeatures | AudioError | None]) -> ClipFeatures | AudioError:
         """The features of a clip, whose rows gave these; quantised, if they are to be and are not yet."""
-        rows = []
-        for result in results:
-            if isinstance(result, AudioError):
-                return result
-            assert result is not None  # it is complete
-            rows.append(result)
+        if error := next((result for result in results if isinstance(result, AudioError)), None):
+            return error
+        rows = [result for result in results if isinstance(result, ClipFeatures)]  # all, since it is complete
         if len(rows) == 1 and (QUANTIZATION in rows[0].side or not self.spec.is_quantized):
             return rows[0]
         features = np.concatenate([row.features for row in rows])
@@ -160,9 +155,7 @@ class RowQueue:
     @property
     def full_seconds(self) -> float:
         """How much audio the full batches hold, with padding."""
-        return sum(
-            len(rows) * rows[0].padded_length / rows[0].pending.extractor.spec.sample_rate for rows in self._full
-        )
+        return sum(row.padded_length / row.pending.extractor.spec.sample_rate for rows in self._full for row in rows)
 
     def add(self, batch: int, rows: Iterable[Row]) -> None:
         """Add the rows of the batch of that number."""
@@ -204,7 +197,7 @@ def compute_now(given: Extracted | PendingRows, device: Device, times: WorkerTim
     return given.extracted()
 
 
-def compute_rows(rows: Sequence[Row], device: Device) -> list[ClipFeatures | AudioError]:
+def compute_rows(rows: list[Row], device: Device) -> list[ClipFeatures | AudioError]:
     """Compute rows of one version and one padded length, in batches of as many as the extractor wants.
 
     If a batch does not fit on the device, this and all later ones become smaller. A single row that does not fit is
@@ -236,21 +229,17 @@ def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool)
         made = encoded.features.shape[1]
         for row in rows:
             if made < row.frames.stop:
-                raise ExtractorError(
-                    f"{type(extractor).__name__} returned {made} frames for a row of {len(row.waveform)} samples; "
-                    f"its num_frames says {row.frames.stop}"
-                )
+                what = f"{made} frames for a row of {len(row.waveform)} samples; its num_frames says {row.frames.stop}"
+                raise ExtractorError(f"{type(extractor).__name__} returned {what}")
         # Pieces of clips are quantised by `PendingRows`, once all are there.
         quantizes = spec.is_quantized and all(row.is_whole for row in rows)
         features = [encoded.features[i, row.frames] for i, row in enumerate(rows)]
         clips = download(features, spec, device, quantizes)
         names = [side.name for side in extractor.spec.side]
         side = {name: device.download(encoded.side[name][: len(rows)].contiguous()) for name in names}
-    return [
-        # Copies, because views would keep all of the batch in memory.
-        ClipFeatures(clip.features.copy(), {**clip.side, **{name: array[i].copy() for name, array in side.items()}})
-        for i, clip in enumerate(clips)
-    ]
+    # Copies, because views would keep all of the batch in memory.
+    sides = [{name: array[i].copy() for name, array in side.items()} for i in range(len(clips))]
+    return [ClipFeatures(clip.features.copy(), {**clip.side, **own}) for clip, own in zip(clips, sides, strict=True)]
 
 
 # How a run puts rows together: as the extractor declares, unless a probe of the device found a difference
@@ -307,9 +296,7 @@ def choose_batching(
     if not isinstance(extractor, RowExtractor):
         only = extractor.batching
         if requested not in (None, only):
-            raise ConfigError(
-                f"--batching {requested}: {kind} has only one batching policy, {only}: leave --batching out"
-            )
+            raise ConfigError(f"--batching {requested}: {kind} has one batching policy, {only}: leave --batching out")
         return BatchingChoice(only)
     measured = _measured(probes, device_label, precision_of(getattr(extractor, "params", None)))
     disturbed = {batching: float(trial["disturbed"]) for batching, trial in measured.items()}
@@ -325,9 +312,7 @@ def choose_batching(
         tested = "; a probe found no difference in its sample" if asked in measured else ""
         why = f"it is looser than {declared[-1]}, the loosest policy that {kind} declares{tested}"
     if requested and why and not allow_mismatch:
-        raise ConfigError(
-            f"--batching {requested}: {why}: use --batching {clean[-1]}, or --allow-mismatch to accept that"
-        )
+        raise ConfigError(f"--batching {requested}: {why}: use --batching {clean[-1]}, or add --allow-mismatch")
     mismatch = float(measured[chosen]["mismatch"]) if chosen in measured else None
     return BatchingChoice(chosen, mismatch, why and f"batching {chosen}: {why}")
 
@@ -335,11 +320,6 @@ def choose_batching(
 def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision: str) -> dict[str, Mapping[str, Any]]:
     """What the device's newest probe measured at a precision, by batching."""
     of_device = [probe for probe in probes if probe.get("device") == device_label]
-    if not of_device:
-        return {}
-    newest = max(of_device, key=lambda probe: str(probe.get("date")))
-    return {
-        str(trial["policy"]): trial
-        for trial in newest.get("measured", ())
-        if trial["precision"] == precision and trial["error"] is None
-    }
+    newest: Mapping[str, Any] = max(of_device, key=lambda probe: str(probe.get("date")), default={})
+    measured = [trial for trial in newest.get("measured", ()) if trial["error"] is None]
+    return {trial["policy"]: trial for trial in measured if trial["precision"] == precision}

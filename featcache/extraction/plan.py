@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,8 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     index, failures, suspects = index_of([]), dict[str, Failure](), Suspects()
     before, probes = list[Wanted](), list[dict[str, Any]]()
     info, batching = None, None
-    if is_there := open_store(path).exists(MARK):
+    is_new = not open_store(path).exists(MARK)
+    if not is_new:
         version = Version.open(path)
         index = open_index(version, keep=False)
         failures = standing_failures(version, index)
@@ -186,10 +187,8 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
     else:
         status = join(rows.keys, index, {})
     source = rows.manifest.source
-    if os.path.exists(source):
-        source = os.path.realpath(source)  # however it was typed
-    again = rows.first + np.flatnonzero(status.again)
-    wanted = want(source, rows.hashes, index, before, again)
+    source = os.path.realpath(source) if os.path.exists(source) else source  # however it was typed
+    wanted = want(source, rows.hashes, index, before, again=rows.first + np.flatnonzero(status.again))
     # An older item, which counts again since the shard of the newer one is gone, does not stand for that.
     own = slice(rows.first, rows.first + len(rows.manifest))
     status = replace(status, present=status.present & ~wanted.lacks(index)[own])
@@ -199,30 +198,13 @@ def _plan_version(plan: ExtractionPlan, built: BuiltConfig, rows: _Rows) -> Vers
         # Workers look for probes of their devices themselves.
         label = "" if options.workers else built.device.label
         batching = choose_batching(extractor, probes, label, options.batching, options.allow_mismatch)
-    return VersionPlan(
-        built=built,
-        manifest=rows.manifest,
-        seconds=rows.seconds,
-        first_row=rows.first,
-        wanted=wanted,
-        info=info,
-        path=path,
-        is_new=not is_there,
-        index=index,
-        rows=status,
-        batching=batching,
-        failed_before=dict(sorted(reasons.items())),
-        suspects=suspects,
-    )
+    failed_before = dict(sorted(reasons.items()))
+    of_run = rows.manifest, rows.seconds, rows.first
+    return VersionPlan(built, *of_run, wanted, info, path, is_new, index, status, batching, failed_before, suspects)
 
 
 def _compare(
-    plan: ExtractionPlan,
-    built: BuiltConfig,
-    rows: _Rows,
-    version: Version,
-    index: Index,
-    failures: Mapping[str, Failure],
+    plan: ExtractionPlan, built: BuiltConfig, rows: _Rows, version: Version, index: Index, failures: dict[str, Failure]
 ) -> RowStatus:
     """Compare the rows with what the version holds, and refuse the manifest of another corpus."""
     options, keys, manifest = plan.options, rows.keys, rows.manifest

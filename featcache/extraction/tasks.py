@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ManifestError
 from featcache.manifest.segments import Utterance
@@ -54,11 +54,7 @@ class ShardTask:
 
 
 def want(
-    manifest: str,
-    keys: Sequence[NDArray[np.uint64]],
-    index: Index,
-    before: Iterable[Wanted],
-    again: Sequence[int] | NDArray[np.int64] = (),
+    manifest: str, keys: Sequence[NDArray[np.uint64]], index: Index, before: Iterable[Wanted], again: ArrayLike = ()
 ) -> Wanted:
     """What a run over a manifest wants.
 
@@ -81,15 +77,10 @@ def want(
     generation = mine.rows[2]
     highest, is_same = np.zeros(len(mine), np.uint64), np.ones(len(mine), bool)
     of_index = index.find_hashes(id_hash)
-    known = chain(
-        [(of_index, index.row_hash, index.generation)] if len(index) else [],
-        (
-            (other.find(id_hash), other.rows[1], other.rows[2])
-            for other in before
-            if len(other) and (other.name == mine.name or mine.contains(other))
-        ),
-    )
-    for at, row_hashes, generations in known:
+    held = [(of_index, index.row_hash, index.generation)] if len(index) else []
+    others = (other for other in before if len(other) and (other.name == mine.name or mine.contains(other)))
+    wanted_before = ((other.find(id_hash), other.rows[1], other.rows[2]) for other in others)
+    for at, row_hashes, generations in chain(held, wanted_before):
         theirs = generations[at]
         theirs[at < 0] = 0
         same = row_hashes[at] == row_hash
@@ -116,8 +107,7 @@ def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDAr
     weight = np.clip(seconds / seconds_per_range, 1 / MAX_ITEMS, 1)  # at most 1: a row fills no more than one shard
     begins = np.zeros(len(weight))
     np.cumsum(weight[:-1], out=begins[1:])
-    ranges: NDArray[np.int64] = np.floor(begins).astype(np.int64)
-    return ranges
+    return begins.astype(np.int64)  # rounded down
 
 
 def shard_tasks(
@@ -147,11 +137,7 @@ def shard_tasks(
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
             if len(members):
                 utterances = tuple(manifest[row] for row in members.tolist())
-                yield ShardTask(
-                    name=hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12],
-                    row=first_row + int(members[0]),
-                    utterances=utterances,
-                    seconds=tuple(seconds[members].tolist()),
-                    generations=tuple(wanted.rows[2, first_row + members].tolist()),
-                    manifest=wanted.name,
-                )
+                name = hashlib.sha256("\n".join(map(repr, utterances)).encode()).hexdigest()[:12]
+                generations = tuple(wanted.rows[2, first_row + members].tolist())
+                lengths = tuple(seconds[members].tolist())
+                yield ShardTask(name, first_row + int(members[0]), utterances, lengths, generations, wanted.name)

@@ -89,9 +89,7 @@ def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, par
     options = replace(plan.options, partition=None, max_failures=None, shard_megabytes=shard_megabytes)
     with TemporaryDirectory(prefix="featcache-trial-", dir=parent, ignore_cleanup_errors=True) as folder:
         trial = plan_extraction(sample, [version.built for version in group], Path(folder), options)
-        versions = [
-            replace(version, batching=planned.batching) for version, planned in zip(trial.versions, group, strict=True)
-        ]
+        versions = [replace(one, batching=planned.batching) for one, planned in zip(trial.versions, group, strict=True)]
         if not trial.device.is_cuda:
             trial.device.batch_seconds = min(trial.device.batch_seconds, _CPU_BATCH_SECONDS)
         bytes_per_second = sum(version.info.spec.bytes_per_second for version in versions)

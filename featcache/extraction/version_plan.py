@@ -109,11 +109,8 @@ class BuiltConfig:
     def would_fail_again(self, failures: Sequence[Failure], files: Sequence[AudioSource]) -> list[bool]:
         """Which utterances that failed, with these files, would fail again: whose file is the same, and is refused
         again if it was refused. Servers are asked about their files."""
-        unchanged = are_unchanged(failures, files)
-        return [
-            is_unchanged and self._would_be_refused(failure, file)
-            for failure, file, is_unchanged in zip(failures, files, unchanged, strict=True)
-        ]
+        rows = zip(failures, files, are_unchanged(failures, files), strict=True)
+        return [is_unchanged and self._would_be_refused(failure, file) for failure, file, is_unchanged in rows]
 
     def _would_be_refused(self, failure: Failure, file: AudioSource) -> bool:
         """Whether an utterance is refused again whose file is unchanged: limits may have been lifted since."""
@@ -190,14 +187,9 @@ class VersionPlan:
 
 def version_info(config: Config, spec: FeatureSpec) -> VersionInfo:
     """The attributes of a config's version, whose extractor makes features of this spec."""
-    stored = stored_spec(spec, config.dtype)
-    return VersionInfo(
-        name=config.name,
-        fingerprint=config.fingerprint(),
-        config=config.resolved(),
-        spec=stored,
-        made_by=library_versions(),
-    )
+    spec = stored_spec(spec, config.dtype)
+    fingerprint, made_by = config.fingerprint(), library_versions()
+    return VersionInfo(name=config.name, fingerprint=fingerprint, config=config.resolved(), spec=spec, made_by=made_by)
 
 
 def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
@@ -205,17 +197,13 @@ def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
     made, stored = np.dtype(spec.dtype), np.dtype(config.dtype)
     where = f"config {config.source or config.name}: store.dtype"
     if made.kind == "f" and stored.kind != "f" and not is_quantized(spec.dtype, config.dtype):
-        raise ConfigError(
-            f"{where}: {stored} cannot hold the features of {config.extractor}, which are {made}: use float16, "
-            "float32, or uint8, which quantises them"
-        )
+        what = f"{stored} cannot hold the features of {config.extractor}, which are {made}"
+        raise ConfigError(f"{where}: {what}: use float16, float32, or uint8, which quantises them")
     if made.kind != "f":
         largest = max(spec.codebook_sizes, default=int(np.iinfo(made).max) + 1) - 1
         if stored.kind == "f" or largest > np.iinfo(stored).max:
-            raise ConfigError(
-                f"{where}: {stored}: codes of {config.extractor} are unsigned integers up to "
-                f"{largest}: take {np.min_scalar_type(largest)}"
-            )
+            what = f"codes of {config.extractor} are unsigned integers up to {largest}"
+            raise ConfigError(f"{where}: {stored}: {what}: take {np.min_scalar_type(largest)}")
 
 
 # What a user is told before the run
@@ -227,10 +215,8 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
     another name."""
     notes, names = list[str](), list[str]()
     with suppress(StoreError):  # what is wrong with the place is said when it is written to
-        names = version_names(cache)
+        names = [name for name in version_names(cache) if name != info.folder_name]  # it may be another run's
     for name in names:
-        if name == info.folder_name:
-            continue  # another run has created the version meanwhile
         try:
             sibling = Version.open(cache / name)
         except StoreError:  # which `verify` reports
@@ -240,14 +226,11 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
                 back = f"but another folder name: rename it back to {info.folder_name}"
             else:
                 back = f"under another name: call the config {sibling.info.name} to go on with it"
-            raise ArgumentError(
-                f"{sibling.path} has this config's fingerprint, {back}, or move it out of {cache} to extract "
-                "everything again"
-            )
-        if sibling.info.name != info.name:
-            continue
-        found = find_differences(sibling.info.config, sibling.info.fingerprint, info.config, info.fingerprint)
-        notes.append(f"{info.folder_name} is a new version next to {sibling.path.name}: {', '.join(found.deciding)}")
+            what = f"{sibling.path} has this config's fingerprint, {back}"
+            raise ArgumentError(f"{what}, or move it out of {cache} to extract everything again")
+        if sibling.info.name == info.name:
+            found = find_differences(sibling.info.config, sibling.info.fingerprint, info.config, info.fingerprint)
+            notes.append(f"{info.folder_name} is a new version next to {name}: {', '.join(found.deciding)}")
     return notes
 
 
@@ -256,10 +239,8 @@ def suspect_notes(plan: VersionPlan) -> list[str]:
     missing = plan.manifest.ids.take(np.flatnonzero(plan.rows.missing)) if plan.suspects.ids else ()
     if not (suspects := [id_ for id_ in missing if id_ in plan.suspects.ids]):
         return []
-    return [
-        f"{plan.path.name}: an earlier run died with {counted(len(suspects), 'utterance')} in flight "
-        f"({listing(suspects, 3)}): extracted one by one, in a process of their own"
-    ]
+    what = f"an earlier run died with {counted(len(suspects), 'utterance')} in flight ({listing(suspects, 3)})"
+    return [f"{plan.path.name}: {what}: extracted one by one, in a process of their own"]
 
 
 def replacement_notes(plan: VersionPlan) -> list[str]:
@@ -272,8 +253,7 @@ def replacement_notes(plan: VersionPlan) -> list[str]:
     changes = []
     for row in rows[:_NAMED]:
         item = item_at(version, plan.index, int(plan.rows.positions[row]))
-        changed = differences(item, plan.manifest[row]) or file_change(item, plan.manifest)
-        changes.append(f"{item.id}: {changed}")
+        changes.append(f"{item.id}: {differences(item, plan.manifest[row]) or file_change(item, plan.manifest)}")
     more = f" … and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
     again = counted(len(rows), "utterance is", "utterances are")
     return [f"{plan.info.folder_name}: {again} extracted again: {'; '.join(changes)}{more}"]

@@ -227,11 +227,11 @@ def test_a_run_takes_the_loosest_clean_policy(probes, requested, policy, mismatc
 @pytest.mark.parametrize(
     ("kind", "probes", "requested", "words"),
     [
-        (NothingSeen, [PADDED_UNCLEAN], "padded", "8 % of the frames: use --batching equal_length, or --allow-mis"),
+        (NothingSeen, [PADDED_UNCLEAN], "padded", "8 % of the frames: use --batching equal_length, or add --allow-mis"),
         (NothingSeen, [BOTH_UNCLEAN], "equal_length", "1 % of the frames: use --batching single"),
         (EqualLengths, [], "padded", "looser than equal_length, .* EqualLengths declares: use --batching equal_length"),
         (EqualLengths, [CLEAN], "padded", "a probe found no difference in its sample"),
-        (Slow, [], "padded", "Slow has only one batching policy, single: leave --batching out"),
+        (Slow, [], "padded", "Slow has one batching policy, single: leave --batching out"),
         (NothingSeen, [], "sideways", "choose from single, equal_length, padded"),
         (NothingSeen, [], "", "choose from single, equal_length, padded"),
     ],

@@ -78,7 +78,7 @@ def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, corpu
     again = extract("--json")
     assert (again.code, extracted(again)) == (0, {"p1": 1, "p2": None, "p3": 2})
     assert "part p1, 1 of 3; its manifest has changed since it was extracted" in again.err
-    assert f"{corpus}: the manifests of p0 are gone: what was extracted of them stays in the corpus" in again.err
+    assert f"{corpus}: manifests of p0 are gone: their folders stay until removed" in again.err
     assert extracted(extract("--json", manifests="p3.csv")) == {"p3": None}
     assert len(featcache.open(corpus)) == 15
     shutil.rmtree(corpus / "p0")

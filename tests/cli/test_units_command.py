@@ -104,7 +104,7 @@ def test_what_the_features_lack_is_a_failure_until_they_have_it(cli, fitted, cor
 
 def test_from_is_for_units_of_these_very_features(cli, fitted, corpus, scratch):
     said = cli.refused("extract", corpus.manifest(), "-c", "mfcc13", "-o", scratch / "x", "--from", fitted / "features")
-    assert "--from: mfcc13: mfcc is extracted from audio; --from is only for units" in said
+    assert "--from is only for units: mfcc of mfcc13 takes audio" in said
     cli("extract", corpus.manifest(), "-c", "fbank80", "-o", scratch / "others", "--device", "cpu")
     options = ("-c", fitted / "units.yaml", "-o", scratch / "x", "--from", scratch / "others", "--device", "cpu")
     assert "there is fbank80-" in cli.refused("extract", corpus.manifest(), *options)

@@ -103,7 +103,7 @@ def test_what_has_changed_since_it_was_planned_is_planned_again(plain, scratch):
 def test_in_python_who_waits_is_stopped_by_its_event(plain, scratch):
     featcache.extract(plain.manifest(plain.rows[:2], "2.csv"), cache=scratch)
     with only_version(scratch).at_work("repair"):
-        with pytest.raises(LockedError, match=r"is in use by featcache repair, .*: run this again when"):
+        with pytest.raises(LockedError, match=r"is in use by featcache repair, .*: wait with --wait, or share"):
             featcache.extract(plain.manifest(), cache=scratch)
         stop = threading.Event()
         threading.Timer(0.2, stop.set).start()

@@ -59,7 +59,7 @@ def test_what_cannot_be_extracted_has_the_ledgers_reason(tmp_path):
     with pytest.raises(AudioError, match=r"text\.wav: .*format not recognised"):
         extractor.file(tmp_path / "text.wav")
     for waveform in (np.zeros(16000, np.int16), np.zeros((1, 16000))):
-        with pytest.raises(ArgumentError, match=r"give floats in -1 to 1, \[num_samples\]"):
+        with pytest.raises(ArgumentError, match=r"give \[num_samples\] floats in -1 to 1"):
             extractor(waveform, 16000)
     for rate in (0, -1, 16000.5):
         with pytest.raises(ArgumentError, match="sample_rate"):

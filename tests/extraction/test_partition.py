@@ -87,8 +87,8 @@ def test_which_part(text, environment, partition):
     [
         ("8/8", {}, "partitions count from 0: 0/8 to 7/8"),
         ("1/0", {}, "there are 1 to"),
-        ("3", {}, "such as 0/8, or auto"),
-        ("-1/8", {}, "such as 0/8, or auto"),
+        ("3", {}, "as 0/8, or auto"),
+        ("-1/8", {}, "as 0/8, or auto"),
         ("auto", {}, "there is no SLURM_ARRAY_TASK_ID"),
         ("auto", slurm(ID=2, COUNT=3), "not evenly spaced"),
         ("auto", slurm(ID=5) | {"SLURM_STEP_NUM_TASKS": "2"}, "srun --ntasks=1"),
