@@ -93,11 +93,9 @@ class Copies(tuple[Copy, ...]):
         have_suffix = np.array([*map(bool, self.suffixes), False])  # the last one if there is no such copy, as -1 says
         rows = np.flatnonzero(have_suffix[self.numbers(ids)])
         if len(rows):
-            raise ManifestError(
-                f"{source}: {len(rows):,} of {len(ids):,} ids end in a suffix of the config's copies "
-                f"({listing(filter(None, self.suffixes))}): {listing(ids.take(rows[:10]))}"
-                f"{' …' if len(rows) > 10 else ''}: rename them, or leave out rows that are copies"
-            )
+            suffixes, names = listing(filter(None, self.suffixes)), listing(ids.take(rows[:10]))
+            what = f"{len(rows):,} of {len(ids):,} ids end in a suffix of the config's copies ({suffixes}), as {names}"
+            raise ManifestError(f"{source}: {what}: rename them, or leave out rows that are copies")
 
 
 def copies_of(config: Mapping[str, Any]) -> Copies:

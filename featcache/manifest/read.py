@@ -22,7 +22,7 @@ from featcache import trust
 from featcache.errors import ArgumentError, ManifestError, listing, refuse_url
 from featcache.manifest.audio_locations import Url, as_root, is_audio_url, is_command
 from featcache.manifest.formats import FORMATS, format_of, tables
-from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, open_source
+from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Cells, Faults, Rows, Source, open_source
 from featcache.manifest.formats.toolkits import BARS
 from featcache.manifest.utterances import (
     COLUMNS,
@@ -105,33 +105,22 @@ def read_manifest(
 
 def checked_manifest(reading: Source, columns: dict[str, Any], places: array[int], kind: str) -> Manifest:
     """The manifest of what `gather` has returned; a ManifestError if there were faults, or two rows have one id."""
-    if not places and not reading.faults.count:
-        reading.faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
-    ids = columns.pop("id")
-    reading.faults.add_repeated(ids, places)
-    reading.faults.raise_if_any()
-    paths = columns.pop("path")
+    faults = reading.faults
+    if not places and not faults.count:
+        faults.add(0, "there are no audio files below it" if kind == "folder" else "there are no rows")
+    ids, paths = columns.pop("id"), columns.pop("path")
+    faults.add_repeated(ids, places)
+    faults.raise_if_any()
     if reading.allow_commands and re.search(rb"\|", paths.blob.data):
         trust.allow_commands(path for path in paths if is_command(path))
     folder = as_root(str((reading.root or reading.folder) if reading.given_root is None else reading.given_root))
     if isinstance(folder, Url):  # relative paths may be secrets as the ends of URLs
-
-        def refuse_below(path: str) -> None:
-            refuse_secrets(f"{folder}/{path}", reading.allow_queries)
-
-        reading.faults.parsed(places, "path ", refuse_below, paths)
-        reading.faults.raise_if_any()
-    return Manifest(
-        source=reading.name,
-        root=folder if isinstance(folder, Url) else folder.absolute(),
-        ids=ids,
-        paths=paths,
-        **{name: columns.pop(name) for name in ("start", "duration", "channel")},
-        columns=columns,
-        format=kind,
-        notes=tuple(f"{reading.name}: {note}" for note in reading.notes),
-        placeholders=frozenset(reading.placeholders),
-    )
+        faults.parsed(places, "path ", lambda path: refuse_secrets(f"{folder}/{path}", reading.allow_queries), paths)
+        faults.raise_if_any()
+    segments = paths, columns.pop("start"), columns.pop("duration"), columns.pop("channel")
+    root = folder if isinstance(folder, Url) else folder.absolute()
+    notes = tuple(f"{reading.name}: {note}" for note in reading.notes)
+    return Manifest(*segments, reading.name, root, ids, columns, kind, notes, frozenset(reading.placeholders))
 
 
 def _table_of(source: str | Path, format: str | None) -> str | Path:  # noqa: A002
@@ -172,16 +161,12 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
         for name, column in columns.items():
             column.extend(values[name] if name in values else [""] * len(places))
         row_places.extend(places)
-    whole = {
-        name: values.strings() if isinstance(values, GrowingStrings) else np.frombuffer(values, values.typecode)
-        for name, values in columns.items()
-    }
-    return whole, row_places
+    texts = {name: values.strings() for name, values in columns.items() if isinstance(values, GrowingStrings)}
+    numbers = {name: np.frombuffer(values, values.typecode) for name, values in columns.items() if name not in texts}
+    return texts | numbers, row_places
 
 
-def _durations_by_ends(
-    places: Sequence[int], cells: Mapping[str, Sequence[Any]], starts: Sequence[float], source: Source
-) -> dict[str, Sequence[float]]:
+def _durations_by_ends(places: Sequence[int], cells: Cells, starts: Sequence[float], source: Source) -> Cells:
     """The column of durations that starts and ends make, if there are ends."""
     ends = [name for name in cells if name.strip().lower() in ENDS]
     if len(ends) > 1:
@@ -201,7 +186,7 @@ def _between(start: float, end: float) -> float:
     return seconds
 
 
-def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[Any]], source: Source) -> Sequence[Any]:
+def _values(column: Column, places: Sequence[int], cells: Cells, source: Source) -> Sequence[Any]:
     if column.name not in cells:
         return [column.not_given] * len(places)
     if (plain := column.plain(cells[column.name])) is not None:
@@ -217,8 +202,7 @@ def _values(column: Column, places: Sequence[int], cells: Mapping[str, Sequence[
         refuse_secrets(cell, source.allow_queries)
         return parse(cell)
 
-    what, own = f"{column.name} ", cells[column.name]
-    return source.faults.parsed(places, what, value_of, own, default=column.not_given)
+    return source.faults.parsed(places, f"{column.name} ", value_of, cells[column.name], default=column.not_given)
 
 
 def _as_texts(cells: Sequence[Any]) -> Sequence[str]:
@@ -253,14 +237,12 @@ def manifest_of(
     required, `carry` whether to keep the columns that an `Utterance` does not have, `root` what relative paths are
     relative to, a folder or a URL; None for the current folder. A ManifestError lists the first 20 faults, with rows
     counted from 1."""
+    kind = type(table).__name__
     is_list = isinstance(table, Sequence) and not isinstance(table, (str, bytes))
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):
-        raise ArgumentError(
-            f"manifest is a {type(table).__name__}: give a file or a folder, a data frame, a table of Arrow, or a list "
-            "of dictionaries"
-        )
+        raise ArgumentError(f"manifest is a {kind}: give a path, a data frame, an Arrow table or a list of dicts")
     given_root = os.fspath(root or os.curdir)
-    reading = Source(f"<{type(table).__name__}>", audio=audio, carry=carry, given_root=given_root)
+    reading = Source(f"<{kind}>", audio=audio, carry=carry, given_root=given_root)
     if is_list:
         batches = tables.json_batches(_objects(table, reading.faults), reading)
     else:
@@ -292,7 +274,7 @@ def _names(table: Any) -> list[Any] | None:
     return None if names is None or callable(names) else [*names]
 
 
-def _objects(rows: Sequence[Any], faults: Faults) -> tables.Rows:
+def _objects(rows: Sequence[Any], faults: Faults) -> Rows:
     """The rows that are dictionaries, each with its place; the others are faults."""
     for place, row in enumerate(rows, faults.file("", "row") + 1):
         if isinstance(row, Mapping):

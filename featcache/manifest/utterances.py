@@ -112,10 +112,8 @@ def refuse_secrets(cell: Any, allow_queries: bool) -> None:
     """Raise a ValueError, which does not quote it, if a cell has a URL that gives access to something, whatever its
     column."""
     if isinstance(cell, str) and (fault := secret_in(cell, allow_query=allow_queries)):
-        raise ValueError(
-            f"{fault}, and would be stored in the cache: give the URL without it, and credentials by the environment "
-            "(s3://, gs://, az://); a query that only says which file it is needs --allow-queries"
-        )
+        remedy = "give the URL without it, and credentials by the environment; --allow-queries takes a harmless query"
+        raise ValueError(f"{fault}, and would be stored in the cache: {remedy}")
 
 
 def _id(cell: Any) -> str:
@@ -193,13 +191,12 @@ def _plain_texts(cells: Sequence[Any]) -> Sequence[Any] | None:
     return cells if text.isprintable() and "|" not in text and not may_have_secret(text) else None
 
 
-def _plain_numbers(of: Any, cells: Sequence[Any]) -> Sequence[Any] | None:
+def _plain_numbers(of: type[list[float]], cells: Sequence[Any]) -> Sequence[Any] | None:
     """Numbers that are all of a type, in msgspec's terms, or written so; None if one needs a look by itself."""
     try:
-        numbers: list[Any] = msgspec.convert(cells, of, strict=False)
+        return msgspec.convert(cells, of, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError):
         return None
-    return numbers
 
 
 # Names that do not say seconds are left out on purpose: a `length` is as often in samples or frames.

@@ -104,29 +104,17 @@ def _cut(manifest: Manifest, number: int, file: AudioFile) -> dict[str, Any]:
     kind, source = "url" if isinstance(location, Url) else "file", str(location)
     if isinstance(location, Command):
         kind, source = "command", source.rstrip()[:-1].rstrip()
-    recording = {
-        "id": row.path,
-        "sources": [{"type": kind, "channels": channels, "source": source}],
-        "sampling_rate": rate,
-        "num_samples": num_samples,
-        "duration": num_samples / rate,
-        "channel_ids": channels,
-    }
-    return {
-        "id": row.id,
-        **segment,
-        "supervisions": [supervision | ({"custom": carried} if carried else {})],
-        "recording": recording,
-        "type": "MultiCut" if isinstance(channel, list) else "MonoCut",
-    }
+    sources = [{"type": kind, "channels": channels, "source": source}]
+    recording = {"id": row.path, "sources": sources, "sampling_rate": rate, "num_samples": num_samples}
+    recording |= {"duration": num_samples / rate, "channel_ids": channels}
+    supervisions = [supervision | ({"custom": carried} if carried else {})]
+    cut = {"id": row.id, **segment, "supervisions": supervisions, "recording": recording}
+    return cut | {"type": "MultiCut" if isinstance(channel, list) else "MonoCut"}
 
 
 WRITTEN: dict[str, Callable[..., bytes]] = {
-    "csv": to_csv,
-    "jsonl": to_jsonl,
-    "parquet": to_parquet,
-    "nemo": to_nemo,
-    "lhotse": to_lhotse,
+    **{"csv": to_csv, "jsonl": to_jsonl, "parquet": to_parquet},
+    **{"nemo": to_nemo, "lhotse": to_lhotse},
 }
 """The formats that are written. The last two take the rows' files, too."""
 

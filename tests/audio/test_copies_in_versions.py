@@ -67,7 +67,7 @@ def test_a_manifest_with_ids_of_copies_is_refused(cli, plain, scratch):
     config = write_config_of(scratch / "copies.yaml", {"speed": SPEEDS})
     done = cli("extract", plain.manifest(rows, "marked.csv"), "-c", config, "-o", scratch / "features")
     assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert "1 of 13 ids end in a suffix of the config's copies (_sp0.9, _sp1.1): utt-00_sp0.9" in done.err
+    assert "1 of 13 ids end in a suffix of the config's copies (_sp0.9, _sp1.1), as utt-00_sp0.9" in done.err
 
 
 def test_values_depend_on_nothing_but_the_copy(corpus, noises, scratch, monkeypatch):

@@ -158,7 +158,7 @@ def test_others_use_the_mapping_of_the_training_data_also_from_a_file_and_have_n
 @pytest.mark.parametrize(
     ("options", "error", "what"),
     [
-        ({"manifest": 5}, ArgumentError, "manifest is a int: give a file or a folder, a data frame"),
+        ({"manifest": 5}, ArgumentError, "manifest is a int: give a path, a data frame"),
         *[
             ({"cache": given}, ArgumentError, "cache is not an opened cache: give the result of featcache")
             for given in ("features", ["features"], {"fbank": "features"}, None)

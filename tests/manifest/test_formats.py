@@ -118,7 +118,7 @@ def test_shar_whose_audio_is_elsewhere(tmp_path):
     (tmp_path / "cuts.000007.jsonl").write_text(json.dumps(cut))
     ours = read_manifest(tmp_path, root="s3://bucket/shar")
     assert list(ours.paths) == ["recording.000007.tar/x.flac"]
-    said = "not each tar of audio can be read beside its cuts: it is taken to hold FLAC, as Lhotse writes it"
+    said = "not each tar can be read beside its cuts: it is taken to hold FLAC, as Lhotse writes it"
     assert ours.notes[-1].endswith(said)
 
 

@@ -83,5 +83,5 @@ def test_columns_of_one_name_are_refused():
 
 @pytest.mark.parametrize("table", [5, {"id": ["a"]}, np.zeros(3), b"train.csv", iter([{"id": "a"}])])
 def test_what_is_no_table_is_refused(table):
-    with pytest.raises(ArgumentError, match=r"manifest is a \w+: give a file or a folder, a data frame"):
+    with pytest.raises(ArgumentError, match=r"manifest is a \w+: give a path, a data frame"):
         manifest_of(table)

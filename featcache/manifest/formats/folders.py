@@ -73,13 +73,13 @@ def _not_listed(error: OSError) -> None:
 
 def has_metadata(source: Source) -> bool:
     """Whether it is a folder with metadata that name files, in it or in its folders."""
-    return source.is_folder and any(_names_files(source, path) for path in _metadata(source))
+    return any(_names_files(source, path) for path in _here_or_below(source, _METADATA.__contains__))
 
 
 def read_audiofolder(source: Source) -> Iterator[Batch]:
     """The rows of all metadata, whose `file_name` is relative to their folder; a ManifestError if a folder has none, or
     two kinds."""
-    found = _metadata(source)
+    found = _here_or_below(source, _METADATA.__contains__)
     folders = [os.path.dirname(path) for path in found]
     if not found or len(set(folders)) < len(folders):
         there = listing(found) or "none"
@@ -109,10 +109,6 @@ def _names_files(source: Source, path: str) -> bool:
         if path.endswith(".parquet"):
             return "file_name" in parquet_table(stream).names
         return b"file_name" in stream.readline(HEAD_BYTES)
-
-
-def _metadata(source: Source) -> list[str]:
-    return _here_or_below(source, _METADATA.__contains__)
 
 
 def is_dataset(source: Source) -> bool:
@@ -183,11 +179,9 @@ def _here_or_below(source: Source, is_meant: Callable[[str], bool]) -> list[str]
 
 def _saved(source: Source) -> list[str]:
     """The Arrow files of a folder that `save_to_disk` has written: of each split, in order."""
-    splits = [""]
-    if "dataset_dict.json" in source.names:
-        splits = [f"{split}/" for split in _listed(source, "dataset_dict.json", "splits")]
-    listed = ((split, _listed(source, f"{split}state.json", "_data_files")) for split in splits)
-    return [f"{split}{name}" for split, names in listed for name in names]
+    has_splits = "dataset_dict.json" in source.names
+    splits = [f"{split}/" for split in _listed(source, "dataset_dict.json", "splits")] if has_splits else [""]
+    return [f"{split}{name}" for split in splits for name in _listed(source, f"{split}state.json", "_data_files")]
 
 
 def _listed(source: Source, file: str, key: str) -> list[str]:

@@ -26,14 +26,8 @@ from featcache.manifest.formats.source import (
 from featcache.manifest.utterances import refused_command
 from featcache.strings import GrowingStrings
 
-_COLUMNS = {
-    "text": "text",
-    "utt2spk": "speaker",
-    "utt2lang": "language",
-    "utt2gender": "gender",
-    "utt2category": "category",
-    "instruct": "instruct",
-}
+_FILES = ("text", "utt2spk", "utt2lang", "utt2gender", "utt2category", "instruct")
+_COLUMNS = dict(zip(_FILES, ("text", "speaker", "language", "gender", "category", "instruct"), strict=True))
 """The files with a value for each utterance, and the columns that they become."""
 
 
@@ -42,11 +36,9 @@ def is_data_folder(source: Source) -> bool:
     if source.is_folder:
         return "wav.scp" in source.names
     _, _, path = source.first_fields.strip().partition(" ")
-    return source.suffix == ".scp" or (
-        names_audio(path)
-        and not re.search(r"[,;|\t]", source.first_fields[:-1])
-        and all(" " in line.strip() for line in source.first_lines)
-    )
+    are_pairs = all(" " in line.strip() for line in source.first_lines)
+    is_list = names_audio(path) and are_pairs and not re.search(r"[,;|\t]", source.first_fields[:-1])
+    return is_list or source.suffix == ".scp"
 
 
 def read_data_folder(source: Source) -> Iterator[Batch]:
@@ -54,8 +46,7 @@ def read_data_folder(source: Source) -> Iterator[Batch]:
     if not source.is_folder:
         yield from _recordings(source, source.stream, 0)
         return
-    names = [name for name in _COLUMNS if source.carry and name in source.names]
-    lookups = {_COLUMNS[name]: _lookup(source, name) for name in names}
+    lookups = {_COLUMNS[name]: _lookup(source, name) for name in _COLUMNS if source.carry and name in source.names}
     with opened(source.path / "wav.scp") as stream:
         found = _recordings(source, stream, source.faults.file("wav.scp"))
         if "segments" in source.names:
@@ -98,9 +89,8 @@ def _by_id(recordings: Iterator[Batch], faults: Faults) -> dict[str, str]:
 
 def _segments(source: Source, recordings: dict[str, str]) -> Iterator[Batch]:
     faults = source.faults
-    base = faults.file("segments")
     with opened(source.path / "segments") as stream:
-        for places, lines in _fields(stream, faults, base):
+        for places, lines in _fields(stream, faults, faults.file("segments")):
             if (plain := _plain_segments(lines, recordings)) is not None:
                 yield places, plain
                 continue
@@ -165,9 +155,7 @@ def _lookup(source: Source, name: str) -> Callable[[Sequence[str]], list[str]]:
     return values_of
 
 
-def _fields(
-    stream: BinaryIO, faults: Faults, base: int, at_most: int = -1
-) -> Iterator[tuple[Sequence[int], Sequence[list[str]]]]:
+def _fields(stream: BinaryIO, faults: Faults, base: int, most: int = -1) -> Iterator[tuple[list[int], list[list[str]]]]:
     """The fields, between the white space of ASCII alone, of the lines that are not blank, and the lines' places, some
     at a time."""
     first = base + 1
@@ -178,9 +166,9 @@ def _fields(
         for begin in range(0, len(lines), ROWS_PER_BATCH):
             batch = lines[begin : begin + ROWS_PER_BATCH]
             if is_plain:
-                rows = [line.split(None, at_most) for line in batch]
+                rows = [line.split(None, most) for line in batch]
             else:
-                rows = [[field.decode() for field in line.encode().strip().split(None, at_most)] for line in batch]
+                rows = [[field.decode() for field in line.encode().strip().split(None, most)] for line in batch]
             places = range(first + begin, first + begin + len(batch))
             yield [*compress(places, rows)], [*filter(None, rows)]
         first += len(lines) - 1

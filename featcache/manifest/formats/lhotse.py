@@ -31,10 +31,7 @@ _CUTS = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 
 _COLUMNS = ("id", "path", "start", "duration", "channel", *SAID, "custom")  # the cells of a row
 
-_INSTEAD = {
-    "Speed": "augment: {speed: [0.9, 1.0, 1.1]} in the config makes copies",
-    "Resample": "audio is resampled to the config's rate anyway",
-}
+_INSTEAD = {"Speed": "augment.speed in the config makes copies", "Resample": "audio is resampled to the config's rate"}
 """What there is in place of a transform."""
 
 Audio = tuple[Any, tuple[int, ...]]
@@ -158,9 +155,7 @@ class _SharTar:
                 return next(suffix for suffix in suffixes if suffix not in _WITHOUT_AUDIO)
         except (OSError, tarfile.TarError, StopIteration):
             # It may be elsewhere, below --root, and whatever else is wrong with it is said when it is read.
-            self._source.note(
-                "not each tar of audio can be read beside its cuts: it is taken to hold FLAC, as Lhotse writes it"
-            )
+            self._source.note("not each tar can be read beside its cuts: it is taken to hold FLAC, as Lhotse writes it")
             return ".flac"
 
 
@@ -171,9 +166,8 @@ def _audio_beside(source: Source) -> dict[str, Audio]:
     if beside == source.path or not beside.is_file():
         there = "" if beside == source.path else f", and there is no {beside.name} beside them"
         raise ManifestError(f"supervisions have no paths{there}: `lhotse cut simple` makes cuts of them and recordings")
-    base = source.faults.file(beside.name)
     with opened(beside) as stream:
-        objects = json_rows(stream, source.faults, base, _Recording)
+        objects = json_rows(stream, source.faults, source.faults.file(beside.name), _Recording)
         batches = batched(objects, ("id", "audio"), lambda one: (str(one.id), _audio(one)), source.faults)
         return {id_: audio for _, cells in batches for id_, audio in zip(cells["id"], cells["audio"], strict=True)}
 
@@ -184,12 +178,10 @@ def _of_recording(recording: _Recording) -> tuple[Any, ...]:
 
 
 def _of_supervision(recordings: dict[str, Audio], one: _Supervision) -> tuple[Any, ...]:
-    audio = recordings.get(str(one.recording_id))
-    if audio is None:
+    if (audio := recordings.get(str(one.recording_id))) is None:
         raise ValueError(f"recording {one.recording_id!r} is not among the recordings")
     path, channels = audio
-    channel = _channel(one.channel, channels)
-    return one.id, path, one.start, one.duration, channel, *_said_by(one), one.custom or None
+    return one.id, path, one.start, one.duration, _channel(one.channel, channels), *_said_by(one), one.custom or None
 
 
 def _of_cut(tar: _SharTar, cut: _Cut) -> tuple[Any, ...]:
@@ -238,8 +230,7 @@ def _audio(recording: _Recording, is_shar: bool = False) -> Audio:
         instead = "; ".join(_INSTEAD[name] for name in names if name in _INSTEAD)
         way_out = f"give the cuts without: {instead}" if names.keys() <= _INSTEAD.keys() else "save its audio first"
         raise ValueError(f"the recording has transforms, which are not applied: {listing(names)}: {way_out}")
-    if len(recording.sources) != 1:
-        count = len(recording.sources)
+    if (count := len(recording.sources)) != 1:
         raise ValueError(f"the recording has {count} sources, and one is read: make a recording of each")
     (one,) = recording.sources
     if one.type == "command":

@@ -27,10 +27,8 @@ import numpy as np
 from featcache.errors import ManifestError, counted
 from featcache.strings import Strings
 
-AUDIO_SUFFIXES = (
-    *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".sph", ".aif", ".aiff", ".au", ".caf", ".w64"),
-    *(".m4a", ".aac", ".amr", ".webm", ".wma", ".mp4", ".ac3", ".eac3", ".avi", ".ts"),
-)
+_KINDS = "wav flac mp3 ogg oga opus sph aif aiff au caf w64 m4a aac amr webm wma mp4 ac3 eac3 avi ts"
+AUDIO_SUFFIXES = tuple(f".{kind}" for kind in _KINDS.split())
 """How the names of audio files end: a folder's files with these are its utterances."""
 
 ROWS_PER_BATCH = 256
@@ -39,18 +37,12 @@ ROWS_PER_BATCH = 256
 HEAD_BYTES = 1 << 20  # the most bytes of a file by which its format is recognised
 _HEAD_LINES = 200  # the most lines
 
-_TAR = (
-    "is a tar, not a manifest: `tar tf FILE.tar > members.txt` lists its members, and `--root FILE.tar` says that the "
-    "paths of such a list are in it"
-)
+_AUDIO = "is an audio file, not a manifest: give its folder, or a list of paths"
 _NO_MANIFESTS = {
-    (
-        rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n|caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]|"
-        rb"\0...ftyp|\x1a\x45\xdf\xa3"
-    ): ("is an audio file, not a manifest: give its folder, or a list of paths"),
-    rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": (
-        "is compressed, and a manifest may be compressed by gzip alone, once: unpack it"
-    ),
+    rb".{257}ustar": "is a tar, not a manifest: list its members (`tar tf FILE.tar > list.txt`), for --root FILE.tar",
+    rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n|caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]": _AUDIO,
+    rb"\0...ftyp|\x1a\x45\xdf\xa3": _AUDIO,
+    rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": "is compressed, but not once by gzip: unpack it",
     rb"ARROW1|\xff\xff\xff\xff": "is an Arrow file: give the folder that save_to_disk of datasets wrote, or Parquet",
 }
 """What begins like this is plainly no table or list."""
@@ -64,8 +56,14 @@ _GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _FILE_SHIFT = 40  # the bits of a place that tell the line: more than there are lines in a file
 
-Batch = tuple[Sequence[int], dict[str, Sequence[Any]]]
-"""The place of each of some rows; their cells, by column."""
+Cells = dict[str, Sequence[Any]]
+"""The cells of some rows, by column."""
+
+Batch = tuple[Sequence[int], Cells]
+"""The place of each of some rows; their cells."""
+
+Rows = Iterator[tuple[int, Any]]
+"""The place of each row; its cells, as a list or by key."""
 
 
 class Faults:
@@ -248,11 +246,10 @@ class Source:
         head = self.head
         if self.is_folder or self.is_parquet or head.startswith(_UTF_16):
             return None
-        is_tar = head[257:262] == b"ustar"
         found = next((what for beginning, what in _NO_MANIFESTS.items() if re.match(beginning, head, re.DOTALL)), None)
         is_binary = any(b"\0" in line for line in head.split(b"\n", 2)[:2])
         other = "is neither text nor Parquet: give a table, a list, or a folder of audio" if is_binary else None
-        return _TAR if is_tar else found or other
+        return found or other
 
     @cached_property
     def first_lines(self) -> list[str]:
@@ -273,11 +270,10 @@ class Source:
     @cached_property
     def first_object(self) -> dict[str, Any]:
         """The JSON object on the first line; empty if there is none."""
-        try:
-            found = json.loads(self.first_lines[0]) if self.first_lines else None
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        with suppress(IndexError, ValueError, RecursionError):  # there is no line, or no JSON on it
+            if isinstance(found := json.loads(self.first_lines[0]), dict):
+                return found
+        return {}
 
 
 @contextmanager
@@ -315,11 +311,7 @@ def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
     if not (may_be_pipe or stat.S_ISREG(os.stat(path).st_mode)):
         raise ManifestError(f"{path.name} is not a regular file")
     with path.open("rb") as file:
-        if not file.peek(2).startswith(_GZIP):
-            yield file
-            return
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield cast(BinaryIO, unpacked)
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if file.peek(2).startswith(_GZIP) else file
 
 
 def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:
@@ -367,15 +359,12 @@ def _line(raw: bytes, place: int, faults: Faults) -> str:
     return line
 
 
-def batched(
-    rows: Iterable[tuple[int, Any]], names: Sequence[str], cells_of: Callable[[Any], Sequence[Any]], faults: Faults
-) -> Iterator[Batch]:
+def batched(rows: Rows, names: Sequence[str], parse: Callable[[Any], Sequence[Any]], faults: Faults) -> Iterator[Batch]:
     """Batches of these columns: the cells that a function makes of rows, each with its place; a ValueError of it is a
     fault, and leaves the row out."""
-    rest = iter(rows)
-    while batch := list(islice(rest, ROWS_PER_BATCH)):
+    while batch := list(islice(rows, ROWS_PER_BATCH)):
         places, given = zip(*batch, strict=True)
-        cells = faults.parsed(places, "", cells_of, given)
+        cells = faults.parsed(places, "", parse, given)
         if None in cells:
             places, cells = tuple(compress(places, cells)), [*filter(None, cells)]
         if cells:

@@ -17,15 +17,12 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from featcache.errors import ManifestError, MissingDependencyError, counted, first_line, listing
-from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Faults, Source, lines_of, names_audio
+from featcache.manifest.formats.source import ROWS_PER_BATCH, Batch, Cells, Faults, Rows, Source, lines_of, names_audio
 from featcache.manifest.utterances import ENDS, SPELLINGS, meaning_of, shown
 
 _OTHER_ENDS = {"stop", "stop_time"}  # names of columns that are as often numbers of samples as seconds
 
 _ROWS_OF_PARQUET = 8192  # the rows that pyarrow gives at once
-
-Rows = Iterator[tuple[int, Any]]
-"""The place of each row; its cells, as a list or by key."""
 
 
 class Table(NamedTuple):
@@ -179,8 +176,7 @@ def json_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
         keys_of = list(map(tuple, objects))
         found = dict.fromkeys(keys_of)
         if not names:  # the keys of the first objects serve as a header
-            there = dict.fromkeys(chain.from_iterable(map(reading.renamed, found)))
-            _require(there, lines[0], reading)
+            _require(dict.fromkeys(chain.from_iterable(map(reading.renamed, found))), lines[0], reading)
         for layout in found:
             if layout not in layouts:
                 layouts[layout] = _meanings(layout, lines[keys_of.index(layout)], reading)
@@ -261,8 +257,7 @@ def _meanings(given: Sequence[str], line: int, reading: Source) -> list[str]:
 def _require(names: Collection[str], line: int, reading: Source) -> None:
     """Add a fault if none of `names` means a required column."""
     if (column := _missing_column(names, reading)) is not None:
-        known = listing(SPELLINGS[column], len(SPELLINGS[column]))
-        there = listing(map(repr, names))
+        there, known = listing(map(repr, names)), ", ".join(SPELLINGS[column])
         reading.faults.add(line, f"no {column} column among {there}: rename or add one; known spellings: {known}")
 
 
@@ -290,9 +285,7 @@ def arrow_table(stream: BinaryIO) -> Table:
     return _table(_checked(opened).schema, read, lambda audio: _without_bytes(read([audio])))
 
 
-def _table(
-    schema: Any, read: Callable[[list[str]], Iterator[Any]], outside: Callable[[str], Iterator[tuple[int, Any]]]
-) -> Table:
+def _table(schema: Any, read: Callable[[list[str]], Iterator[Any]], outside: Callable[[str], Rows]) -> Table:
     """The table of a schema. `read` gives pyarrow's batches of some columns, `outside` those of `paths_outside`."""
     structs = [field for field in schema if pyarrow().types.is_struct(field.type)]
     audio = [field.name for field in structs if {"bytes", "path"} <= {part.name for part in field.type}]
@@ -308,8 +301,7 @@ def _paths_outside(file: Any, audio: str) -> Iterator[tuple[int, Any]]:
         rows = file.metadata.row_group(group)
         chunks = {rows.column(number).path_in_schema: rows.column(number) for number in range(rows.num_columns)}
         known = chunks[data].statistics
-        lacking = known.null_count if known is not None and known.has_null_count else None
-        if lacking != 0:
+        if known is None or not known.has_null_count or known.null_count:
             yield from _without_bytes(file.iter_batches(16, [group], [path, data], use_threads=False), first)
         first += rows.num_rows
 
@@ -345,7 +337,7 @@ def _numbered(batches: Iterator[Any]) -> Iterator[Batch]:
     numbers."""
     types, done = pyarrow().types, 0
     while (batch := _checked(next, batches, None)) is not None:
-        cells: dict[str, Sequence[Any]] = _checked(batch.to_pydict)
+        cells: Cells = _checked(batch.to_pydict)
         for field in batch.schema:
             if types.is_floating(field.type):
                 cells[field.name] = [None if cell != cell else cell for cell in cells[field.name]]

@@ -21,8 +21,8 @@ from typing import Any, cast
 
 from featcache.errors import ManifestError, counted
 from featcache.manifest.audio_locations import is_audio_url, names_container
-from featcache.manifest.formats.source import Batch, Source, batched, lines_of, names_audio
-from featcache.manifest.formats.tables import Rows, csv_rows, json_batches, json_rows, split_rows, table_batches
+from featcache.manifest.formats.source import Batch, Cells, Rows, Source, batched, lines_of, names_audio
+from featcache.manifest.formats.tables import csv_rows, json_batches, json_rows, split_rows, table_batches
 from featcache.manifest.utterances import SPELLINGS, meaning_of, shown
 
 _PART = re.compile(r"(.+)-sub\d+(\.\w+)?")
@@ -120,7 +120,7 @@ def _renamed(names: Sequence[str]) -> list[str]:
     return [own.get(name, name) for name in names]
 
 
-def _unpacked(cells: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+def _unpacked(cells: Cells) -> Cells:
     """The cells with those paths unpacked that are objects, as `read_audio` takes them: `{"file": …, "start": …}`."""
     paths = cells.get("path", ())
     if not any(type(path) is dict for path in paths):
@@ -130,7 +130,7 @@ def _unpacked(cells: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     return {**cells, **{name: [part.get(key) for part in parts] for name, key in keys.items()}}
 
 
-def _in_seconds(source: Source, places: Sequence[int], cells: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+def _in_seconds(source: Source, places: Sequence[int], cells: Cells) -> Cells:
     """The cells with start and duration in place of the samples from `start` to `stop`; a ManifestError if nothing says
     how many of them are a second."""
     if "original_stop" not in cells:
