@@ -49,6 +49,9 @@ class SampledClip:
     """The waveform, float32 `[num_samples]` at the config's rate."""
 
 
+Clips = Sequence[SampledClip]
+
+
 @dataclass(frozen=True)
 class ClipResult:
     """What an extractor gave for a clip."""
@@ -77,7 +80,7 @@ def decode_waveform(utterance: Utterance, root: AudioLocation, waveform_maker: W
     return waveform_maker.waveform(samples, source.sample_rate, utterance.id, utterance.channel)
 
 
-def extract_results(extractor: Extractor[Params], clips: Sequence[SampledClip], device: Device) -> list[ClipResult]:
+def extract_results(extractor: Extractor[Params], clips: Clips, device: Device) -> list[ClipResult]:
     """Extract clips in one call. The results are on the device, of which the caller holds a slot."""
     waveforms = device.upload([clip.waveform for clip in clips])
     given = [Clip(clip.id, waveform) for clip, waveform in zip(clips, waveforms, strict=True)]

@@ -20,7 +20,15 @@ import torch
 from featcache.audio.decode import probe_seconds
 from featcache.audio.remote import each_at_once
 from featcache.audio.waveform import WaveformMaker
-from featcache.care.compare import ROUNDING, ClipResult, SampledClip, compare_all, decode_waveform, extract_results
+from featcache.care.compare import (
+    ROUNDING,
+    ClipResult,
+    Clips,
+    SampledClip,
+    compare_all,
+    decode_waveform,
+    extract_results,
+)
 from featcache.config import Config
 from featcache.device import Device
 from featcache.errors import AudioError, ConfigError, ExtractorError, FeatcacheError, ManifestError, Reason
@@ -56,6 +64,9 @@ _DRAWS = 20
 
 _Batch = list[tuple[int, SampledClip]]
 """Clips that are computed in one call, each with its number in the sample; -1 for those that are not in it."""
+
+_Timed = tuple[list[ClipResult], float]
+"""The results of the sample's clips, in the order of their numbers; and seconds of audio per second."""
 
 
 @dataclass(frozen=True)
@@ -159,20 +170,16 @@ class Probe:
 
 
 def probe(
-    config: Config,
-    manifest: Manifest,
-    device: Device,
-    utterances: int = 32,
-    report: Callable[[str], object] = lambda what: None,
+    config: Config, manifest: Manifest, device: Device, count: int, report: Callable[[str], object] = lambda what: None
 ) -> Probe:
     """Measure what batching and precision do to a config's values, on a device.
 
-    So many of the manifest's utterances are sampled, over the whole range of their lengths. `report` is called with the
+    `count` of the manifest's utterances are sampled, over the whole range of their lengths. `report` is called with the
     name of each precision, before it is measured. Raises ConfigError if the extractor cannot be built; ManifestError if
     none of the sampled utterances can be extracted."""
     device.configure_torch()
     extractor = config.build(device.torch_device)
-    clips, skipped = _sample(config, extractor, manifest, utterances)
+    clips, skipped = _sample(config, extractor, manifest, count)
     measured: list[Measured] = []
     rounding: dict[str, float] = {}
     chunks = None
@@ -243,14 +250,13 @@ def _sample(
     longest = min(limit for limit in (longest, config.audio.max_seconds, extractor.max_seconds) if limit)
     clips: list[SampledClip] = []
     faults: list[str] = []
-    waveform_maker = WaveformMaker.of(config.audio, config.augment)
+    rate, waveform_maker = config.audio.sample_rate, WaveformMaker.of(config.audio, config.augment)
     for utterance in utterances_by_length(expand(manifest, waveform_maker.copies), count):
         longest_cut = longest * waveform_maker.speed(utterance.id)
         if longest_cut < _seconds(manifest, utterance) < math.inf:
             utterance = replace(utterance, duration=longest_cut)
         try:
-            waveform = decode_waveform(utterance, manifest.root, waveform_maker)
-            waveform = waveform[: int(longest * config.audio.sample_rate)]
+            waveform = decode_waveform(utterance, manifest.root, waveform_maker)[: int(longest * rate)]
             if not extractor.num_frames(len(waveform)):
                 raise AudioError(Reason.TOO_SHORT, f"{len(waveform)} samples are too few for one frame")
             if isinstance(extractor, RowExtractor):
@@ -264,9 +270,7 @@ def _sample(
     return clips, faults
 
 
-def _chunks(
-    config: Config, in_chunks: RowExtractor[Params], clips: Sequence[SampledClip], device: Device, reference: Alone
-) -> Chunks:
+def _chunks(config: Config, in_chunks: RowExtractor[Params], clips: Clips, device: Device, reference: Alone) -> Chunks:
     """Measure what the config's chunks change, into which this extractor of it cuts clips."""
     numbers = [number for number, clip in enumerate(clips) if len(in_chunks.pieces(len(clip.waveform))) > 1]
     if not numbers:
@@ -320,11 +324,7 @@ class Alone:
 
 
 def try_batchings(
-    extractor: RowExtractor[Params],
-    clips: Sequence[SampledClip],
-    device: Device,
-    precision: str,
-    reference: Alone | None = None,
+    extractor: RowExtractor[Params], clips: Clips, device: Device, precision: str, reference: Alone | None
 ) -> tuple[list[Measured], Alone]:
     """Measure the batchings that an extractor declares, and in fp32 the others too; and compute the clips alone.
 
@@ -363,12 +363,12 @@ def _with_measured_rounding(alone: Alone, among_copies: Sequence[ClipResult], at
     return Alone(alone.results, max(alone.rounding, min(shown, at_most)))
 
 
-def whole_clips(extractor: Extractor[Params], clips: Sequence[SampledClip], device: Device) -> list[Measured]:
+def whole_clips(extractor: Extractor[Params], clips: Clips, device: Device) -> list[Measured]:
     """Measure an extractor that takes no rows: each clip alone, all at once, and in two batches in the opposite order.
 
     Such an extractor promises the same bits, so none may differ."""
 
-    def compute(groups: Sequence[Sequence[int]]) -> tuple[list[ClipResult], float]:
+    def compute(groups: Sequence[Sequence[int]]) -> _Timed:
         batches: list[_Batch] = [[(number, clips[number]) for number in group] for group in groups]
         return _compute_batches(extractor, batches, sum(len(clip.waveform) for clip in clips), device)
 
@@ -404,14 +404,12 @@ def _measured(
     )
 
 
-def _compute_rows(
-    extractor: RowExtractor[Params], clips: Sequence[SampledClip], device: Device, seed: int | None
-) -> tuple[list[ClipResult], float]:
-    """The result of each clip in its batch, and × real time; `seed` is that of `_row_batches`."""
+def _compute_rows(extractor: RowExtractor[Params], clips: Clips, device: Device, seed: int | None) -> _Timed:
+    """Compute each clip in its batch; `seed` is that of `_row_batches`."""
     pieces = (piece for clip in clips for piece in extractor.pieces(len(clip.waveform)))
     lengths = {extractor.padded_length(piece.num_samples) for piece in pieces}
 
-    def compute(_: int, alone: bool) -> tuple[list[ClipResult], float]:
+    def compute(_: int, alone: bool) -> _Timed:
         return _compute_batches(extractor, *_row_batches(extractor, clips, device, seed), device, alone)
 
     return until_it_fits(compute, extractor, lengths, device)
@@ -419,11 +417,9 @@ def _compute_rows(
 
 def _compute_batches(
     extractor: Extractor[Params], batches: Sequence[_Batch], num_samples: int, device: Device, alone: bool = False
-) -> tuple[list[ClipResult], float]:
+) -> _Timed:
     """Compute batches, in which so many samples count for the speed: as many at once as extraction does, or with
-    `alone` one after the other.
-
-    The results of the sample's clips are in the order of their numbers; beside them, seconds of audio per second."""
+    `alone` one after the other."""
 
     def compute_batch(batch: _Batch) -> dict[int, ClipResult]:
         with device.slot(alone):
@@ -440,7 +436,7 @@ def _compute_batches(
 
 
 def _row_batches(
-    extractor: RowExtractor[Params], clips: Sequence[SampledClip], device: Device, seed: int | None
+    extractor: RowExtractor[Params], clips: Clips, device: Device, seed: int | None
 ) -> tuple[list[_Batch], int]:
     """A batch for each clip, of the shape that follows from its length; and how many samples count for the speed.
 
@@ -451,9 +447,9 @@ def _row_batches(
     batches, num_counted = [], 0
     for number, clip in enumerate(clips):
         rows = 1 if seed is None else _clips_in_batch(extractor, len(clip.waveform), device)
-        generator = np.random.default_rng((seed or 0, number))
-        batch = [(-1, _neighbour(extractor, clips, number, generator)) for _ in range(rows - 1)]
-        batch.insert(int(generator.integers(rows)), (number, clip))
+        rng = np.random.default_rng((seed or 0, number))
+        batch = [(-1, _neighbour(extractor, clips, number, rng)) for _ in range(rows - 1)]
+        batch.insert(int(rng.integers(rows)), (number, clip))
         batches.append(batch)
         if extractor.chosen_batching == "equal_length":
             num_counted += min(rows, same_length[len(clip.waveform)]) * len(clip.waveform)
@@ -469,17 +465,15 @@ def _clips_in_batch(extractor: RowExtractor[Params], num_samples: int, device: D
     return math.ceil(extractor.rows(longest, device.torch_device) / len(pieces))
 
 
-def _neighbour(
-    extractor: RowExtractor[Params], clips: Sequence[SampledClip], number: int, generator: np.random.Generator
-) -> SampledClip:
+def _neighbour(extractor: RowExtractor[Params], clips: Clips, number: int, rng: np.random.Generator) -> SampledClip:
     """A cut of a clip other than `number`, repeated if it is too short, that may share a batch with `number`: of a
     length near its own whose padded length is the same; of its own if a few draws do not give one."""
     own = len(clips[number].waveform)
     padded = extractor.padded_length(own)
-    drawn = generator.integers(max(1, own * 7 // 8), padded + 1, _DRAWS).tolist()
+    drawn = rng.integers(max(1, own * 7 // 8), padded + 1, _DRAWS).tolist()
     fitting = (length for length in drawn if extractor.padded_length(length) == padded and extractor.num_frames(length))
     num_samples = next(fitting, own)
     others = [other for other in range(len(clips)) if other != number] or [number]
-    clip = clips[int(generator.choice(others))]
-    first = int(generator.integers(len(clip.waveform)))
+    clip = clips[int(rng.choice(others))]
+    first = int(rng.integers(len(clip.waveform)))
     return SampledClip(f"{clip.id} from {first}", np.resize(np.roll(clip.waveform, -first), num_samples))

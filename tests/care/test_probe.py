@@ -102,7 +102,7 @@ def test_the_sample_spreads_over_all_lengths(speech):
 def test_what_cannot_be_extracted_is_left_out_and_named(tmp_path, speech):
     rows = [*speech.rows, {"id": "gone", "path": "gone.wav"}]
     config = load_config(write_config(tmp_path, "NothingSeen"))
-    found = probe(config, read_manifest(speech.manifest(rows, "gone.csv")), Device("cpu", 1))
+    found = probe(config, read_manifest(speech.manifest(rows, "gone.csv")), Device("cpu", 1), 32)
     assert found.utterances == 8
     (fault,) = found.skipped
     assert fault.startswith("gone: file_missing")
