@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -28,6 +28,10 @@ from featcache.version.records import Run
 from featcache.version.tags import read_tag, tag_names
 from featcache.version.version import Version
 from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
+
+_Hashes = NDArray[np.uint64]
+_Needed = dict[str, list[int]]
+"""Of each shard that goes, those of older generations first: the numbers of its items that stay, rising."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +76,16 @@ class Pruned:
     interrupted: bool = False
 
 
-def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> NDArray[np.uint64]:
+def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> _Hashes:
     """The hashes of the ids that a manifest has, with all copies: what `prune` is to keep of a version. Raises
     ManifestError if none of the version's utterances is in the manifest; or, without `force`, it names other files for
     them, or lacks more than a few."""
     manifest = expand(manifest, copies_of(version.info.config))
     hashes, index = manifest.ids.hashes(), open_index(version)
     lacking = int((~np.isin(index.id_hash, hashes)).sum())
+    whose = f"of the {counted(len(index), 'utterance')} of {version.path}: is it the right manifest?"
     if len(index) and lacking == len(index):
-        raise ManifestError(
-            f"{manifest.source}: has none of the {counted(len(index), 'utterance')} of {version.path}: is it the right "
-            "manifest? `featcache rm` removes a whole version"
-        )
+        raise ManifestError(f"{manifest.source}: has none {whose} `featcache rm` removes a whole version")
     if force:
         return hashes
     keys = RowKeys.of(manifest)
@@ -94,24 +96,18 @@ def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) ->
     if (checked.present != status.present).any():
         raise ManifestError(describe_changed(manifest, keys, version, index, checked))
     if not are_few(lacking, len(index)):
-        raise ManifestError(
-            f"{manifest.source}: lacks {lacking:,} of the {len(index):,} utterances in {version.path}: is it the right "
-            "manifest? --force removes them"
-        )
+        raise ManifestError(f"{manifest.source}: lacks {lacking:,} {whose} --force removes them")
     return hashes
 
 
-def plan_prune(version: Version, wanted_ids: NDArray[np.uint64] | None = None) -> PrunePlan:
+def plan_prune(version: Version, wanted_ids: _Hashes | None = None) -> PrunePlan:
     """What of a version no reader needs. With the hashes of ids, readers need no others than these. Raises DamagedError
     if a shard's table, or a tag, is damaged."""
     return _plan(version, wanted_ids)[0]
 
 
-def _plan(
-    version: Version, wanted_ids: NDArray[np.uint64] | None, staying: Sequence[str] = ()
-) -> tuple[PrunePlan, dict[str, list[int]]]:
-    """What is to be taken away; and of each shard that goes, those of older generations first, the numbers of its items
-    that stay, rising. Shards that are `staying` stay as they are, as tagged ones do."""
+def _plan(version: Version, wanted_ids: _Hashes | None, staying: Sequence[str] = ()) -> tuple[PrunePlan, _Needed]:
+    """What is to be taken away, and what stays of it. Shards that are `staying` stay as they are, as tagged ones do."""
     index = open_index(version, keep=False)
     tags = [read_tag(version, name) for name in tag_names(version)]  # of a damaged one, all must stay
     tagged = {name for tag in tags for name in tag.shards} | {*staying}
@@ -119,9 +115,8 @@ def _plan(
     if wanted_ids is not None:
         is_needed[index.by_hash] = np.isin(index.id_hash, wanted_ids)
         # Where an older item stays, the one that counts does, or the older one would count again.
-        for hashes in in_parallel(
-            lambda name: version.shard(name).table["id_hash"].copy(), sorted(tagged & {*index.shards})
-        ):
+        there = sorted(tagged & {*index.shards})
+        for hashes in in_parallel(lambda name: version.shard(name).table["id_hash"].copy(), there):
             at = index.find_hashes(hashes)
             is_needed[at[at >= 0]] = True
     generation = np.zeros(len(index.shards), np.uint64)
@@ -156,7 +151,7 @@ def _plan(
 def prune(
     version: Version,
     plan: PrunePlan,
-    wanted_ids: NDArray[np.uint64] | None = None,
+    wanted_ids: _Hashes | None = None,
     *,
     report: Callable[[], object] = lambda: None,
     stop: threading.Event | None = None,
@@ -189,11 +184,7 @@ def prune(
 
 
 def _take_away(
-    version: Version,
-    needed: Mapping[str, list[int]],
-    wanted_ids: NDArray[np.uint64] | None,
-    report: Callable[[], object],
-    stop: threading.Event,
+    version: Version, needed: _Needed, wanted_ids: _Hashes | None, report: Callable[[], object], stop: threading.Event
 ) -> Pruned:
     """Write again what stays of shards that go; and then remove these, the older generations first."""
     goes, made, damaged = [*needed], set[str](), list[str]()
@@ -233,8 +224,7 @@ def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
         found, features = next(sound, (None, None))
         if found != number or features is None:
             raise DamagedError(f"{shard}: damaged: the features of {item.id}", version.path)
-        entries = {name: side.item(number) for name, side in sides.items()}
-        builder.append(item, features, entries)
+        builder.append(item, features, {name: side.item(number) for name, side in sides.items()})
     info = shard.info
     name, files = builder.files(
         fingerprint=info.fingerprint, row=info.row, manifest=info.manifest, made_by=info.made_by, where=version.path
