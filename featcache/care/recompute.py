@@ -6,7 +6,7 @@ Of quantised features the values are compared, and one level counts as rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -39,6 +39,9 @@ _OF_EXTRACTION = {Reason.EXTRACTOR_ERROR, Reason.NON_FINITE_FEATURES, Reason.OUT
 """Failures that say nothing of the audio file."""
 
 
+Array = NDArray[Any]
+
+
 @dataclass
 class Recomputed:
     """How utterances that were extracted again compare with what is stored."""
@@ -56,9 +59,7 @@ class Recomputed:
     """What differs by more than rounding, or could not be extracted again."""
 
 
-def recompute(
-    version: Version, index: Index, positions: Sequence[int], sources: SourceCheck, device: Device
-) -> Recomputed:
+def recompute(version: Version, index: Index, positions: list[int], sources: SourceCheck, device: Device) -> Recomputed:
     """Extract the items at `positions` of the index again, one by one, from the files they came from, which `sources`
     finds. Raises ConfigError if the version's config names an extractor that is not registered, or its weights are not
     here."""
@@ -110,10 +111,7 @@ def _extract_again(built: BuiltConfig, item: Item, root: AudioLocation) -> ClipF
 
 
 def _count(
-    again: ClipFeatures,
-    stored: ClipFeatures,
-    result: Recomputed,
-    count_ties: Callable[[NDArray[Any], NDArray[Any]], int],
+    again: ClipFeatures, stored: ClipFeatures, result: Recomputed, count_ties: Callable[[Array, Array], int]
 ) -> list[str]:
     """Add to the result how an utterance compares; returns how it differs by more than rounding, if it does."""
     is_quantized = QUANTIZATION in stored.side
@@ -128,12 +126,10 @@ def _count(
         values, expected = _values(again), _values(stored)
         difference = largest_difference(values, expected)
         result.largest_difference = max(result.largest_difference, difference)
-        step: NDArray[np.float64] | float = 0.0
-        if is_quantized:  # a level that differs by rounding alone may be half a scale off in each of them
-            scales = [clip.side[QUANTIZATION][0, 0].astype(np.float64) for clip in (again, stored)]
-            step = (scales[0] + scales[1]) / 2
-        is_rounded = largest_difference(values, expected, step) <= _TOLERANCE.get(expected.dtype.name, 0.0)
-        return [] if is_rounded else [f"it differs by {difference:.3g}"]  # also if it is NaN
+        # A level that differs by rounding alone may be half a scale off in each of them.
+        scales = [clip.side[QUANTIZATION][0, 0].astype(np.float64) for clip in (again, stored) if is_quantized]
+        is_near = _are_near(values, expected, sum(scales) / 2)
+        return [] if is_near else [f"it differs by {difference:.3g}"]  # also if it is NaN
     differing, ties = int((again.features != stored.features).sum()), count_ties(again.features, stored.features)
     result.differing += differing
     result.tied += ties
@@ -141,7 +137,12 @@ def _count(
     return [f"{wrong} of {stored.features.size} codes differ by more than rounding"] if wrong else []
 
 
-def _count_ties(built: BuiltConfig, item: Item, root: AudioLocation, again: NDArray[Any], stored: NDArray[Any]) -> int:
+def _are_near(values: Array, expected: Array, step: Array | float = 0.0) -> bool:
+    """Whether arrays of one shape differ by rounding at most, beyond `step`."""
+    return largest_difference(values, expected, step) <= _TOLERANCE.get(expected.dtype.name, 0.0)
+
+
+def _count_ties(built: BuiltConfig, item: Item, root: AudioLocation, again: Array, stored: Array) -> int:
     """The number of differing codes `[frames, codebooks]` in frames where rounding decides; 0 if the extractor tells no
     latents."""
     extractor, device = built.extractor, built.device
@@ -159,18 +160,14 @@ def _count_ties(built: BuiltConfig, item: Item, root: AudioLocation, again: NDAr
 def _unlike_side_arrays(again: ClipFeatures, stored: ClipFeatures) -> list[str]:
     """Which side arrays of the extractor differ by more than rounding."""
     pairs = [(name, array, stored.side[name]) for name, array in again.side.items() if name != QUANTIZATION]
-    return [
-        f"its {name} differ"
-        for name, array, there in pairs
-        if array.shape != there.shape or not largest_difference(array, there) <= _TOLERANCE.get(there.dtype.name, 0.0)
-    ]
+    return [f"its {name} differ" for name, a, b in pairs if a.shape != b.shape or not _are_near(a, b)]
 
 
 def _to_bytes(clip: ClipFeatures) -> bytes:
     return clip.features.tobytes() + (clip.side[QUANTIZATION].tobytes() if QUANTIZATION in clip.side else b"")
 
 
-def _values(clip: ClipFeatures) -> NDArray[Any]:
+def _values(clip: ClipFeatures) -> Array:
     """The features as they are read."""
     quantization = clip.side.get(QUANTIZATION)
     return clip.features if quantization is None else dequantize_array(clip.features, *quantization[0])
