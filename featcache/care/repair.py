@@ -38,7 +38,7 @@ from featcache.manifest.utterances import Manifest
 from featcache.storage.base import MARK, open_store
 from featcache.storage.location import Location
 from featcache.strings import Strings
-from featcache.version.index import load_index, open_index
+from featcache.version.index import Index, load_index, open_index
 from featcache.version.ledger import read_failures, rewrite_failures
 from featcache.version.records import new_name, read_run, run_names
 from featcache.version.selection import select_versions
@@ -143,11 +143,7 @@ def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
     damaged = verified.damaged_shards
     faulty = {problem.id for problem in verified.problems if problem.shard}
     index = load_index(version, version.shard_names()) if damaged else None
-    plans = {}
-    for name in damaged:
-        counting = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
-        plans[name] = _plan(version, name, faulty, counting)
-    return plans
+    return {name: _plan(version, name, faulty, index) for name in damaged}
 
 
 def _count_missing(version: Version, verified: Report, again: Strings, copies: Iterable[str]) -> int:
@@ -157,8 +153,9 @@ def _count_missing(version: Version, verified: Report, again: Strings, copies: I
     return len({problem.id for problem in verified.problems if problem.kind == "missing"} - in_shards)
 
 
-def _plan(version: Version, name: str, faulty: set[str | None], counting: Strings | None) -> _Plan:
-    """What of a damaged shard is sound; `counting` are the ids of its items that counted, if an index tells."""
+def _plan(version: Version, name: str, faulty: set[str | None], index: Index | None) -> _Plan:
+    """What of a damaged shard is sound; the index, if there is one, tells which of its items counted."""
+    counting = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
     try:
         shard = version.shard(name)
         shard.check_table()
@@ -226,12 +223,9 @@ def _built_for(version: Version, options: Options) -> BuiltConfig:
     """The config and its extractor for extracting damaged utterances, which must go into the same version."""
     built = built_again(version, Device(options.device, options.threads))
     if built.info.fingerprint != version.info.fingerprint:
-        raise StoreError(
-            f"{version.path}: was made with another revision of the extractor, or with other weights: damaged "
-            "utterances cannot be extracted again with the same values. Nothing has been removed: repair it with the "
-            "featcache that made "
-            f"it ({version.info.made_by.get('featcache', 'unknown')}), or extract a new version"
-        )
+        maker = version.info.made_by.get("featcache", "unknown")
+        what = "was made with another revision of the extractor, or other weights. Nothing has been removed"
+        raise StoreError(f"{version.path}: {what}: repair it with its featcache ({maker}), or extract a new version")
     return built
 
 
@@ -261,11 +255,8 @@ def _restore_metadata(path: Location) -> bool:
         if path.name == info.folder_name or {*shards} == {info.fingerprint}:  # its folder may have been renamed
             store.put(MARK, seal_group(msgspec.to_builtins(info), path))
             return True
-    fault = f" ({faults[0]})" if faults else ""
-    raise StoreError(
-        f"{path}/zarr.json: damaged, and no record in {path}/runs says what it was{fault}: run `featcache extract` "
-        "with the version's config into another cache, and move its zarr.json here"
-    )
+    what = "damaged, and no record in runs/ says what it was" + (f" ({faults[0]})" if faults else "")
+    raise StoreError(f"{path}/zarr.json: {what}: extract with its config into another cache, and move that file here")
 
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
@@ -273,16 +264,11 @@ def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> No
     needed = list({paths[id_]: None for id_ in ids if id_ in paths and not is_command(paths[id_])})
     found = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
     gone = [path for path, stat in zip(needed, found, strict=True) if stat == (None, None)]
+    rest = f"or remove the shards {listing(damaged)} yourself, with what is sound in them, and extract again"
     if gone:
-        raise StoreError(
-            f"damaged utterances of the shards {listing(damaged)} need {counted(len(gone), 'audio file')} not found "
-            f"below {manifest.root}: {listing(gone)}. Nothing has been removed: say with --root where they are, or "
-            "remove those shards yourself, with what is sound in them, and run featcache extract"
-        )
+        what = f"{manifest.root} lacks {counted(len(gone), 'audio file')} of damaged utterances: {listing(gone)}"
+        raise StoreError(f"{what}. Nothing has been removed: say with --root where they are, {rest}")
     lost = [id_ for id_ in ids if id_ not in paths]
     if lost:
-        raise StoreError(
-            f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')} of the shards {listing(damaged)}: "
-            f"{listing(lost)}. Nothing has been removed: give the manifest they came from, or remove those shards "
-            "yourself, with what is sound in them"
-        )
+        what = f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')}: {listing(lost)}"
+        raise StoreError(f"{what}. Nothing has been removed: give the manifest they came from, {rest}")
