@@ -99,11 +99,9 @@ def check_sources(
             report()
     notes = []
     if unknown:
-        what = "whose files were compared by size and mtime"
-        notes.append(f"no hash of the audio is known of {counted(unknown, 'utterance')}, {what}")
+        notes.append(f"{counted(unknown, 'utterance')} compared by size and mtime: no hash of their audio is known")
     if not_asked:
-        utterances = counted(not_asked, "utterance")
-        notes.append(f"extracted from URLs, which are asked for only if --manifest names them: {utterances}")
+        notes.append(f"{counted(not_asked, 'utterance')} not looked at: URLs are asked for only if --manifest has them")
     return faulty, notes
 
 

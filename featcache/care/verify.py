@@ -60,6 +60,9 @@ class CheckedShard(NamedTuple):
     problems: list[Problem]
 
 
+_Checked = dict[str, CheckedShard]
+
+
 @dataclass(frozen=True)
 class Report:
     """What `verify` found in a version."""
@@ -124,7 +127,7 @@ def verify(
     Raises:
         StoreError: A shard may not be read.
     """
-    stop, checked = stop or threading.Event(), dict[str, CheckedShard]()
+    stop, checked = stop or threading.Event(), _Checked()
 
     def look() -> tuple[list[str], Report, Index | None]:
         """Check the shards that are there and have not been checked; what there is, and what it comes to."""
@@ -156,12 +159,7 @@ def _source_problem(file: object, fault: str, ids: list[str]) -> Problem:
 
 
 def _report(
-    version: Version,
-    there: list[str],
-    checked: Mapping[str, CheckedShard],
-    data: bool,
-    manifest: Manifest | None,
-    interrupted: bool,
+    version: Version, there: list[str], checked: _Checked, data: bool, manifest: Manifest | None, interrupted: bool
 ) -> tuple[Report, Index | None]:
     """What the checked shards, of all that are there, come to. And the index of the sound items that count; None if the
     verification was stopped."""
@@ -169,8 +167,7 @@ def _report(
     damaged = {name: one.shard for name, one in checked.items() if one.problems}
     problems = []
     if not Version.has_group(version.store):  # which Zarr libraries look for
-        what = f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"
-        problems.append(Problem("metadata", what))
+        problems.append(Problem("metadata", f"{version.path}/shards/{MARK}: damaged: not the metadata of a Zarr group"))
     problems += [problem for one in checked.values() for problem in one.problems]
     result = Report(
         path=str(version.path),
@@ -220,9 +217,9 @@ def _of_records(version: Version, index: Index, damaged: Collection[str]) -> Ite
 
 def _check_shards(
     version: Version, names: list[str], data: bool, threads: int, report: Callable[[], object], stop: threading.Event
-) -> dict[str, CheckedShard]:
+) -> _Checked:
     """What is wrong in each shard, by name. Shards that were not checked before `stop` was set are left out."""
-    checked: dict[str, CheckedShard] = {}
+    checked: _Checked = {}
     ended = threading.Event()
 
     def check(name: str, number: int) -> CheckedShard:
@@ -269,10 +266,7 @@ def _notes(version: Version) -> Iterator[str]:
         yield f"its config does not load here, and was not compared: {error}"
         return
     if now != version.info.fingerprint:
-        yield (
-            f"its config now has the fingerprint {now[:12]}: the extractor's revision or weights have changed since, "
-            "and extracting would fill another version"
-        )
+        yield f"its extractor's revision or weights have changed: extracting would fill another version, {now[:12]}"
 
 
 def _notes_on_records(version: Version) -> Iterator[str]:
@@ -293,8 +287,7 @@ def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) 
         id_, what = manifest.ids[row], "its row is not the one that was extracted"
         if status.failed[row]:
             failure = failures[id_]
-            failed = f"extracting {failure.path} failed: {failure.reason}: {failure.message}"
-            what = f"what is there of it is older: {failed}"
+            what = f"what is there is older: extracting {failure.path} failed: {failure.reason}: {failure.message}"
         problems.append(Problem("changed", f"{id_}: {what}", id=id_))
     return problems, int(status.failed.sum()), len(index) - int((status.positions >= 0).sum())
 

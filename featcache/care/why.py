@@ -36,11 +36,8 @@ class Cause:
 
 def compare_versions(config: Config, fingerprint: str, versions: list[Version]) -> list[tuple[Version, Differences]]:
     """How a config of this fingerprint differs from those of versions; its own comes first, then the likest."""
-    resolved = config.resolved()
-    found = [
-        (version, find_differences(version.info.config, version.info.fingerprint, resolved, fingerprint))
-        for version in versions
-    ]
+    ours = config.resolved(), fingerprint
+    found = [(version, find_differences(version.info.config, version.info.fingerprint, *ours)) for version in versions]
     return sorted(found, key=lambda one: (len(one[1].deciding), one[0].info.name != config.name))
 
 

@@ -138,7 +138,7 @@ def test_a_changed_row_that_fails_stays_visible_and_is_served_by_nobody(cli, cor
         assert "0 extracted, 41 already there, 1 failed" in made.out
         assert_told(cli, cache, "u1", "junk.wav")
         verified = cli("verify", cache, "--manifest", junk).with_code(1)
-        assert "  u1: what is there of it is older: extracting junk.wav failed: not_audio: " in verified.out
+        assert "  u1: what is there is older: extracting junk.wav failed: not_audio: " in verified.out
         assert "1 utterance is in the failure ledger: featcache info " in verified.out
         told = refusal(cache, junk)
         assert "; u1: path a.wav → junk.wav, and extracting that failed: not_audio: " in told
@@ -170,7 +170,7 @@ def test_a_changed_file_that_fails_stays_visible_and_is_served_by_nobody(cli, co
         assert "41 already there, 1 failed" in cli("extract", manifest, "-o", cache, *options).with_code(3).out
         assert_told(cli, cache, "u1", "a.wav")
     verified = cli("verify", cache, "--manifest", manifest).with_code(1)
-    assert "  u1: what is there of it is older: extracting a.wav failed: not_audio: " in verified.out
+    assert "  u1: what is there is older: extracting a.wav failed: not_audio: " in verified.out
     told = refusal(cache, manifest)
     assert "; u1: its file has changed since, and extracting the new one failed: not_audio: " in told
     with pytest.raises(ManifestError, match="its file has changed since"):
