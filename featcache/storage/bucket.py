@@ -150,13 +150,13 @@ class Bucket:
     def walk(self, folder: str = "", is_wanted: Callable[[str], bool] = bool) -> Iterator[tuple[str, int]]:
         """See `Store`; of the files whose keys `is_wanted`."""
         first = self._listed(folder, at_most=_PAGE)
-        spans: list[tuple[str | None, str | None]] = []
+        spans: list[tuple[str, str]] = []
         if len(first) >= _PAGE:
             paths = [entry["path"] for entry in first]
             if paths == sorted(paths):
-                spans = [*pairwise([paths[-1], *self._bounds(folder, paths[-1]), None])]
+                spans = [*pairwise([paths[-1], *self._bounds(folder, paths[-1]), ""])]
             else:  # such a store cannot begin in the middle
-                first, spans = [], [(None, None)]
+                first, spans = [], [("", "")]
 
         def of(entries: list[Any]) -> list[tuple[str, int]]:
             return [(key, int(entry["size"])) for entry in entries if is_wanted(key := self._key(entry))]
@@ -187,11 +187,8 @@ class Bucket:
     def _lacking(self, files: Mapping[str, Buffer], folder: str) -> list[str]:
         """The files of a folder that are not there, or cut off. Documents may differ: they say who has written them."""
         sizes = {key.removeprefix(f"{folder}/"): size for key, size in self.walk(folder)}
-        return [
-            path
-            for path, data in files.items()
-            if checked_key(path) not in sizes or (path != MARK and sizes[path] != len(data))
-        ]
+        written = {checked_key(path): len(data) for path, data in files.items()} | {MARK: sizes.get(MARK, -1)}
+        return [path for path, size in written.items() if sizes.get(path) != size]
 
     def remove(self, key: str) -> None:
         mark = f"{checked_key(key)}/{MARK}"
@@ -275,19 +272,17 @@ class Bucket:
         bounds = [f"{prefix}{16**8 * number // slices:08x}" for number in range(1, slices)]
         return [bound for bound in bounds if bound > last]
 
-    def _listed(
-        self, folder: str, after: str | None = None, until: str | None = None, at_most: float = math.inf
-    ) -> list[Any]:
-        """A listing of all files below a folder whose paths are after one, and not after another; it may end as soon as
-        there are `at_most`."""
+    def _listed(self, folder: str, after: str = "", until: str = "", at_most: float = math.inf) -> list[Any]:
+        """A listing of all files below a folder whose paths are after one, and not after another, if these are given;
+        it may end as soon as there are `at_most`."""
 
         def fetch(connection: Any, path: str) -> list[Any]:
             entries: list[Any] = []
-            for page in connection.list(f"{path}/" if path else None, offset=after, chunk_size=_PAGE):
+            for page in connection.list(f"{path}/" if path else None, offset=after or None, chunk_size=_PAGE):
                 entries += page
-                if len(entries) >= at_most or (until is not None and entries[-1]["path"] > until):
+                if len(entries) >= at_most or (until and entries[-1]["path"] > until):
                     break
-            return [entry for entry in entries if until is None or entry["path"] <= until]
+            return [entry for entry in entries if not until or entry["path"] <= until]
 
         return asked(self._place(folder), fetch)
 
@@ -333,11 +328,9 @@ class _ObjectFile:
                 spans.append((first, last))
         parts = [*self._of_spans(spans), self._end]
         firsts = [*(first for first, _ in spans), end]
-        ranges = []
-        for start, size in zip(starts, sizes, strict=True):
-            number = max(0, bisect_right(firsts, start) - 1)
-            ranges.append(parts[number][start - firsts[number] :][:size])
-        return ranges
+        places = [max(0, bisect_right(firsts, start) - 1) for start in starts]
+        ranges = zip(places, starts, sizes, strict=True)
+        return [parts[place][start - firsts[place] :][:size] for place, start, size in ranges]
 
     def _of_spans(self, spans: list[tuple[int, int]]) -> list[memoryview]:
         if not spans:
@@ -347,8 +340,7 @@ class _ObjectFile:
 
         def fetch(connection: Any, path: str) -> list[memoryview]:
             # obstore must not join them itself: it ends the process if such a range is beyond the end of the file.
-            parts = connection.get_ranges(path, starts=starts, lengths=sizes, coalesce=0)
-            return [memoryview(part) for part in parts]
+            return [memoryview(part) for part in connection.get_ranges(path, starts=starts, lengths=sizes, coalesce=0)]
 
         parts = asked(self._place, fetch)
         if [len(part) for part in parts] != sizes:

@@ -63,9 +63,7 @@ _FINAL = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", 
 
 _STATUS = re.compile(r"status code: (\d{3})( [A-Za-z' -]{1,40}[a-z])?")
 _KEY = re.compile(r'Path "(.{1,1024}?)"(?: contained|:)', re.DOTALL)
-_NO_CREDENTIALS = re.compile(
-    r"Missing AccessKeyId|169\.254\.169\.254|token request|metadata\.google|Account must be", re.I
-)
+_NO_CREDENTIALS = re.compile(r"(?i)Missing AccessKeyId|169\.254\.169\.254|token request|metadata\.google|Account must")
 _WORDS = (
     ("NoSuchBucket", "there is no such bucket"),
     ("dns error", "its host is not known"),
@@ -110,20 +108,15 @@ def _connect(base: str, retries: bool) -> Any:
     stores = library().store
     if base.startswith("memory://"):
         return stores.MemoryStore()
-    has_plain_endpoint = any(
-        value.startswith("http://") for name, value in os.environ.items() if name.startswith(_ENDPOINTS)
-    )
+    plain_endpoint = any(url.startswith("http://") for name, url in os.environ.items() if name.startswith(_ENDPOINTS))
     options: Any = dict(_TIMEOUTS[retries])
     seconds = seconds_to_wait()
     if retries and _SECONDS in os.environ:
         options |= {"connect_timeout": f"{min(10.0, seconds)}s", "timeout": f"{seconds}s"}
-    pauses = {
-        "init_backoff": timedelta(seconds=_FIRST_PAUSE),
-        "max_backoff": timedelta(seconds=min(_LONGEST_PAUSE, seconds / 4)),
-        "base": 4,
-    }
+    longest = timedelta(seconds=min(_LONGEST_PAUSE, seconds / 4))
+    pauses = {"init_backoff": timedelta(seconds=_FIRST_PAUSE), "max_backoff": longest, "base": 4}
     repeating: Any = {"max_retries": _RETRIES, "backoff": pauses, "retry_timeout": timedelta(seconds=seconds)}
-    if base.startswith("http://") or (has_plain_endpoint and not base.startswith("https://")):
+    if base.startswith("http://") or (plain_endpoint and not base.startswith("https://")):
         options["allow_http"] = True
     open_store = stores.HTTPStore.from_url if base.startswith("http") else stores.from_url
     try:
@@ -156,10 +149,7 @@ def awaited(base: str, request: Callable[[], _T]) -> _T:
     threading.Thread(target=_ask, args=(request, answer), name="featcache-asks", daemon=True).start()
     if not wait([answer], _SILENT_SECONDS).done and base not in _said:
         _said.add(base)
-        _log.info(
-            f"{base} has not answered for {_SILENT_SECONDS:.0f} s: it is waited for, for up to "
-            f"{seconds_to_wait():,.0f} s ({_SECONDS} sets another time)"
-        )
+        _log.info(f"{base} does not answer: waiting up to {seconds_to_wait():,.0f} s ({_SECONDS} sets another time)")
     try:
         return answer.result()
     finally:

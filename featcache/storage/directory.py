@@ -129,10 +129,8 @@ class Directory:
                 for path, data in files.items():
                     num_bytes = (beside / path).stat().st_size if (beside / path).exists() else 0
                     if num_bytes != len(data):
-                        raise StoreError(
-                            f"{target / path}: has {num_bytes} of the {len(data)} bytes that were written: something "
-                            "has removed it or cut it off. It has not been committed: run the same command again"
-                        )
+                        what = f"has {num_bytes} of the {len(data)} bytes that were written: removed, or cut off since"
+                        raise StoreError(f"{target / path}: {what}: run the same command again")
                 self._place(beside, target)
             flush(target.parent)  # also if another writer was first, who may not have come to that
 
@@ -314,10 +312,8 @@ def _write_folder(folder: Path, files: Mapping[str, Buffer]) -> None:
 
 def _refuse_link(path: Path) -> None:
     if path.is_symlink():
-        raise StoreError(
-            f"{path}: is a symbolic link to {os.readlink(path)}, and featcache writes only inside the cache: put a "
-            "folder in its place (the version's whole folder may be a link)"
-        )
+        remedy = "put a folder in its place (the version's whole folder may be a link)"
+        raise StoreError(f"{path}: is a symbolic link to {os.readlink(path)}: {remedy}")
 
 
 @contextmanager

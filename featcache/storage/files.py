@@ -230,9 +230,8 @@ class _Map:
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self._range = address, num_bytes
-        is_readonly = True
-        data = {"shape": (num_bytes,), "typestr": "|u1", "data": (address, is_readonly)}
-        self.__array_interface__: dict[str, Any] = {"version": 3, **data}
+        # `True`: it is read-only.
+        self.__array_interface__ = {"version": 3, "shape": (num_bytes,), "typestr": "|u1", "data": (address, True)}
 
     def __del__(self, munmap: Any = _libc.munmap) -> None:
         munmap(*self._range)

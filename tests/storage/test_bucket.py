@@ -219,9 +219,9 @@ def test_a_store_that_lists_in_no_order_is_listed_whole(remembered, monkeypatch)
     make_folders(remembered, "shards", names)
     listed = Bucket._listed
 
-    def shuffled(self, folder, after=None, until=None, at_most=float("inf")):
+    def shuffled(self, folder, after="", until="", at_most=float("inf")):
         entries = listed(self, folder, after, until)
-        assert after is until is None
+        assert after == until == ""
         random.Random(len(entries)).shuffle(entries)
         return entries[: int(min(at_most, len(entries)))]
 
