@@ -8,7 +8,7 @@ waits for another. The rounds come in random order.
 With windows, the shards are shuffled and cut into windows of a few, and all this is done for one window after the
 other: an epoch then needs the shards of one window at a time, and each of them once.
 
-`make_batches` is a pure function, and the same on every machine: the random numbers are PCG64's raw ones, seeded by a
+`batches_of` is a pure function, and the same on every machine: the random numbers are PCG64's raw ones, seeded by a
 SeedSequence, which numpy has promised not to change (NEP 19; `Generator.permutation` and its like have no such
 promise), and the arithmetic is of integers and of single IEEE operations. What it computes for each utterance, it
 computes in chunks, so that sorting takes the most memory: some 18 bytes for each."""
@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from featcache.errors import MOST_COUNTED, ArgumentError, naming, require_int
+from featcache.loader.spans import Ints
+
+Random: TypeAlias = np.random.PCG64 | None
+"""Random numbers; None without shuffling."""
 
 SPREAD = 1 / 32
 """How much longer than it is an utterance may count as when the utterances are sorted."""
@@ -161,12 +165,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         consumed = self.given if consumed is None else require_int("consumed", consumed, 0)
         if consumed > self.given:
             raise ArgumentError(f"consumed is {consumed}; this pass has given {self.given} batches to this rank")
-        parts = [*now.before, (self.rules, now.first + consumed)]
-        return {
-            "lengths": self._digest,
-            "epoch": now.epoch,
-            "parts": [{"rules": asdict(rules), "rounds": rounds} for rules, rounds in parts],
-        }
+        seen = [*now.before, (self.rules, now.first + consumed)]
+        parts = [{"rules": asdict(rules), "rounds": rounds} for rules, rounds in seen]
+        return {"lengths": self._digest, "epoch": now.epoch, "parts": parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass yield what was left when the state was taken.
@@ -184,14 +185,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         except (KeyError, TypeError, AttributeError, ArgumentError) as error:
             raise ArgumentError(_NO_STATE) from error
         if digest != self._digest:
-            raise ArgumentError(
-                f"the state is for other utterances than these {len(self.lengths):,}, or for other shards: resume "
-                "with the same dataset, in the same order, or begin the epoch again"
-            )
-        if parts and parts[-1][0] == self.rules:
-            self._pass = _Pass(self, epoch, before=parts[:-1], first=parts[-1][1])
-        else:
-            self._pass = _Pass(self, epoch, before=parts)
+            what = f"the state is for other utterances than these {len(self.lengths):,}, or for other shards"
+            raise ArgumentError(f"{what}: resume with the same dataset, in the same order, or begin the epoch again")
+        first = parts.pop()[1] if parts and parts[-1][0] == self.rules else 0
+        self._pass = _Pass(self, epoch, parts, first)
 
     @cached_property
     def _digest(self) -> str:
@@ -241,49 +238,40 @@ class _Pass(Iterator[list[int]]):
             left = self._make(rules, left, rounds).after(rounds)
         return self._make(self.sampler.rules, left, self.first)
 
-    def _make(self, rules: Rules, positions: NDArray[np.int64] | None, num_seen: int) -> Batches:
+    def _make(self, rules: Rules, positions: Ints | None, num_seen: int) -> Batches:
         """The epoch's batches of some positions, or of all. A state is refused that has seen more rounds of them."""
-        batches = make_batches(self.sampler.lengths, positions, rules, self.epoch, self.sampler.shards)
+        batches = batches_of(self.sampler.lengths, positions, rules, self.epoch, self.sampler.shards)
         if num_seen > len(batches):
             raise ArgumentError(_NO_STATE)
         return batches
 
 
-def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: int | None) -> NDArray[np.int64]:
+def _checked(lengths: Sequence[int] | NDArray[Any] | torch.Tensor, max_frames: int | None) -> Ints:
     array = np.asarray(lengths)
     if not array.size:
         raise ArgumentError("lengths is empty: there are no utterances to make batches of")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ArgumentError(
-            f"lengths is {array.dtype} {list(array.shape)}: it must be one integer for each utterance, in frames, "
-            "such as dataset.lengths"
-        )
+        what = f"lengths is {array.dtype} {list(array.shape)}"
+        raise ArgumentError(f"{what}: it must be one integer for each utterance, in frames, such as dataset.lengths")
     array = np.ascontiguousarray(array, np.int64)
-    longest = int(array.argmax())
     if array.min() < 0:
         raise ArgumentError(f"lengths has {array.min()} at {array.argmin()}: lengths cannot be negative")
-    if max_frames is not None and array[longest] > max_frames:
-        count = int((array > max_frames).sum())
-        raise ArgumentError(
-            f"max_frames is {max_frames}, and {count:,} of {len(array):,} utterances are longer: the longest has "
-            f"{array[longest]} frames, at position {longest}; raise max_frames to that, or leave such utterances out"
-        )
+    if max_frames is not None and array.max() > max_frames:
+        longer = f"{(array > max_frames).sum():,} of {len(array):,} utterances are longer"
+        longest = f"the longest has {array.max()} frames, at position {array.argmax()}"
+        raise ArgumentError(f"max_frames is {max_frames}, and {longer}: {longest}; raise it to that, or leave them out")
     return array
 
 
-def _checked_shards(
-    shards: Sequence[int] | NDArray[Any] | None, shards_in_memory: int | None, count: int
-) -> NDArray[np.uint32] | None:
-    if (shards is None) != (shards_in_memory is None):
+def _checked_shards(shards: Sequence[int] | NDArray[Any] | None, most: int | None, count: int) -> NDArray[Any] | None:
+    if (shards is None) != (most is None):
         raise ArgumentError("shards and shards_in_memory go together: give both, shards=dataset.shards, or neither")
     if shards is None:
         return None
     array = np.asarray(shards)
     if array.shape != (count,) or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= _MOST_SHARDS:
-        raise ArgumentError(
-            f"shards is {array.dtype} {list(array.shape)}: it must be the number of a shard, from 0, for each of the "
-            f"{count:,} utterances, such as dataset.shards"
-        )
+        wanted = f"the number of a shard, from 0, for each of the {count:,} utterances, such as dataset.shards"
+        raise ArgumentError(f"shards is {array.dtype} {list(array.shape)}: it must be {wanted}")
     return np.ascontiguousarray(array, np.uint32)
 
 
@@ -307,21 +295,20 @@ class Rules:
         for name in ("max_frames", "batch_size", "shards_in_memory"):
             if (limit := getattr(self, name)) is not None:
                 checked[name] = require_int(name, limit, 1, MOST_COUNTED)
-        for name, value in (checked | {"shuffle": bool(self.shuffle), "drop_last": bool(self.drop_last)}).items():
-            object.__setattr__(self, name, value)
+        vars(self).update(checked, shuffle=bool(self.shuffle), drop_last=bool(self.drop_last))
 
 
 @dataclass(frozen=True)
 class Batches:
     """The batches of an epoch, or of what is left of one."""
 
-    order: NDArray[np.int64]
+    order: Ints
     """The positions of utterances, int64 `[utterances]`; a batch is a range of this."""
-    starts: NDArray[np.int64]
+    starts: Ints
     """Where each batch begins in `order`; int64 `[rounds, world_size]`."""
-    ends: NDArray[np.int64]
+    ends: Ints
     """Where each batch ends in `order`; int64 `[rounds, world_size]`."""
-    windows: NDArray[np.int64]
+    windows: Ints
     """The number of the window of shards that each round is of; they rise; int64 `[rounds]`."""
 
     @classmethod
@@ -343,19 +330,13 @@ class Batches:
         positions: list[int] = self.order[self.starts[number, rank] : self.ends[number, rank]].tolist()
         return positions
 
-    def after(self, rounds: int) -> NDArray[np.int64]:
+    def after(self, rounds: int) -> Ints:
         """The positions of the utterances of all rounds but the first ones, sorted."""
         ranges = zip(self.starts[rounds:].ravel().tolist(), self.ends[rounds:].ravel().tolist(), strict=True)
         return np.sort(np.concatenate([self.order[:0], *(self.order[start:end] for start, end in ranges)]))
 
 
-def make_batches(
-    lengths: NDArray[Any],
-    positions: NDArray[np.int64] | None,
-    rules: Rules,
-    epoch: int,
-    shards: NDArray[Any] | None = None,
-) -> Batches:
+def batches_of(lengths: Ints, positions: Ints | None, rules: Rules, epoch: int, shards: NDArray[Any] | None) -> Batches:
     """Make an epoch's batches.
 
     Args:
@@ -375,14 +356,12 @@ def make_batches(
     return Batches.joined(parts)
 
 
-def _random(rules: Rules, *numbers: int) -> np.random.PCG64 | None:
-    """The random numbers of an epoch, or of one of its windows; None without shuffling."""
+def _random(rules: Rules, *numbers: int) -> Random:
+    """The random numbers of an epoch, or of one of its windows."""
     return np.random.PCG64(np.random.SeedSequence([rules.seed, *numbers])) if rules.shuffle else None
 
 
-def _windows(
-    shards: NDArray[Any], positions: NDArray[np.int64] | None, most: int, random: np.random.PCG64 | None
-) -> Iterator[NDArray[np.int64]]:
+def _windows(shards: NDArray[Any], positions: Ints | None, most: int, random: Random) -> Iterator[Ints]:
     """Positions by window: each has up to `most` shards, as evenly as may be, and with `random` other ones each time.
 
     Which shards a window has does not depend on the positions, so that what is left of an epoch has the same windows.
@@ -393,17 +372,14 @@ def _windows(
     window_of = np.empty(int(there[-1]) + 1, np.int64)
     for number, inside in enumerate(windows):
         window_of[inside] = number
-    if positions is None:
-        positions = np.arange(len(shards))
+    positions = np.arange(len(shards)) if positions is None else positions
     of_each = window_of[shards[positions]]
     order = np.argsort(of_each, kind="stable")
     ends = np.searchsorted(of_each[order], np.arange(len(windows)), side="right")
     return iter(np.split(positions[order], ends[:-1]))
 
 
-def _make_batches(
-    lengths: NDArray[Any], positions: NDArray[np.int64] | None, rules: Rules, random: np.random.PCG64 | None
-) -> Batches:
+def _make_batches(lengths: Ints, positions: Ints | None, rules: Rules, random: Random) -> Batches:
     order = _sorted(lengths, positions, random)
     if rules.drop_last and rules.max_frames is None and rules.batch_size is not None:
         order = _without(order, len(order) % rules.batch_size, random)
@@ -426,9 +402,7 @@ def _make_batches(
     return Batches(order, starts, ends, windows=np.zeros(len(ends), np.int64))
 
 
-def _sorted(
-    lengths: NDArray[Any], positions: NDArray[np.int64] | None, random: np.random.PCG64 | None
-) -> NDArray[np.int64]:
+def _sorted(lengths: Ints, positions: Ints | None, random: Random) -> Ints:
     """The positions sorted by length, the longest first; with `random`, each length is stretched at random.
 
     Keys of 16 bits are sorted in one pass over memory: the floats from 1 to 2³², to a part in 2,048."""
@@ -445,10 +419,10 @@ def _sorted(
     return order if positions is None else positions[order]
 
 
-def _sizes(lengths: NDArray[Any], order: NDArray[np.int64], rules: Rules) -> NDArray[np.int64]:
+def _sizes(lengths: Ints, order: Ints, rules: Rules) -> Ints:
     """How many utterances each batch takes, as many as it may, in an order of falling lengths, int64 `[batches]`."""
     most = len(order) if rules.batch_size is None else rules.batch_size
-    rows: NDArray[np.int64] = np.broadcast_to(most, len(order))  # that a batch may have that begins there
+    rows: Ints = np.broadcast_to(most, len(order))  # that a batch may have that begins there
     if rules.max_frames is not None:
         rows = lengths[order].astype(np.int64, copy=False)  # in whose memory all is computed
         np.maximum.accumulate(rows[::-1], out=rows[::-1])  # the longest from there on
@@ -462,7 +436,7 @@ def _sizes(lengths: NDArray[Any], order: NDArray[np.int64], rules: Rules) -> NDA
     return np.diff(np.append(np.concatenate(begins), len(order)))
 
 
-def _split(sizes: NDArray[np.int64], missing: int) -> NDArray[np.int64]:
+def _split(sizes: Ints, missing: int) -> Ints:
     """Make more batches of the same utterances, halving the largest; empty ones if all have one row."""
     while missing:
         halved = np.argsort(-sizes, kind="stable")[:missing]
@@ -477,7 +451,7 @@ def _split(sizes: NDArray[np.int64], missing: int) -> NDArray[np.int64]:
     return sizes
 
 
-def _without(values: NDArray[np.int64], count: int, random: np.random.PCG64 | None) -> NDArray[np.int64]:
+def _without(values: Ints, count: int, random: Random) -> Ints:
     """Leave out `count` neighbours, at a random place, or the last ones; the last is a neighbour of the first."""
     if not count:
         return values
