@@ -100,16 +100,13 @@ class DataLoader:
         transform: Callable[[dict[str, Any]], Any] | None = None,
         **batching: Unpack[Batching],
     ) -> None:
-        given: object = batch_sampler
-        if not isinstance(given, Iterable | None):
+        if not isinstance(batch_sampler, Iterable | None):
             raise ArgumentError(
-                f"batch_sampler is {given!r}: give lists of positions; batch_size= is the limit on rows"
+                f"batch_sampler is {batch_sampler!r}: give lists of positions; batch_size= limits the rows"
             )
         if unknown := [name for name in batching if name not in Batching.__annotations__]:
-            raise ArgumentError(
-                f"featcache.DataLoader has no {listing(unknown)}: it takes {listing(Batching.__annotations__)}; "
-                "threads make the batches, without workers, and transform= is what changes them"
-            )
+            takes = f"{listing(Batching.__annotations__)}; threads make the batches, and transform= changes them"
+            raise ArgumentError(f"featcache.DataLoader has no {listing(unknown)}: it takes {takes}")
         if batch_sampler is not None and batching:
             raise ArgumentError(f"batch_sampler makes the batches already: leave it out, or {listing(batching)}")
         self.dataset = _whole(dataset)
@@ -123,8 +120,8 @@ class DataLoader:
         except ValueError as error:
             raise ArgumentError(f"device is {device!r}: {error}") from error
         asks = any(not shards.places for _, shards in _remote(self.dataset))
-        default = _PREFETCH_ASKED if asks else _PREFETCH
-        self.prefetch = default if prefetch is None else require_int("prefetch", prefetch, 1, 1 << 20)
+        prefetch = (_PREFETCH_ASKED if asks else _PREFETCH) if prefetch is None else prefetch
+        self.prefetch = require_int("prefetch", prefetch, 1, 1 << 20)
         self._dtypes = _dtypes(self.dataset, dtype)
         self._threads = self.prefetch if asks else min(self.prefetch, len(os.sched_getaffinity(0)))
         self._latest = _Progress()
@@ -158,8 +155,7 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for new batches and new random crops. An iteration in progress keeps its epoch."""
         self._latest.finished = None
-        sampler = self._with("set_epoch")
-        if sampler is not None:
+        if (sampler := self._with("set_epoch")) is not None:
             sampler.set_epoch(epoch)
         self.dataset.set_epoch(epoch)
 
@@ -255,16 +251,13 @@ class DataLoader:
         return [batch, self._transfer.mark()]
 
 
-def _whole(dataset: FeatureDataset | Subset[dict[str, Any]]) -> FeatureDataset:
+def _whole(dataset: Any) -> FeatureDataset:
     """A dataset by itself, without the subsets of torch around it."""
     if isinstance(dataset, Subset):
-        whole: Any = dataset.dataset
-        return _whole(whole).subset(dataset.indices)
+        return _whole(dataset.dataset).subset(dataset.indices)
     if not isinstance(dataset, FeatureDataset):
-        raise ArgumentError(
-            f"dataset is a {type(dataset).__name__}: featcache.DataLoader takes a FeatureDataset, or a Subset of one; "
-            "torch.utils.data.DataLoader takes any"
-        )
+        wanted = "featcache.DataLoader takes a FeatureDataset, or a Subset of one, torch.utils.data.DataLoader any"
+        raise ArgumentError(f"dataset is a {type(dataset).__name__}: {wanted}")
     return dataset
 
 
@@ -280,10 +273,8 @@ def _dtypes(dataset: FeatureDataset, dtype: torch.dtype | Mapping[str, torch.dty
     """The dtypes to convert the versions' features to, by name. One dtype for all is for those that it fits. Raises
     ArgumentError if it is not a dtype, or features cannot be converted to it without loss."""
     dtypes = by_version(dataset.cache, "dtype", dtype)
-    faults = {}
-    for version in dataset.versions:
-        if version.name in dtypes and (fault := _fault(dtypes[version.name], version)) is not None:
-            faults[version.name] = fault
+    given = [version for version in dataset.versions if version.name in dtypes]
+    faults = {version.name: fault for version in given if (fault := _fault(dtypes[version.name], version))}
     if faults and (isinstance(dtype, Mapping) or len(faults) == len(dtypes)):
         raise ArgumentError(next(iter(faults.values())))
     return {name: wanted for name, wanted in dtypes.items() if name not in faults}
@@ -296,9 +287,8 @@ def _fault(dtype: object, version: DatasetVersion) -> str | None:
     spec = version.cache.spec
     stored = np.dtype(spec.dtype)
     if stored.kind == "f":
-        if dtype.is_floating_point:
-            return None
-        return f"dtype is {dtype}, which would cut off fractions: these features are {stored}"
+        what = f"dtype is {dtype}, which would cut off fractions: these features are {stored}"
+        return None if dtype.is_floating_point else what
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return f"dtype is {dtype}, and these features are {spec.units}: give one of integers, such as torch.int64"
     largest = max(max(spec.codebook_sizes) - 1 if spec.codebook_sizes else np.iinfo(stored).max, version.padding_value)
@@ -324,10 +314,8 @@ def _rows_of(batch: Iterable[int]) -> list[int]:
     try:
         return [*batch]
     except TypeError:
-        raise ArgumentError(
-            f"the sampler gives {batch!r}: featcache.DataLoader needs lists of positions; "
-            "torch.utils.data.BatchSampler makes them of single positions"
-        ) from None
+        wanted = "featcache.DataLoader needs lists of positions, which torch.utils.data.BatchSampler makes"
+        raise ArgumentError(f"the sampler gives {batch!r}: {wanted}") from None
 
 
 def _remote(dataset: FeatureDataset) -> list[tuple[DatasetVersion, ObjectShards]]:

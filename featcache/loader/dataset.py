@@ -29,6 +29,8 @@ from featcache.strings import Strings
 
 _Value = TypeVar("_Value")
 
+_SLOW = "a worker process takes longer to pass a batch on than to read it: featcache.DataLoader is ten times as fast"
+
 
 @dataclass(frozen=True)
 class FrameRanges(Spans):
@@ -211,13 +213,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         In a worker process of torch's DataLoader, it gives a `FeatcacheWarning` if the items are as they were read:
         passing them on takes longer than reading them."""
         if isinstance(items, Items) and "data" not in vars(items):  # nobody has looked, and changed something
-            worker = get_worker_info()
-            if worker is not None and worker.id == 0:
-                message = (
-                    "a worker process takes longer to pass a batch on than to read it from memory or a disk: "
-                    "featcache.DataLoader, which reads ahead in threads, is about ten times as fast"
-                )
-                warnings.warn(message, FeatcacheWarning, stacklevel=2)
+            if (worker := get_worker_info()) is not None and worker.id == 0:
+                warnings.warn(_SLOW, FeatcacheWarning, stacklevel=2)
             return items.dataset.batch(items.rows)
         if not items:
             return self.batch([])

@@ -33,6 +33,11 @@ from featcache.version.ledger import standing_failures
 Column = Strings | NDArray[Any]
 """One value for each utterance: text, float64 or int64."""
 
+Columns = dict[str, Column]
+
+Caches = Cache | Mapping[str, Cache]
+"""An opened cache, or several by name."""
+
 Names = Collection[str] | Mapping[str, type] | None
 """Which columns of a manifest to take, or also their types (`str`, `int`, `float`); None for all."""
 
@@ -112,7 +117,7 @@ class Utterances:
     source: str
     """The manifest or the cache that they are from, for messages."""
     ids: Strings
-    columns: dict[str, Column]
+    columns: Columns
     versions: list[DatasetVersion]
     classes: dict[str, list[str]] = field(default_factory=dict)
     """The labels of the columns that have numbers in place of them, by number."""
@@ -139,10 +144,8 @@ class Utterances:
             return self, []
         short = windows.short([version.values_of(version.cache.lengths) for version in self.versions])
         if len(short) and (crop.short == "error" or len(short) == count):
-            raise ArgumentError(
-                f"{self.source}: {len(short):,} of {count:,} utterances are shorter than the crop of {windows.length} "
-                f"frames: {listing(self.ids.take(short))}"
-            )
+            shorter = f"shorter than the crop of {windows.length} frames: {listing(self.ids.take(short))}"
+            raise ArgumentError(f"{self.source}: {len(short):,} of {count:,} utterances are {shorter}")
         return self._without(short)
 
     def with_classes(self, classes: Mapping[str, Sequence[str] | None]) -> Utterances:
@@ -169,9 +172,7 @@ class Utterances:
 
 
 def versions_of(
-    cache: Cache | Mapping[str, Cache],
-    codebooks: int | Mapping[str, int] | None,
-    padding_value: float | Mapping[str, float],
+    cache: Caches, codebooks: int | Mapping[str, int] | None, padding_value: float | Mapping[str, float]
 ) -> list[DatasetVersion]:
     """The versions of a dataset, with all their utterances, by name, `features` for a single one. Raises ArgumentError
     if there is none, one is no opened cache, or the other arguments do not fit them."""
@@ -184,9 +185,7 @@ def versions_of(
     return [DatasetVersion(name, each, codes.get(name), padding.get(name, 0)) for name, each in caches.items()]
 
 
-def by_version(
-    cache: Cache | Mapping[str, Cache], what: str, value: _Value | Mapping[str, _Value] | None
-) -> dict[str, _Value]:
+def by_version(cache: Caches, what: str, value: _Value | Mapping[str, _Value] | None) -> dict[str, _Value]:
     """An argument that may differ between the versions of a dataset, by their names; empty if it is not given. Raises
     ArgumentError if it names something that is not a version of the dataset."""
     names = ["features"] if isinstance(cache, Cache) else [*cache]
@@ -196,8 +195,7 @@ def by_version(
         return dict.fromkeys(names, value)
     if isinstance(cache, Cache):
         raise ArgumentError(f"{what} is given by name, but the dataset has one version, without a name")
-    unknown = [repr(name) for name in value if name not in names]
-    if unknown:
+    if unknown := [repr(name) for name in value if name not in names]:
         raise ArgumentError(f"{what} names {listing(unknown)}; the dataset's versions are {listing(names)}")
     return dict(value)
 
@@ -233,12 +231,10 @@ def find_utterances(
         if where:
             manifest = manifest.take(_rows_where(manifest, where, types))
         ids, all_columns = _with_copies(manifest, columns, types, caches if copies else [])
-        if on_changed == "use":
-            found = [version.find(ids) for version in versions]
-        else:
-            compared = partial(_compared, manifest, RowKeys.of(manifest, ids), on_changed == "error")
-            found = [*map(compared, versions)]
-        return Utterances(manifest.source, ids, all_columns, found)
+        find = partial(DatasetVersion.find, ids=ids)
+        if on_changed != "use":
+            find = partial(_compared, manifest, RowKeys.of(manifest, ids), on_changed == "error")
+        return Utterances(manifest.source, ids, all_columns, [*map(find, versions)])
 
     if manifest is None:
         if where:
@@ -259,13 +255,9 @@ def _check(where: object, columns: object, classes: object, on_changed: object) 
     if not (is_named or isinstance(classes, Mapping)):
         raise ArgumentError(f"classes is {classes!r}: give the name of a column, or labels by column")
     if where is not None and not (isinstance(where, Mapping) or callable(where)):
-        raise ArgumentError(
-            f'where is {where!r}: give values of columns, such as {{"split": "train"}}, or a function of a row'
-        )
-    if not isinstance(columns, (Collection, NoneType)):
+        raise ArgumentError(f'where is {where!r}: give a function of a row, or values of columns: {{"split": "train"}}')
+    if isinstance(columns, str) or not isinstance(columns, (Collection, NoneType)):
         raise ArgumentError(f"columns is {columns!r}: give a list of names")
-    if isinstance(columns, str):
-        raise ArgumentError(f"columns is one name, {columns!r}: give a list of names")
     if on_changed not in get_args(OnChanged):
         raise ArgumentError(f"on_changed is {on_changed!r}: choose {listing(map(repr, get_args(OnChanged)))}")
 
@@ -300,16 +292,13 @@ def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, of_manifest: Ca
             assert version.positions is not None  # there is a manifest
             inside = version.positions
             at.append(np.where(inside < 0, inside, inside + corpus.part_of(part).start))
-    source = str(manifest)
-    return Utterances(
-        source,
-        Strings.concatenate([one.ids for one in found]),
-        {name: _joined(source, name, [one.columns for one in found]) for name in found[0].columns},
-        [replace(version, positions=np.concatenate(at)) for version, at in zip(versions, positions, strict=True)],
-    )
+    source, ids = str(manifest), Strings.concatenate([one.ids for one in found])
+    columns = {name: _joined(source, name, [one.columns for one in found]) for name in found[0].columns}
+    joined = [replace(version, positions=np.concatenate(at)) for version, at in zip(versions, positions, strict=True)]
+    return Utterances(source, ids, columns, joined)
 
 
-def _joined(source: str, name: str, of_parts: Sequence[Mapping[str, Column]]) -> Column:
+def _joined(source: str, name: str, of_parts: Sequence[Columns]) -> Column:
     """A column of several manifests."""
     columns = [columns[name] for columns in of_parts if name in columns]
     texts = [column for column in columns if isinstance(column, Strings)]
@@ -318,16 +307,12 @@ def _joined(source: str, name: str, of_parts: Sequence[Mapping[str, Column]]) ->
     if not texts:
         return np.concatenate([np.asarray(column) for column in columns])
     if len(texts) < len(columns):
-        raise ManifestError(
-            f"{source}: the column {name!r} holds numbers in some of these manifests, and text in others: "
-            f"columns={{{name!r}: str}} takes text"
-        )
+        remedy = f"columns={{{name!r}: str}} takes text"
+        raise ManifestError(f"{source}: the column {name!r} holds numbers in some manifests, text in others: {remedy}")
     return Strings.concatenate(texts)
 
 
-def _with_copies(
-    manifest: Manifest, names: Collection[str] | None, types: Types, caches: Sequence[Cache]
-) -> tuple[Strings, dict[str, Column]]:
+def _with_copies(manifest: Manifest, names: Names, types: Types, caches: Sequence[Cache]) -> tuple[Strings, Columns]:
     """The ids and columns of a manifest's utterances, and of the copies that all these versions have of them. Raises
     ManifestError if an id ends in a copy's suffix, or a column has the name of one that copies have; ArgumentError if
     the versions have no copies in common; else as `_columns_of`."""
@@ -335,10 +320,8 @@ def _with_copies(
     of_copies = _columns_of_copies(copies, np.arange(len(copies)))
     own = {name: column for name, column in of_copies.items() if names is None or name in names}
     if hidden := [name for name in own if name in manifest.columns]:
-        raise ManifestError(
-            f"{manifest.source}: the column {hidden[0]!r} would hide the copies' own: rename it, leave it out of "
-            "columns=, or take no copies: copies=False"
-        )
+        remedy = "rename it, leave it out of columns=, or take no copies: copies=False"
+        raise ManifestError(f"{manifest.source}: the column {hidden[0]!r} would hide the copies' own: {remedy}")
     given = None if names is None else [name for name in names if name not in own]
     columns = _columns_of(manifest, given, types)
     if copies.are_plain:
@@ -349,7 +332,7 @@ def _with_copies(
     return copies.ids(manifest.ids), repeated | {name: np.tile(column, len(manifest)) for name, column in own.items()}
 
 
-def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, dict[str, Column]]:
+def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, Columns]:
     """The ids and columns of those of the first version's utterances that are copies that all versions have. Raises
     ArgumentError if there are none."""
     first = caches[0]
@@ -377,21 +360,21 @@ def _common_copies(caches: Sequence[Cache]) -> Copies:
     return Copies(shared)
 
 
-def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> dict[str, Column]:
+def _columns_of_copies(copies: Copies, numbers: NDArray[np.int64]) -> Columns:
     """The columns that copies have, by their numbers: float64 `[n]` each; none if utterances are their only copies."""
     if copies.are_plain:
         return {}
-    columns: dict[str, Column] = {"speed": copies.speeds[numbers]}
+    columns: Columns = {"speed": copies.speeds[numbers]}
     if not np.isnan(copies.snrs).all():
         columns["snr"] = copies.snrs[numbers]
     return columns
 
 
-def _columns_of(manifest: Manifest, names: Collection[str] | None, types: Types) -> dict[str, Column]:
+def _columns_of(manifest: Manifest, names: Names, types: Types) -> Columns:
     """A manifest's columns (those of these names), by name. Raises ManifestError if there is no such column, its name
     is one that items and batches use themselves, or its values are of another type than `types` says."""
     available = _available(manifest)
-    selected: dict[str, Column] = {}
+    selected: Columns = {}
     for name in available if names is None else names:
         if name == "id":  # which is there anyway
             continue
@@ -399,10 +382,8 @@ def _columns_of(manifest: Manifest, names: Collection[str] | None, types: Types)
             there = listing(map(repr, available)) or "none but id"
             raise ManifestError(f"{manifest.source}: has no column {name!r}; it has {there}")
         if name in _RESERVED:
-            raise ManifestError(
-                f"{manifest.source}: the column {name!r} would hide the dataset's own: "
-                "rename it, or leave it out of columns="
-            )
+            what = f"the column {name!r} would hide the dataset's own: rename it, or leave it out of columns="
+            raise ManifestError(f"{manifest.source}: {what}")
         selected[name] = _typed(manifest, name, available[name], types)
     return selected
 
@@ -431,9 +412,8 @@ def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.in
             raise ManifestError(f"{manifest.source}: no row has {name} {listing(map(str, values))}; there are {there}")
         kept &= found
     if not kept.any():
-        raise ManifestError(
-            f"{manifest.source}: no row has all of {', '.join(f'{name} {value}' for name, value in where.items())}"
-        )
+        pairs = ", ".join(f"{name} {value}" for name, value in where.items())
+        raise ManifestError(f"{manifest.source}: no row has all of {pairs}")
     return np.flatnonzero(kept)
 
 
@@ -469,10 +449,8 @@ def _numbered(column: Strings, labels: Sequence[str] | None, what: str) -> tuple
     if len(numbers) < len(labels):
         raise ArgumentError(f"classes: {what} has the same label twice: {listing(map(repr, labels))}")
     if unknown := sorted(set(column) - numbers.keys()):
-        raise ManifestError(
-            f"{what} has labels that classes= has not: {listing(map(repr, unknown))}; leave these rows out "
-            "with where=, or give the labels of both manifests to both datasets"
-        )
+        remedy = "leave these rows out with where=, or give the labels of both manifests to both datasets"
+        raise ManifestError(f"{what} has labels that classes= has not: {listing(map(repr, unknown))}; {remedy}")
     return np.fromiter((numbers[label] for label in column), np.int64, len(column)), list(labels)
 
 
@@ -493,15 +471,14 @@ def records_of(columns: Mapping[str, Column], count: int) -> Iterator[dict[str, 
     return (dict(zip(columns, row, strict=True)) for row in rows)
 
 
-def _available(manifest: Manifest) -> dict[str, Column]:
+def _available(manifest: Manifest) -> Columns:
     """All columns of a manifest but the ids: those with a meaning to featcache, if they are given, and the others."""
-    available: dict[str, Column] = {}
+    available: Columns = {}
     if len(manifest.paths.blob):
         available["path"] = manifest.paths
-    if not np.isnan(manifest.start).all():
-        available["start"] = manifest.start
-    if not np.isnan(manifest.duration).all():
-        available["duration"] = manifest.duration
+    for name, seconds in (("start", manifest.start), ("duration", manifest.duration)):
+        if not np.isnan(seconds).all():
+            available[name] = seconds
     if (manifest.channel >= 0).any():
         available["channel"] = manifest.channel.astype(np.int64)
     return available | manifest.columns

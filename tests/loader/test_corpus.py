@@ -144,7 +144,7 @@ def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
     with pytest.raises(StoreError, match="there is no part 'p9'"):
         featcache.FeatureDataset(corpus, tmp_path / "p9.csv")
     (tmp_path / "p0.csv").write_text("id,digit,speaker\np0-1-0,seven,x\n")
-    with pytest.raises(ManifestError, match="the column 'digit' holds numbers in some of these manifests, and text in"):
+    with pytest.raises(ManifestError, match="the column 'digit' holds numbers in some manifests, text in others"):
         featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
 
 
