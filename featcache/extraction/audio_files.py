@@ -93,16 +93,14 @@ def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[n
     """The rows in the container of the first one, if it has to be copied: then it is the only one that should be, since
     the run begins with it. Else none."""
     containers = [_copied_container(manifest, row) for row in rows.tolist()]
-    inside = [container is not None and container == containers[0] for container in containers]
-    return rows.compress(inside)
+    return rows.compress([container is not None and container == containers[0] for container in containers])
 
 
 def _copied_container(manifest: Manifest, row: int) -> Path | Url | None:
     location = manifest.resolve(manifest.paths[row])
     if not isinstance(location, Member):
         return None
-    is_copied = isinstance(location.container, Url) or is_compressed(location.container)
-    return location.container if is_copied else None
+    return location.container if isinstance(location.container, Url) or is_compressed(location.container) else None
 
 
 def with_changed_files(manifest: Manifest, status: RowStatus, index: Index, version: Version) -> RowStatus:
@@ -126,11 +124,9 @@ def refuse_another_corpus(manifest: Manifest, status: RowStatus, index: Index, v
     """Refuse a manifest with the version's ids and paths but other files, which looks like another corpus.
 
     `find_other_files` says which files are looked at. Raises ManifestError if such files were found."""
-    other, looked_at = find_other_files(
-        manifest, status, version, index, lambda urls: [size for size, _ in each_at_once(stat_of, urls)]
-    )
+    other, seen = find_other_files(manifest, status, version, index, lambda urls: [size for size, _ in stats_of(urls)])
     if len(other):
-        files = f"{len(other):,} of {counted(looked_at, 'file')} checked"
+        files = f"{len(other):,} of {counted(seen, 'file')} checked"
         example = f"for example {manifest.resolve(manifest[int(other[0])].path)}"
         what = f"{manifest.source}: {files} are not what {version.path} was extracted from, {example}"
         raise ManifestError(f"{what}: use another cache (-o) for another corpus, --check-sources for changed audio")

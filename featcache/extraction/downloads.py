@@ -122,8 +122,7 @@ class Downloads:
         StoppedError if the run is being stopped, and a container or a command takes long."""
         if isinstance(source, Member) and isinstance(source.container, Url):
             with self._lock:
-                number = self._containers.get(source.container, -1)
-                self._wanted_containers = max(self._wanted_containers, number + 1)
+                self._wanted_containers = max(self._wanted_containers, self._containers.get(source.container, -1) + 1)
                 self._fetch_containers()
         if not isinstance(source, Url):
             return copy_of(source, self._wait_for_copy)
@@ -137,8 +136,7 @@ class Downloads:
 
     def _fetch_containers(self) -> None:
         """Begin to fetch the containers that come after the one that is wanted now; the caller holds the lock."""
-        end = self._wanted_containers + _CONTAINERS_AHEAD
-        while self._coming and self._containers[self._coming[0]] < end:
+        while self._coming and self._containers[self._coming[0]] < self._wanted_containers + _CONTAINERS_AHEAD:
             self._containers_pool.submit(self._fetch_container, self._coming.popleft())
 
     def _fetch_container(self, container: Url) -> None:

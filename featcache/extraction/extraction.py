@@ -202,7 +202,7 @@ class Summary:
     """What a run did."""
 
     utterances: int
-    """Utterances in the manifest."""
+    """Utterances in the manifest, or in the partition of it that the run is about."""
     versions: list[VersionSummary]
     """What it did to each version, in the order of the configs."""
     failed_by_reason: dict[str, int]
@@ -254,7 +254,7 @@ def summarize(plan: ExtractionPlan, progress: Progress, elapsed_seconds: float, 
     total = sum(progress.stages.values())
     stages = {stage: round(spent / total, 4) for stage, spent in progress.stages.items()} if total else {}
     return Summary(
-        utterances=plan.num_utterances,
+        utterances=len(plan.versions[0].manifest) // len(plan.versions[0].config.copies),
         versions=versions,
         failed_by_reason={reason: count for reason, count in sorted(progress.failures.items()) if count},
         upsampled=max((version.upsampled for version in versions), default=0),

@@ -147,10 +147,9 @@ def _item_of(config: BuiltConfig, decoded: Decoded, waveform: Waveform | AudioEr
     if too_long := error_if_too_long(len(samples), source.sample_rate * speed, config.max_seconds):
         raise too_long
     with errors_of(config.extractor, [decoded.utterance.id]):
-        has_frames = config.extractor.num_frames(len(waveform)) > 0
-    if not has_frames:
-        too_few = f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
-        raise AudioError(Reason.TOO_SHORT, too_few)
+        if config.extractor.num_frames(len(waveform)) <= 0:
+            too_few = f"{len(waveform)} samples at {config.sample_rate} Hz are too few for one frame"
+            raise AudioError(Reason.TOO_SHORT, too_few)
     item = Item(**decoded.utterance.row(), num_samples=len(waveform), **asdict(source))
     return item, waveform, why_silent(samples, waveform)
 
@@ -224,8 +223,7 @@ def batches(
     for i, (previous, utterance) in enumerate(pairwise(utterances), 1):
         filled += seconds[i - 1]
         is_full = filled >= min(batch_seconds, max(left, batch_seconds) / _SMALLEST)
-        is_apart = previous.id in apart or utterance.id in apart
-        if is_apart or (is_full and not _share_decoding(previous, utterance)):
+        if previous.id in apart or utterance.id in apart or (is_full and not _share_decoding(previous, utterance)):
             yield slice(first, i)
             left -= filled
             first, filled = i, 0.0

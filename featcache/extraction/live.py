@@ -72,8 +72,7 @@ class LiveExtractor:
         samples = np.ascontiguousarray(samples, np.float32)
         if not np.isfinite(samples).all():
             raise AudioError(Reason.NON_FINITE_AUDIO, "the waveform has NaN or infinite samples")
-        utterance = Utterance(id=id, path="")
-        return self._features(Decoded(utterance, (samples[:, None], FileIdentity(0, 0, sample_rate))))
+        return self._features(Decoded(Utterance(id=id, path=""), (samples[:, None], FileIdentity(0, 0, sample_rate))))
 
     def file(
         self,

@@ -99,8 +99,7 @@ class PendingRows:
         for number, piece in enumerate(pieces):
             samples = waveform[piece.start : piece.start + piece.num_samples]
             samples = samples.copy() if len(pieces) > 1 else samples  # or a row that waits would keep the whole clip
-            length = self.extractor.padded_length(len(samples))
-            yield Row(self, clip, number, piece, len(pieces) == 1, samples, length)
+            yield Row(self, clip, number, piece, len(pieces) == 1, samples, self.extractor.padded_length(len(samples)))
 
     def take_rows(self) -> list[Row]:
         """The rows to be computed. Who takes them alone holds them, and their waveforms."""
@@ -224,8 +223,7 @@ def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool)
     """Compute rows in a batch of `count` rows. Raises AudioError if one of their clips cannot be extracted."""
     extractor, spec = rows[0].pending.extractor, rows[0].pending.spec
     with errors_of(extractor, (row.id for row in rows), device, alone), device.slot(alone):
-        waveforms = [row.waveform for row in rows]
-        encoded = extractor.run(*device.upload_rows(waveforms, count, rows[0].padded_length))
+        encoded = extractor.run(*device.upload_rows([row.waveform for row in rows], count, rows[0].padded_length))
         made = encoded.features.shape[1]
         for row in rows:
             if made < row.frames.stop:
@@ -233,8 +231,7 @@ def _compute_batch(rows: Sequence[Row], count: int, device: Device, alone: bool)
                 raise ExtractorError(f"{type(extractor).__name__} returned {what}")
         # Pieces of clips are quantised by `PendingRows`, once all are there.
         quantizes = spec.is_quantized and all(row.is_whole for row in rows)
-        features = [encoded.features[i, row.frames] for i, row in enumerate(rows)]
-        clips = download(features, spec, device, quantizes)
+        clips = download([encoded.features[i, row.frames] for i, row in enumerate(rows)], spec, device, quantizes)
         names = [side.name for side in extractor.spec.side]
         side = {name: device.download(encoded.side[name][: len(rows)].contiguous()) for name in names}
     # Copies, because views would keep all of the batch in memory.
@@ -271,12 +268,11 @@ def precision_of(params: Params | None) -> str:
     return str(getattr(params, "precision", "fp32"))
 
 
+_Probes = Iterable[Mapping[str, Any]]
+
+
 def choose_batching(
-    extractor: Extractor[Params],
-    probes: Iterable[Mapping[str, Any]],
-    device_label: str,
-    requested: str | None = None,
-    allow_mismatch: bool = False,
+    extractor: Extractor[Params], probes: _Probes, device: str, request: str | None = None, allow_mismatch: bool = False
 ) -> BatchingChoice:
     """Decide how a run puts rows together.
 
@@ -286,7 +282,8 @@ def choose_batching(
 
     Args:
         probes: The documents that `featcache probe` has kept with the version.
-        requested: What the user asks for, one of `BATCHINGS`.
+        device: The label of the device.
+        request: What the user asks for, one of `BATCHINGS`.
         allow_mismatch: Accept the request even if it is looser than what is declared or was found to be clean.
 
     Raises:
@@ -295,31 +292,31 @@ def choose_batching(
     kind = type(extractor).__name__
     if not isinstance(extractor, RowExtractor):
         only = extractor.batching
-        if requested not in (None, only):
-            raise ConfigError(f"--batching {requested}: {kind} has one batching policy, {only}: leave --batching out")
+        if request not in (None, only):
+            raise ConfigError(f"--batching {request}: {kind} has one batching policy, {only}: leave --batching out")
         return BatchingChoice(only)
-    measured = _measured(probes, device_label, precision_of(getattr(extractor, "params", None)))
+    measured = _measured(probes, device, precision_of(getattr(extractor, "params", None)))
     disturbed = {batching: float(trial["disturbed"]) for batching, trial in measured.items()}
     declared = declared_batchings(extractor)
     clean = [batching for batching in declared if not disturbed.get(batching)] or ["single"]
-    asked, chosen = (declared[-1], clean[-1]) if requested is None else (requested, requested)
+    asked, chosen = (declared[-1], clean[-1]) if request is None else (request, request)
     if chosen not in BATCHINGS:
-        raise ConfigError(f"--batching {requested}: there is no such policy; choose from {listing(BATCHINGS)}")
+        raise ConfigError(f"--batching {request}: there is no such policy; choose from {listing(BATCHINGS)}")
     why = None
     if disturbed.get(asked):
-        why = f"by the probe of {device_label}, {asked} changes {percent(disturbed[asked])} of the frames"
+        why = f"by the probe of {device}, {asked} changes {percent(disturbed[asked])} of the frames"
     elif asked not in declared:
         tested = "; a probe found no difference in its sample" if asked in measured else ""
         why = f"it is looser than {declared[-1]}, the loosest policy that {kind} declares{tested}"
-    if requested and why and not allow_mismatch:
-        raise ConfigError(f"--batching {requested}: {why}: use --batching {clean[-1]}, or add --allow-mismatch")
+    if request and why and not allow_mismatch:
+        raise ConfigError(f"--batching {request}: {why}: use --batching {clean[-1]}, or add --allow-mismatch")
     mismatch = float(measured[chosen]["mismatch"]) if chosen in measured else None
     return BatchingChoice(chosen, mismatch, why and f"batching {chosen}: {why}")
 
 
-def _measured(probes: Iterable[Mapping[str, Any]], device_label: str, precision: str) -> dict[str, Mapping[str, Any]]:
+def _measured(probes: _Probes, device: str, precision: str) -> dict[str, Mapping[str, Any]]:
     """What the device's newest probe measured at a precision, by batching."""
-    of_device = [probe for probe in probes if probe.get("device") == device_label]
+    of_device = [probe for probe in probes if probe.get("device") == device]
     newest: Mapping[str, Any] = max(of_device, key=lambda probe: str(probe.get("date")), default={})
     measured = [trial for trial in newest.get("measured", ()) if trial["error"] is None]
     return {trial["policy"]: trial for trial in measured if trial["precision"] == precision}

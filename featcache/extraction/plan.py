@@ -76,11 +76,6 @@ class ExtractionPlan:
         return self.versions[0].built.device
 
     @property
-    def num_utterances(self) -> int:
-        """The number of utterances of the manifest that the run is about: all, or those of its partition."""
-        return len(self.versions[0].manifest) // len(self.versions[0].config.copies)
-
-    @property
     def seconds_to_decode(self) -> float:
         """Seconds of audio to extract. Copies count; versions that are filled together count once."""
         return sum(max(version.expected_seconds for version in group) for group in group_versions(self.versions))

@@ -25,6 +25,9 @@ from featcache.version.index import Index
 from featcache.version.join import RowStatus
 from featcache.version.wanted import Wanted
 
+_Seconds = NDArray[np.float64]
+"""The duration of each row, `[rows]`."""
+
 MAX_ITEMS = 100_000
 """The most utterances in a shard. A megabyte holds many short clips."""
 
@@ -95,7 +98,7 @@ def want(
     return mine
 
 
-def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDArray[np.int64]:
+def shard_ranges(seconds: _Seconds, seconds_per_shard: float) -> NDArray[np.int64]:
     """The number of the range that each row is in, int64 `[rows]`; it depends on the rows' durations only.
 
     Args:
@@ -111,28 +114,21 @@ def shard_ranges(seconds: NDArray[np.float64], seconds_per_shard: float) -> NDAr
 
 
 def shard_tasks(
-    manifest: Manifest,
-    status: RowStatus,
-    wanted: Wanted,
-    seconds: NDArray[np.float64],
-    seconds_per_shard: float,
-    first_row: int = 0,
+    manifest: Manifest, rows: RowStatus, wanted: Wanted, seconds: _Seconds, seconds_per_shard: float, first_row: int = 0
 ) -> Iterator[ShardTask]:
     """The shards to make, as far as possible in the manifest's order.
 
     Args:
-        manifest, status: The rows that the version should hold, and what it lacks of them.
+        manifest, rows: The rows that the version should hold, and what it lacks of them.
         wanted: What the whole manifest wants.
         seconds: The durations of the rows, known or estimated; they decide only which shard a row is in.
         seconds_per_shard: How much audio a shard holds, about.
         first_row: If the rows are a partition of a manifest, the number of their first one in the whole.
     """
-    rows = np.flatnonzero(status.missing)
-    if not len(rows):
-        return
+    missing = np.flatnonzero(rows.missing)
     ranges = shard_ranges(seconds, seconds_per_shard)
-    partly = np.isin(ranges[rows], ranges[status.present])
-    whole, gathered = rows[~partly], rows[partly]
+    partly = np.isin(ranges[missing], ranges[rows.present])
+    whole, gathered = missing[~partly], missing[partly]
     for group, shard in ((whole, ranges[whole]), (gathered, shard_ranges(seconds[gathered], seconds_per_shard))):
         for members in np.split(group, np.flatnonzero(np.diff(shard)) + 1):
             if len(members):

@@ -76,9 +76,8 @@ def run_trial(plan: ExtractionPlan, engine: Engine, folder: Path | None = None) 
 def sample_rows(planned: VersionPlan) -> NDArray[np.int64]:
     """Rows of the run's manifest that the version lacks: random blocks of neighbours, in random order, int64 `[n]`."""
     rows = np.unique((planned.first_row + np.flatnonzero(planned.rows.missing)) // len(planned.config.copies))
-    starts = np.arange(0, len(rows), _BLOCK_ROWS)
-    chosen = np.random.default_rng(0).permutation(starts)[: _MOST_ROWS // _BLOCK_ROWS]
-    return np.concatenate([rows[start : start + _BLOCK_ROWS] for start in chosen.tolist()])
+    starts = np.random.default_rng(0).permutation(np.arange(0, len(rows), _BLOCK_ROWS))
+    return np.concatenate([rows[at : at + _BLOCK_ROWS] for at in starts[: _MOST_ROWS // _BLOCK_ROWS].tolist()])
 
 
 def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, parent: Path | None) -> Trial:
