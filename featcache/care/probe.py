@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -231,14 +231,12 @@ def _build_rows(config: Config, device: Device, params: Params) -> RowExtractor[
     return extractor
 
 
-def _precisions(config: Config, device: Device) -> Iterator[Params]:
+def _precisions(config: Config, device: Device) -> list[Params]:
     """The config's parameters at each precision, fp32 first; only as they are if they name no precision."""
     if "precision" not in type(config.params).model_fields:
-        yield config.params
-        return
-    for precision in ("fp32", "tf32", "bf16", "fp16"):
-        if precision != "tf32" or device.is_cuda:
-            yield config.params.model_copy(update={"precision": precision})
+        return [config.params]
+    precisions = ("fp32", "tf32", "bf16", "fp16") if device.is_cuda else ("fp32", "bf16", "fp16")
+    return [config.params.model_copy(update={"precision": precision}) for precision in precisions]
 
 
 def _sample(

@@ -260,11 +260,10 @@ _OWN_FILE = re.compile(
 def what_is_kept(version: Version, *, force: bool) -> list[str]:
     """What of a version is not removed without a word from the user: its tags, and files of others in its folder.
     Raises ArgumentError if there is something, and the user has not said it, by `force`."""
-    kept, tags = [], tag_names(version)
-    if tags:
+    kept = []
+    if tags := tag_names(version):
         kept.append(f"the tags {listing(tags)}")
-    files = sorted(key for key, _ in version.store.walk() if not _OWN_FILE.fullmatch(key))
-    if files:
+    if files := sorted(key for key, _ in version.store.walk() if not _OWN_FILE.fullmatch(key)):
         kept.append(f"files that are not featcache's: {listing(files)}")
     if kept and not force:
         raise ArgumentError(f"{version.path}: holds {'; '.join(kept)}: move it away, or give --force to remove it too")

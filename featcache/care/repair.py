@@ -233,8 +233,7 @@ def _restore_metadata(path: Location) -> bool:
     """Restore a version's own metadata from a run's record if it is damaged; returns whether it was. Raises StoreError
     if no run's record has a config that can be loaded here; ConfigError if the config's weights are not here."""
     store = open_store(path)
-    is_group_damaged = not Version.has_group(store)
-    if is_group_damaged:
+    if is_group_damaged := not Version.has_group(store):
         store.put(f"shards/{MARK}", PLAIN_GROUP)
     with suppress(DamagedError):  # the version's own file is damaged too: it is restored below
         Version.open(path)
@@ -263,12 +262,10 @@ def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> No
     paths = dict(zip(manifest.ids, manifest.paths, strict=True))
     needed = list({paths[id_]: None for id_ in ids if id_ in paths and not is_command(paths[id_])})
     found = each_at_once(stat_of, [manifest.resolve(path) for path in needed])
-    gone = [path for path, stat in zip(needed, found, strict=True) if stat == (None, None)]
     rest = f"or remove the shards {listing(damaged)} yourself, with what is sound in them, and extract again"
-    if gone:
+    if gone := [path for path, stat in zip(needed, found, strict=True) if stat == (None, None)]:
         what = f"{manifest.root} lacks {counted(len(gone), 'audio file')} of damaged utterances: {listing(gone)}"
         raise StoreError(f"{what}. Nothing has been removed: say with --root where they are, {rest}")
-    lost = [id_ for id_ in ids if id_ not in paths]
-    if lost:
+    if lost := [id_ for id_ in ids if id_ not in paths]:
         what = f"{manifest.source} lacks {counted(len(lost), 'damaged utterance')}: {listing(lost)}"
         raise StoreError(f"{what}. Nothing has been removed: give the manifest they came from, {rest}")
