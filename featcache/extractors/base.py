@@ -27,19 +27,13 @@ if TYPE_CHECKING:
 
 Batching = Literal["frames", "padded", "equal_length", "single"]
 
-_BUILT_IN = {
-    "dac": "featcache.extractors.dac:Dac",
-    "encodec": "featcache.extractors.encodec:Encodec",
-    "fbank": "featcache.extractors.kaldi:Fbank",
-    "log_mel": "featcache.extractors.log_mel:LogMel",
-    "mfcc": "featcache.extractors.kaldi:Mfcc",
-    "mimi": "featcache.extractors.mimi:Mimi",
-    "speechtokenizer": "featcache.extractors.speechtokenizer:SpeechTokenizer",
-    "ssl": "featcache.extractors.ssl:SSL",
-    "torchaudio": "featcache.extractors.torchaudio_ssl:TorchaudioSSL",
-    "units": "featcache.extractors.units:Units",
-    "xcodec": "featcache.extractors.xcodec:Xcodec",
+_OWN = {
+    **{"dac": "dac:Dac", "encodec": "encodec:Encodec", "fbank": "kaldi:Fbank", "log_mel": "log_mel:LogMel"},
+    **{"mfcc": "kaldi:Mfcc", "mimi": "mimi:Mimi", "speechtokenizer": "speechtokenizer:SpeechTokenizer"},
+    **{"ssl": "ssl:SSL", "torchaudio": "torchaudio_ssl:TorchaudioSSL", "units": "units:Units"},
+    "xcodec": "xcodec:Xcodec",
 }
+_BUILT_IN = {name: f"featcache.extractors.{path}" for name, path in _OWN.items()}
 _ENTRY_POINTS = "featcache.extractors"
 
 SELECTING_KEYS = frozenset({"max_seconds", "min_source_rate"})
@@ -194,8 +188,7 @@ def find(name: str) -> type[Extractor[Params]]:
         there = registered()
         if name not in there:
             known = ", ".join(sorted(there))
-            choice = f"choose from {known}, or package.module:Class for your own"
-            raise ConfigError(f"extractor: there is no {name!r}; {choice}")
+            raise ConfigError(f"extractor: there is no {name!r}; choose from {known}, or your own package.module:Class")
         path = there[name]
     module_name, _, class_name = path.partition(":")
     try:
@@ -216,8 +209,7 @@ def require_registered(name: str) -> None:
     featcache's own extractors and the entry points of installed packages are registered. `--trust-remote-code` accepts
     others."""
     if ":" in name and not remote_code_is_allowed() and name not in registered().values():
-        what = f"it comes from a cache and names {name}, which is not a registered extractor"
-        raise ConfigError(f"extractor: {what}; --trust-remote-code imports it")
+        raise ConfigError(f"extractor: a cache names {name}, which is not registered; --trust-remote-code imports it")
 
 
 def registered() -> dict[str, str]:

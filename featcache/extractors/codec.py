@@ -57,15 +57,9 @@ class CodecExtractor(ModelExtractor[C]):
 
     def _set_spec(self, name: str, num_codebooks: int, codebook_size: int, frame_length: int = 0) -> None:
         """Set `spec` to that of codes `[frames, num_codebooks]`, with a frame for every hop."""
-        self.spec = FeatureSpec(
-            item_shape=(num_codebooks,),
-            dtype=code_dtype(codebook_size),
-            frame_rate=self.sample_rate / self.granularity,
-            frame_length=frame_length,
-            sample_rate=self.sample_rate,
-            units=f"{name} code",
-            codebook_sizes=(codebook_size,) * num_codebooks,
-        )
+        shape, dtype, sizes = (num_codebooks,), code_dtype(codebook_size), (codebook_size,) * num_codebooks
+        frame_rate = self.sample_rate / self.granularity
+        self.spec = FeatureSpec(shape, dtype, frame_rate, frame_length, self.sample_rate, f"{name} code", sizes)
 
     def num_frames(self, num_samples: int) -> int:
         return -(-num_samples // self.granularity)

@@ -58,8 +58,7 @@ def encode_rows(encoder: Any, waveforms_RP: torch.Tensor, lengths: torch.Tensor)
     for block in encoder.block:
         for unit in (block.res_unit1, block.res_unit2, block.res_unit3):
             y_RCT, _ = ragged.zero_padded_conv1d(unit.conv1, _snake(unit.snake1, x_RCT), lengths)
-            y_RCT = unit.conv2(_snake(unit.snake2, y_RCT))
-            x_RCT = y_RCT.add_(x_RCT)
+            x_RCT = unit.conv2(_snake(unit.snake2, y_RCT)).add_(x_RCT)
         x_RCT, lengths = ragged.zero_padded_conv1d(block.conv1, _snake(block.snake1, x_RCT), lengths)
     return ragged.zero_padded_conv1d(encoder.conv2, _snake(encoder.snake1, x_RCT), lengths)[0]
 

@@ -102,14 +102,10 @@ class HiddenStates(ModelExtractor[H]):
         encoder.layers = encoder.layers[: min(max(self._numbers), num_layers)]
         self._encoder, self._epsilon = encoder, epsilon
         self.granularity = encoder.hop
-        self.spec = FeatureSpec(
-            item_shape=(size,) if params.layers is None or params.weights_per_layer else (len(numbers), size),
-            dtype="float32",
-            frame_rate=self.sample_rate / encoder.hop,
-            frame_length=0,  # attention looks at the whole clip
-            sample_rate=self.sample_rate,
-            units=f"{name}, {_title(params)}{'' if epsilon is None else ', of the normalised waveform'}",
-        )
+        shape = (size,) if params.layers is None or params.weights_per_layer else (len(numbers), size)
+        units = f"{name}, {_title(params)}{'' if epsilon is None else ', of the normalised waveform'}"
+        # The frame length is 0: attention looks at the whole clip.
+        self.spec = FeatureSpec(shape, "float32", self.sample_rate / encoder.hop, 0, self.sample_rate, units)
         if params.chunk is not None:
             self._require_fitting(params.chunk)
         elif encoder.most_samples is not None:
@@ -122,8 +118,7 @@ class HiddenStates(ModelExtractor[H]):
         size = self._samples(chunk.seconds)
         lost = size - self._encoder.num_frames(size) * self.granularity
         if self._samples(chunk.overlap) < lost:
-            remedy = f"chunks of this model must share {lost / self.sample_rate:g} s, or frames are lost"
-            raise ConfigError(f"params.chunk.overlap: {chunk.overlap:g} s; {remedy}")
+            raise ConfigError(f"params.chunk.overlap: {chunk.overlap:g}; the model needs {lost / self.sample_rate:g} s")
         self.pieces(size + 1)  # raises if the overlap is too long
 
     def num_frames(self, num_samples: int) -> int:

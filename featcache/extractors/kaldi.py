@@ -160,15 +160,9 @@ class _Kaldi(FrameExtractor[K]):
         return filled, energy.clamp_(min=max(_EPSILON, self._params.energy_floor)).log_()
 
     def _spec(self, num_values: int, units: str) -> FeatureSpec:
-        scale = self._params.waveform_scale
-        return FeatureSpec(
-            item_shape=(num_values,),
-            dtype="float32",
-            frame_rate=self._sample_rate / self._shift,
-            frame_length=self._length,
-            sample_rate=self._sample_rate,
-            units=f"{units}, {'16-bit scale' if scale == _SIXTEEN_BITS else f'scale [-{scale:g}, {scale:g}]'}",
-        )
+        scale, rate = self._params.waveform_scale, self._sample_rate
+        units += ", 16-bit scale" if scale == _SIXTEEN_BITS else f", scale [-{scale:g}, {scale:g}]"
+        return FeatureSpec((num_values,), "float32", rate / self._shift, self._length, rate, units)
 
 
 class Fbank(_Kaldi[FbankParams]):

@@ -71,33 +71,23 @@ class LogMel(FrameExtractor[LogMelParams]):
 
     def __init__(self, params: LogMelParams, sample_rate: int, device: torch.device) -> None:
         self._params = params
-        length = params.win_length or params.n_fft
-        if length > params.n_fft:
-            raise ConfigError(f"params.win_length: {length} samples do not fit into n_fft, {params.n_fft}")
-        if params.padding == "same" and params.hop_length > params.n_fft:
-            raise ConfigError(
-                f"params.padding: same needs n_fft, {params.n_fft}, to be at least hop_length, {params.hop_length}"
-            )
-        added = {"center": params.n_fft, "same": params.n_fft - params.hop_length, "none": 0}
-        self._padding = added[params.padding] // 2
+        n_fft, hop_length, num_bins = params.n_fft, params.hop_length, params.num_mel_bins
+        length = params.win_length or n_fft
+        if length > n_fft:
+            raise ConfigError(f"params.win_length: {length} samples do not fit into n_fft, {n_fft}")
+        if params.padding == "same" and hop_length > n_fft:
+            raise ConfigError(f"params.padding: same needs n_fft, {n_fft}, to be at least hop_length, {hop_length}")
+        self._padding = {"center": n_fft, "same": n_fft - hop_length, "none": 0}[params.padding] // 2
         self.max_seconds = params.pad_to_seconds
         padded_to = round((params.pad_to_seconds or 0) * sample_rate)
         band = mel.frequency_band(params.low_freq, params.high_freq, sample_rate)
-        filters = mel.hertz_filters(
-            params.num_mel_bins, band, params.n_fft, sample_rate, params.mel_scale, params.mel_norm
-        )
+        filters = mel.hertz_filters(num_bins, band, n_fft, sample_rate, params.mel_scale, params.mel_norm)
         self._mel_bank = mel.MelBank(filters, device)
         self._window = torch.hann_window(length, dtype=torch.float64).to(device, torch.float32)
         logarithms = {"natural": "natural log", "log10": "log10", "whisper": "log10, scaled as Whisper's"}
-        self.spec = FeatureSpec(
-            item_shape=(params.num_mel_bins,),
-            dtype="float32",
-            frame_rate=sample_rate / params.hop_length,
-            frame_length=length,
-            sample_rate=sample_rate,
-            units=f"log mel {'energy' if params.power == 2 else 'magnitude'} ({logarithms[params.log]})",
-            padded_to=padded_to,
-        )
+        units = f"log mel {'energy' if params.power == 2 else 'magnitude'} ({logarithms[params.log]})"
+        frame_rate = sample_rate / hop_length
+        self.spec = FeatureSpec((num_bins,), "float32", frame_rate, length, sample_rate, units, padded_to=padded_to)
 
     def num_frames(self, num_samples: int) -> int:
         """The number of frames of `num_samples` samples; 0 if they are too few to be reflected."""
@@ -113,8 +103,7 @@ class LogMel(FrameExtractor[LogMelParams]):
         if len(waveform) < self.spec.padded_to:
             waveform = torch.nn.functional.pad(waveform, (0, self.spec.padded_to - len(waveform)))
         if self._padding:
-            padding = (self._padding, self._padding)
-            waveform = torch.nn.functional.pad(waveform[None], padding, mode="reflect")[0]
+            waveform = torch.nn.functional.pad(waveform[None], (self._padding, self._padding), mode="reflect")[0]
         # A window shorter than the transform lies in its middle. Its position does not change magnitudes, so a frame
         # consists of the samples under the window, and is padded with zeros later.
         length = self.spec.frame_length

@@ -40,13 +40,9 @@ class MelBank:
     Raises ConfigError if a filter contains no frequency of the spectrum, so that its bin would be constant."""
 
     def __init__(self, filters: torch.Tensor, device: torch.device) -> None:
-        empty = (filters == 0).all(dim=0).nonzero().flatten().tolist()
-        if empty:
-            raise ConfigError(
-                f"params.num_mel_bins: {filters.shape[1]} bins are too many for a spectrum of {len(filters)} "
-                f"frequencies: none of them falls into bin {listing(map(str, empty))} (from 0); ask for "
-                "fewer bins, a wider band of frequencies, or a longer frame"
-            )
+        if empty := (filters == 0).all(dim=0).nonzero().flatten().tolist():
+            what = f"{filters.shape[1]} bins are too many: no frequency is in bin {listing(map(str, empty))} (from 0)"
+            raise ConfigError(f"params.num_mel_bins: {what}; ask for fewer, a wider band, or a longer frame")
         self._num_bins = filters.shape[1]
         filters = with_whole_columns(filters)
         self._num_columns = filters.shape[1]
@@ -89,9 +85,8 @@ def hertz_to_mel(hertz: torch.Tensor, scale: MelScale) -> torch.Tensor:
     factor of 6.4."""
     if scale == "htk":
         return 1127 * torch.log1p(hertz / 700)
-    return torch.where(
-        hertz < 1000, hertz * (15 / 1000), 15 + torch.log(hertz.clamp(min=1000) / 1000) * (27 / math.log(6.4))
-    )
+    logarithmic = 15 + torch.log(hertz.clamp(min=1000) / 1000) * (27 / math.log(6.4))
+    return torch.where(hertz < 1000, hertz * (15 / 1000), logarithmic)
 
 
 def mel_to_hertz(mel: torch.Tensor, scale: MelScale) -> torch.Tensor:

@@ -98,10 +98,7 @@ class ModelExtractor(RowExtractor[M]):
         self.pieces(round(3 * chunk.seconds * self.spec.sample_rate))  # raises now, not in the middle of a run
         if self.chunks_are_exact:
             return None
-        return (
-            f"chunks with {chunk.overlap:g} s of overlap are not exact for {name}, whose frames depend on more than "
-            "that: `featcache probe` measures the difference"
-        )
+        return f"chunks that share {chunk.overlap:g} s are not exact for {name}: `featcache probe` measures by how much"
 
     def pieces(self, num_samples: int) -> list[Piece]:
         """The whole clip as one piece, or its chunks; a ConfigError if their overlap, in whole hops, is not shorter

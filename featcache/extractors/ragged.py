@@ -30,6 +30,9 @@ from torch import nn
 
 from featcache.errors import ExtractorError
 
+Ragged = tuple[torch.Tensor, torch.Tensor]
+"""Rows `x_RCT`, `[R, C, T]`, and their lengths, int64 `[R]`."""
+
 Mode = Literal["constant", "reflect", "replicate"]
 Activation = Callable[[torch.Tensor, torch.Tensor], None]
 """Computes a function of its first argument, element by element, and writes it to its second."""
@@ -101,7 +104,7 @@ class Convolution:
         right = 0 if self.causal else columns // 2
         return columns - right, right
 
-    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
         """The convolved rows, `[R, C', T']`, and their lengths `[R]`."""
         conv, (left, right) = self.conv, self.sides
         after = right + conv.stride[0] - 1
@@ -146,9 +149,7 @@ class Convolution:
         return columns_RCN if is_zero is None else columns_RCN.masked_fill_(is_zero[:, None], 0)
 
 
-def zero_padded_conv1d(
-    conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def zero_padded_conv1d(conv: nn.Conv1d, x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
     """A convolution of each row that pads with zeros by itself: a `Convolution` without a copy. In `x_RCT`, the columns
     after each row's end that the convolution looks at are overwritten."""
     zero_after_(x_RCT, lengths, own_padding(conv))
@@ -173,7 +174,7 @@ def mask_(x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return x_RCT
 
 
-def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
     """A group norm, which has weights, with the mean and variance of each row's own steps, and the lengths; overwrites
     `x_RCT` if it is float32."""
     num_rows, channels, _ = x_RCT.shape
@@ -212,7 +213,7 @@ class RaggedLSTM:
             every = [_one_direction(lstm, weights) for weights in lstm.all_weights]  # forward, backward, forward …
             self._layers = list(zip(every[::2], every[1::2], strict=True))
 
-    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
         """The output of the last layer plus the input, `[R, C, T]`, and the lengths. If it runs in both directions,
         their outputs follow one another along `C`, and the input is added to each."""
         steps = torch.arange(x_RCT.shape[-1], device=x_RCT.device)[:, None]
@@ -236,7 +237,7 @@ def _one_direction(lstm: nn.LSTM, weights: Sequence[nn.Parameter]) -> nn.LSTM:
     return alone.eval().requires_grad_(False)
 
 
-Layer = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Layer = Callable[[torch.Tensor, torch.Tensor], Ragged]
 """Makes rows `[R, C', T']` of rows `[R, C, T]` with lengths int64 `[R]`, and returns them with their own lengths."""
 
 
@@ -260,8 +261,7 @@ def seanet_layers(modules: Iterable[nn.Module]) -> list[Layer]:
         elif module is not None:
             raise ExtractorError(f"{type(module).__name__} is not a layer that featcache supports in a SEANet encoder")
         if before is not None and not convolution:
-            what = "an activation that no convolution follows"
-            raise ExtractorError(f"featcache does not support a SEANet encoder with {what}")
+            raise ExtractorError("featcache supports no SEANet encoder with an activation that no convolution follows")
     return layers
 
 
@@ -276,7 +276,7 @@ def _convolution(module: Any, activation: Activation | None = None) -> list[Laye
     return [convolution, partial(group_norm, norm)] if isinstance(norm, nn.GroupNorm) else [convolution]
 
 
-def run(layers: Iterable[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def run(layers: Iterable[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
     """Run rows `[R, C, T]` with lengths int64 `[R]` through layers: `[R, C', T']`, and the new lengths. What comes
     after a row's end does not matter in the input, and is meaningless in the result."""
     for layer in layers:
@@ -284,9 +284,7 @@ def run(layers: Iterable[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> 
     return x_RCT, lengths
 
 
-def _residual(
-    block: Sequence[Layer], shortcut: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _residual(block: Sequence[Layer], shortcut: Sequence[Layer], x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
     """The sum of a block's output and its input, which may go through layers too, the block's shortcut."""
     through, _ = run(block, x_RCT, lengths)
     return through.add_(run(shortcut, x_RCT, lengths)[0]), lengths

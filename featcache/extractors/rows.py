@@ -143,10 +143,8 @@ class RowExtractor(Extractor[P]):
                 batch = members[first : first + count]
                 encoded = self.run(*pad_rows([samples for *_, samples in batch], count, length))
                 for row, (of_clip, number, piece, _) in enumerate(batch):
-                    of_clip[number] = Rows(
-                        encoded.features[row, piece.skip : piece.skip + piece.num_frames],
-                        {name: side[row] for name, side in encoded.side.items()},
-                    )
+                    features = encoded.features[row, piece.skip : piece.skip + piece.num_frames]
+                    of_clip[number] = Rows(features, {name: side[row] for name, side in encoded.side.items()})
         return [_joined([of_clip[number] for number in range(len(of_clip))]) for of_clip in of_clips]
 
     def run(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:

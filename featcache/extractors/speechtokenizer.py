@@ -62,11 +62,9 @@ def _load(located: weights.Located) -> Any:
     config, tensors = weights.read_json(located, "config.json"), weights.state_dict(located)
     if not config:
         raise ConfigError(f"params.weights: {located.folder}: holds no config.json, which says what the model is")
-    if "model_type" in config:  # as in every config.json of transformers
-        found = config["model_type"]
+    if (found := config.get("model_type")) is not None:  # as in every config.json of transformers
         raise ConfigError(f"params.weights: {located.folder}: holds a model of type {found!r}, not a SpeechTokenizer's")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package uses torch's old weight norm
+    with warnings.catch_warnings(action="ignore"):  # the package uses torch's old weight norm
         try:
             model = model_class(config)
             model.load_state_dict(tensors)
@@ -86,8 +84,7 @@ def _model_class() -> Any:
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise MissingDependencyError(_PACKAGE, "the extractor speechtokenizer", extra="speechtokenizer")
-    with _importing, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it uses torch.jit.script
+    with _importing, warnings.catch_warnings(action="ignore"):  # it uses torch.jit.script
         if _ALIAS not in sys.modules:
             sys.modules[_ALIAS] = ModuleType(_ALIAS)
             sys.modules[_ALIAS].__path__ = found.submodule_search_locations

@@ -159,13 +159,10 @@ class W2vBert(Encoder):
         inside_RF = is_inside(self.num_frames(num_samples), hidden_RFD.shape[1])
         hidden_RFD = hidden_RFD.masked_fill(~inside_RF[..., None], 0)
         yield hidden_RFD
-        options = {
-            "attention_mask": attention_mask(hidden_RFD, inside_RF),
-            "relative_position_embeddings": self._positions(hidden_RFD),
-            "conv_attention_mask": inside_RF,
-        }
+        mask = attention_mask(hidden_RFD, inside_RF)
+        options = {"relative_position_embeddings": self._positions(hidden_RFD), "conv_attention_mask": inside_RF}
         for layer in self.layers:
-            hidden_RFD = first_of(layer(hidden_RFD, **options))
+            hidden_RFD = first_of(layer(hidden_RFD, attention_mask=mask, **options))
             yield hidden_RFD
         yield hidden_RFD + 0.5 * self._last(hidden_RFD) if self._last else hidden_RFD
 

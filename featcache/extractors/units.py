@@ -78,14 +78,8 @@ class Units(RowExtractor[UnitsParams]):
         self.granularity = self._source.granularity
         self.max_seconds, self.tf32 = source.max_seconds, source.tf32
         k = len(codebook.centroids)
-        self.spec = replace(
-            source.spec,
-            item_shape=(1,),
-            dtype="int64",
-            units=f"number of the nearest of {k} centroids of {self._source_name}",
-            codebook_sizes=(k,),
-            side=(),
-        )
+        units = f"number of the nearest of {k} centroids of {self._source_name}"
+        self.spec = replace(source.spec, item_shape=(1,), dtype="int64", units=units, codebook_sizes=(k,), side=())
 
     @classmethod
     def stored_dtype(cls, params: UnitsParams) -> str:
@@ -122,9 +116,8 @@ class Units(RowExtractor[UnitsParams]):
         """How a clip is cut into rows. TOO_LONG: it would be cut, but the features are quantised over a whole clip."""
         pieces = self._source.pieces(num_samples)
         if self._is_quantized and len(pieces) > 1:
-            name, chunks = self._source_name, f"this clip is computed in {len(pieces)} chunks"
-            remedy = f"extract {name} first, and make the units with --from"
-            raise AudioError(Reason.TOO_LONG, f"{name} is quantised over a whole clip, but {chunks}: {remedy}")
+            what = f"{self._source_name} is quantised over a whole clip, and this one is in {len(pieces)} chunks"
+            raise AudioError(Reason.TOO_LONG, f"{what}: extract {self._source_name} first, and make units with --from")
         return pieces
 
     def padded_length(self, num_samples: int) -> int:
@@ -194,10 +187,8 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
         raise ConfigError(f"{what}: {error}") from error
     where = find(extractor).Params.locations
     if others := sorted({*params.features} - where):
-        raise ConfigError(
-            f"params.features: {listing(others)}: the config of the features is in {params.weights}; only the location "
-            f"of their weights can be given here{': ' if where else ', and they have none'}{listing(sorted(where))}"
-        )
+        can = f"only {listing(sorted(where))} can" if where else "nothing can"
+        raise ConfigError(f"params.features: {listing(others)}: {can} be given here; the rest is in {params.weights}")
     config = {**config, "params": config["params"] | params.features}
     if config["params"].get("dither"):
         raise ConfigError(f"{what}: its features have dither, which differs with each id")
@@ -210,8 +201,7 @@ def _resolved_config(codebook: Codebook, params: UnitsParams) -> dict[str, Any]:
         refused = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
         raise ConfigError(f"{what}: {extractor} does not accept the config of its features: {refused}") from error
     if found != codebook.fingerprint:
-        name = config["name"]
-        both = f"its features are {name}-{codebook.fingerprint[:12]}, but here they would be {name}-{found[:12]}"
+        both = f"its features, {config['name']}-{codebook.fingerprint[:12]}, would be {found[:12]} here"
         why = f"the extractor {extractor}, or its weights, have changed"
         raise ConfigError(f"{what}: {both}: {why}; params.features can say where the right weights are")
     return config
@@ -244,16 +234,9 @@ class Codebook:
         The file is written here, in the few lines that the format needs, because the library puts metadata in a random
         order. Here, equal codebooks are equal files."""
         k, dimensions = self.centroids.shape
-        metadata = {
-            **self.fitted,
-            "format": FORMAT,
-            "k": str(k),
-            "dimensions": str(dimensions),
-            "name": str(self.config["name"]),
-            "fingerprint": self.fingerprint,
-            "dtype": self.dtype,
-            "config": json.dumps(self.config, ensure_ascii=False),
-        }
+        metadata = {**self.fitted, "format": FORMAT, "k": str(k), "dimensions": str(dimensions)}
+        metadata |= {"name": str(self.config["name"]), "fingerprint": self.fingerprint, "dtype": self.dtype}
+        metadata["config"] = json.dumps(self.config, ensure_ascii=False)
         data = self.centroids.numpy().astype("<f4").tobytes()
         centroids = {"dtype": "F32", "shape": [k, dimensions], "data_offsets": [0, len(data)]}
         header = json.dumps({"__metadata__": metadata, "centroids": centroids}, sort_keys=True).encode()
@@ -277,8 +260,7 @@ def read_codebook(path: str | Path) -> Codebook:
             centroids = file.get_tensor("centroids")
         is_matrix = centroids.dtype == torch.float32 and centroids.ndim == 2 and centroids.numel() > 0
         if not (is_matrix and centroids.isfinite().all()):
-            found = f"{centroids.dtype} {list(centroids.shape)}"
-            raise ValueError(f"centroids are finite float32 [k, D]; these are not: {found}")
+            raise ValueError(f"centroids are {centroids.dtype} {list(centroids.shape)}, not finite float32 [k, D]")
         config = json.loads(fitted.pop("config"))
         return Codebook(centroids, config, fitted.pop("fingerprint"), fitted.pop("dtype"), fitted)
     except OSError as error:

@@ -222,9 +222,7 @@ def group_norm(norm: nn.GroupNorm, steps_RCT: torch.Tensor, num_steps: torch.Ten
     steps_RCT = steps_RCT.float()
     if steps_RCT.device.type == "cpu":  # four times as fast as the other way, and exactly the bits of the row alone
         for row_CT, length in zip(steps_RCT, num_steps.tolist(), strict=True):
-            row_CT[:, :length] = functional.group_norm(
-                row_CT[None, :, :length], norm.num_groups, norm.weight, norm.bias, norm.eps
-            )
+            row_CT[:, :length] = norm(row_CT[None, :, :length])
         return steps_RCT
     return group_norm_on_device(norm, steps_RCT, num_steps)
 

@@ -83,8 +83,6 @@ class Xcodec(CodecExtractor[BandwidthParams]):
             semantic = ragged.steps_after(semantic, ragged.convolutions(self._semantic_encoder))
             acoustic = ragged.steps_after(hops * self._hop, ragged.convolutions(self._acoustic))
             if not hops == semantic == acoustic or self.granularity % self._hop:
-                raise ConfigError(
-                    f"params.weights: {self.params.weights}: of {hops} × {self._hop} samples its acoustic encoder "
-                    f"makes {acoustic} frames and its semantic one {semantic}, its clips padded to multiples of "
-                    f"{self.granularity}; featcache needs a model that makes one frame of each hop"
-                )
+                made = f"of {hops} × {self._hop} samples, its encoders make {acoustic} and {semantic} frames"
+                padded = f"clips are padded to multiples of {self.granularity}: featcache needs one frame of each hop"
+                raise ConfigError(f"params.weights: {self.params.weights}: {made}; {padded}")

@@ -33,7 +33,7 @@ pathlib.Path(__file__).with_name("trace").touch()
 class X(Fbank):
     pass
 """
-REFUSED = "which is not a registered extractor; --trust-remote-code imports it"
+REFUSED = "which is not registered; --trust-remote-code imports it"
 
 IMPORTED = ["venv.__main__", "antigravity", "planted"]
 

@@ -423,7 +423,7 @@ def test_spec():
         ({"frame_length": 0.1}, r"params.frame_length: 0.1 ms are 1 samples .* at least 2"),
         ({"frame_shift": 0.05}, r"params.frame_shift: 0.05 ms are 0 samples .* at least 1"),
         ({"frame_length": 25.1, "round_to_power_of_two": False}, r"params.frame_length: 25.1 ms are 401 samples"),
-        ({"num_mel_bins": 128}, r"params.num_mel_bins: 128 bins are too many .* bin 3 \(from 0\); ask for"),
+        ({"num_mel_bins": 128}, r"params.num_mel_bins: 128 bins are too many: .* bin 3 \(from 0\); ask for"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

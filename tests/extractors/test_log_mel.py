@@ -240,7 +240,7 @@ def test_spec():
         ),
         ({"high_freq": 9000.0}, "params.high_freq: 9000 Hz is above 8000 Hz"),
         ({"low_freq": 300.0, "high_freq": 200.0}, "params.low_freq: 300 Hz is not between 0 and 200 Hz"),
-        ({"num_mel_bins": 400}, r"params.num_mel_bins: 400 bins are too many .* into bin .* and \d+ more"),
+        ({"num_mel_bins": 400}, r"params.num_mel_bins: 400 bins are too many: .* in bin .* and \d+ more"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

@@ -261,7 +261,7 @@ def test_layers_above_the_highest_are_not_there(name, folder):
         ({"layers": [1, 1]}, "one or more different numbers"),
         ({"weights_per_layer": [1.0]}, "params.weights_per_layer: 1 given for 0 layers"),
         ({"layers": [1, 2], "weights_per_layer": [1.0]}, "give one for each layer"),
-        ({"chunk": {"seconds": 4, "overlap": 0}}, "params.chunk.overlap: 0 s; chunks of this model must share 0.02 s"),
+        ({"chunk": {"seconds": 4, "overlap": 0}}, "params.chunk.overlap: 0; the model needs 0.02 s"),
     ],
     ids=str,
 )
