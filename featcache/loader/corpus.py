@@ -6,7 +6,7 @@ looked up in the index of its part."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -26,7 +26,7 @@ from featcache.version.corpus import gone_parts, read_parts
 from featcache.version.index import Index, index_name, open_index
 from featcache.version.ledger import Failure, standing_failures
 from featcache.version.selection import version_names
-from featcache.version.version import Version, VersionInfo
+from featcache.version.version import Version
 from featcache.version.wanted import find_lacking
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ class Corpus(Cache):
         check, tiers: As for `Cache`.
     """
 
-    def __init__(
-        self, path: Location, parts: Sequence[_Part], *, check: bool = False, tiers: Tiers | None = None
-    ) -> None:
+    def __init__(self, path: Location, parts: Sequence[_Part], check: bool = False, tiers: Tiers | None = None) -> None:
         self._path, self._joined = path, _JoinedIndex(parts)
         first = parts[0].version
         version = _VersionOfParts(open_store(path / first.path.name), first.info)
@@ -99,10 +97,8 @@ class Corpus(Cache):
 
     @cached_property
     def _failures(self) -> dict[str, Failure]:
-        failures: dict[str, Failure] = {}
-        for part in self._joined.parts:
-            failures |= standing_failures(part.version, part.index)
-        return failures
+        of_parts = (standing_failures(part.version, part.index) for part in self._joined.parts)
+        return {id_: failure for of_part in of_parts for id_, failure in of_part.items()}
 
     def part_of(self, name: str) -> _Part:
         """The part of a name, as it was opened; a StoreError if there is none."""
@@ -119,9 +115,7 @@ class Corpus(Cache):
         return self.part_of(key[0]).start + self.part(key[0]).position(key[1])
 
 
-def _reopen(
-    path: Location, parts: Sequence[tuple[str, Version, list[str]]], check: bool, tiers: Tiers | None
-) -> Corpus:
+def _reopen(path: Location, parts: list[tuple[str, Version, list[str]]], check: bool, tiers: Tiers | None) -> Corpus:
     opened = [_Part(name, version, open_index(replace(version, shards=shards))) for name, version, shards in parts]
     return Corpus(path, opened, check=check, tiers=tiers)
 
@@ -254,7 +248,9 @@ def open_parts(corpus: Location, name: str | None, config: tuple[str, str] | Non
     threads = 1 if isinstance(corpus, Path) else 64
     folders = in_parallel(lambda part: version_names(corpus / part), [*known], threads)
     names = dict(zip(known, folders, strict=True))
-    folder, info = _version_in(corpus, names, name, config)
+    in_first = {folder: corpus / part / folder for part in reversed(names) for folder in names[part]}
+    first = _select(corpus, in_first, name, config)
+    folder = first.path.name
     lacking = [part for part, folders in names.items() if folder not in folders]
     gone = gone_parts(corpus, known.values())
     messages = [*gone.values()]
@@ -265,7 +261,7 @@ def open_parts(corpus: Location, name: str | None, config: tuple[str, str] | Non
     def open_part(part: str) -> tuple[_Part, list[str]]:
         path, before = corpus / part / folder, known[part].versions.get(folder)
         version = Version.open(path)
-        if version.info.fingerprint != info.fingerprint:
+        if version.info.fingerprint != first.info.fingerprint:
             raise StoreError(f"{path}: has another fingerprint than the version of the same name in other parts")
         index = open_index(version)
         still_holds = before is not None and not strict and index_name(version, index.shards) == before.index
@@ -280,24 +276,19 @@ def open_parts(corpus: Location, name: str | None, config: tuple[str, str] | Non
     return [part for part, _ in opened]
 
 
-def _version_in(
-    corpus: Location, folders: Mapping[str, Sequence[str]], name: str | None, config: tuple[str, str] | None
-) -> tuple[str, VersionInfo]:
-    """The folder and the attributes of the only version that these folders of the parts hold; of that name, or of that
-    config. StoreError if there is none, or there are several."""
-    first = {folder: corpus / part / folder for part, names in [*folders.items()][::-1] for folder in names}
+def _select(corpus: Location, paths: dict[str, Location], name: str | None, config: tuple[str, str] | None) -> Version:
+    """The version of that name, or of that config, among those that the parts hold, which lie at `paths`, by the names
+    of their folders. StoreError if there is none, or there are several."""
     fingerprint = None if config is None else config[1]
-    fitting = []
-    for path in first.values():
-        version = Version.open(path)
-        if name in (None, path.name, version.info.name) and fingerprint in (None, version.info.fingerprint):
-            fitting.append(version)
+    versions = [*map(Version.open, paths.values())]
+    named = [version for version in versions if name in (None, version.path.name, version.info.name)]
+    fitting = [version for version in named if fingerprint in (None, version.info.fingerprint)]
     if len(fitting) == 1:
-        return fitting[0].path.name, fitting[0].info
-    if not first:
+        return fitting[0]
+    if not paths:
         raise StoreError(f"{corpus}: no part holds a version yet: `featcache extract` creates them")
     if fitting:
         names = listing(version.path.name for version in fitting)
         raise StoreError(f"{corpus}: its parts hold {len(fitting)} versions: {names}; give the name of one")
     wanted = f"called {name!r}" if config is None else f"{config[0]}-{config[1][:12]}"
-    raise StoreError(f"{corpus}: no part holds a version {wanted}; they hold {listing(sorted(first))}")
+    raise StoreError(f"{corpus}: no part holds a version {wanted}; they hold {listing(sorted(paths))}")

@@ -89,11 +89,8 @@ class Tiers:
         num_bytes = None if ram is None else parse_size("ram", ram)
         if num_bytes is not None and num_bytes > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise ArgumentError(f"ram is {num_bytes:,} bytes: more than this machine has")
-        return cls(
-            num_bytes,
-            None if copy_to is None else Path(copy_to).expanduser().absolute(),
-            None if copy_limit is None else parse_size("copy_limit", copy_limit),
-        )
+        folder = None if copy_to is None else Path(copy_to).expanduser().absolute()
+        return cls(num_bytes, folder, None if copy_limit is None else parse_size("copy_limit", copy_limit))
 
     def places(self, version: Version) -> Iterator[Place]:
         """The places of a version's copies, the nearest one first."""
@@ -183,11 +180,9 @@ class CopiedShards(Shards):
         for place in self.places:
             if place not in self._used_up:
                 unless = "raised" if place.limit is not None else "given: without one, a tenth of the disk stays free"
-                self._warn(
-                    CopyRefused,
-                    f"{place.where}: has no room for a shard of {chunk.num_bytes:,} bytes besides what is in use: "
-                    f"{what_is} read from {self.version.path}, unless {place.setting} is {unless}",
-                )
+                what = f"{place.where}: has no room for a shard of {chunk.num_bytes:,} bytes besides what is in use"
+                rest = f"{what_is} read from {self.version.path}, unless {place.setting} is {unless}"
+                self._warn(CopyRefused, f"{what}: {rest}")
 
     def _warn(self, kind: type, message: str) -> None:
         """Have the next read warn, once of each kind of trouble: in a thread, it would be lost."""
@@ -298,10 +293,9 @@ class ObjectShards(CopiedShards):
             _in_stores.add(self)
         if math.isfinite(self.room) and self.room < (most := int(self.sizes.max(initial=0))):
             setting = " and ".join(place.setting for place in places)
-            raise ArgumentError(
-                f"{setting} is {self.room:,} bytes: the largest shard of {version.path} has {most:,}, and "
-                f"shards are copied whole: give more, or no {setting.replace('copy_limit', 'copy_to')}="
-            )
+            why = f"the largest shard of {version.path} has {most:,}, and shards are copied whole"
+            remedy = f"give more, or no {setting.replace('copy_limit', 'copy_to')}="
+            raise ArgumentError(f"{setting} is {self.room:,} bytes: {why}: {remedy}")
 
     def begin_anew(self) -> None:
         """What a forked child does when it is there."""
@@ -330,8 +324,7 @@ class ObjectShards(CopiedShards):
     def hold(self, number: int) -> Callable[[], None] | None:
         """Copy a shard, and keep the copy until the function is called that is returned; None if there is no room. A
         StoreError says that the shard is not what was written, or cannot be fetched."""
-        copy = self._copy_of(number, self._file(number))
-        if copy is None:
+        if (copy := self._copy_of(number, self._file(number))) is None:
             return None
         with changing:
             release = copy.hold() if len(self._held) < _MOST_HELD else None
@@ -359,8 +352,7 @@ class ObjectShards(CopiedShards):
         firsts, counts = zip(*ranges, strict=True)
         chunk = self._file(number)
         chunk.require_within(firsts, counts)
-        copy = self._copy_of(number, chunk)
-        if copy is None:
+        if (copy := self._copy_of(number, chunk)) is None:
             self._warn_of_no_room(chunk, "parts of shards are")
         self._tell()  # of what has happened ahead, too
         if copy is None:
@@ -375,8 +367,7 @@ class ObjectShards(CopiedShards):
         with changing:
             one_at_a_time = self._one_at_a_time[number]
         with one_at_a_time:
-            copy = self._copied.get(number)
-            if copy is not None and copy.use():
+            if (copy := self._copied.get(number)) is not None and copy.use():
                 return copy
             with changing:  # of what has been removed, there is room again once it is not mapped any more
                 self._copied = {at: one for at, one in self._copied.items() if one.exists()}

@@ -25,10 +25,12 @@ import stat
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -270,13 +272,9 @@ class _File:
 
 def _least_recent(idle: Iterable[Any], num_bytes: int) -> list[Any] | None:
     """The least recently used of some copies that make so much room; None if all of them are too few."""
-    chosen = []
-    for copy in sorted(idle, key=lambda copy: copy.used):
-        if num_bytes <= 0:
-            break
-        chosen.append(copy)
-        num_bytes -= copy.num_bytes
-    return chosen if num_bytes <= 0 else None
+    oldest_first = sorted(idle, key=lambda copy: copy.used)
+    freed = [0, *accumulate(copy.num_bytes for copy in oldest_first)]
+    return oldest_first[: bisect_left(freed, num_bytes)] if freed[-1] >= num_bytes else None
 
 
 def _end(users: Lock, root: Path, home: Path, process: int) -> None:
