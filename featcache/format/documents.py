@@ -50,10 +50,8 @@ def seal(data: bytes, where: object = "") -> bytes:
     """The same document with its seal in the last `"checksum": "00000000"`. Raises StoreError if it is larger than what
     is read."""
     if len(data) > AT_MOST_BYTES:
-        raise StoreError(
-            f"{where}: metadata of {len(data):,} bytes cannot be stored, since at most {AT_MOST_BYTES:,} are read: "
-            "extract with a larger --shard-size"
-        )
+        held = f"{len(data):,} bytes of metadata, and at most {AT_MOST_BYTES:,} are read"
+        raise StoreError(f"{where}: {held}: extract with a larger --shard-size")
     at = _place_of_seal(data)
     return b"%b%08x%b" % (data[:at], crc32c(data), data[at + 8 :])
 

@@ -58,9 +58,8 @@ class Table:
         self.matrix = matrix
         self.text = text
         self.columns = [*columns]
-        self._rows: dict[str, NDArray[Any]] = {
-            name: matrix[number].view(dtype) for number, (name, dtype) in enumerate(self.columns)
-        }
+        rows = zip(matrix, self.columns, strict=True)
+        self._rows: dict[str, NDArray[Any]] = {name: row.view(dtype) for row, (name, dtype) in rows}
 
     @classmethod
     def of(cls, values: Mapping[str, Any], dtypes: Mapping[str, str], text: NDArray[np.uint8]) -> Table:
@@ -232,9 +231,7 @@ class Group(Generic[_I]):
             for block in store.blocks(key, num_bytes):
                 crc, end = crc32c(block, crc), (end + block[-CHECKSUM_BYTES:])[-CHECKSUM_BYTES:]
                 yield block
-        is_right = crc == checksum
-        if _is_chunk(path):
-            is_right = crc == _CHUNK_CRC32C and checksum_of(path, end) == checksum
+        is_right = (crc == _CHUNK_CRC32C and checksum_of(path, end) == checksum) if _is_chunk(path) else crc == checksum
         if not is_right:
             raise self._damaged(path, "its checksum does not match")
 

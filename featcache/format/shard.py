@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,24 +23,20 @@ from featcache.storage.base import MARK, Opened, Store
 from featcache.strings import are_distinct
 
 COLUMNS = {
-    "frame_offset": "uint64",
-    "id_offset": "uint64",
-    "path_offset": "uint64",
-    "id_hash": "uint64",
-    "row_hash": "uint64",
-    "generation": "uint64",
-    "item_crc32c": "uint64",
-    "num_samples": "uint64",
-    "sample_rate": "uint64",
-    "source_size": "uint64",
-    "source_mtime_ns": "int64",
-    "source_hash": "uint64",
-    "decoder": "uint64",
-    "start": "float64",
-    "duration": "float64",
-    "channel": "int64",
+    **dict.fromkeys(["frame_offset", "id_offset", "path_offset", "id_hash", "row_hash", "generation"], "uint64"),
+    **dict.fromkeys(["item_crc32c", "num_samples", "sample_rate", "source_size"], "uint64"),
+    **{"source_mtime_ns": "int64", "source_hash": "uint64", "decoder": "uint64"},
+    **{"start": "float64", "duration": "float64", "channel": "int64"},
 }
-"""The columns of a shard's table, and their dtypes; docs/format.md says what they hold."""
+"""The columns of a shard's table, in their order, and their dtypes; docs/format.md says what they hold."""
+
+ITEM_COLUMNS = {
+    **{"generation": "generation", "num_samples": "num_samples", "sample_rate": "sample_rate", "size": "source_size"},
+    **{"mtime_ns": "source_mtime_ns", "content_hash": "source_hash", "by_ffmpeg": "decoder"},
+}
+"""What an `Item` knows besides its row, and the columns that have it."""
+
+_Floats: TypeAlias = NDArray[np.float32]
 
 _READ_AT_ONCE = 256
 """Items that are fetched together."""
@@ -217,19 +213,10 @@ class Shard(Group[ShardInfo]):
         for at in range(len(table)) if numbers is None else numbers:
             if at >= len(table):  # an index that is sealed, and wrong all the same
                 raise self._damaged("items", f"there is no item {at}")
-            row = Utterance.of_columns(
-                ids[at], paths[at], *(table[name][at].item() for name in ("start", "duration", "channel"))
-            )
-            yield Item(
-                **row.row(),
-                num_samples=int(table["num_samples"][at]),
-                size=int(table["source_size"][at]),
-                mtime_ns=int(table["source_mtime_ns"][at]),
-                sample_rate=int(table["sample_rate"][at]),
-                content_hash=int(table["source_hash"][at]),
-                by_ffmpeg=bool(table["decoder"][at]),
-                generation=int(table["generation"][at]),
-            )
+            segment = [table[name][at].item() for name in ("start", "duration", "channel")]
+            own = {name: table[column][at].item() for name, column in ITEM_COLUMNS.items()}
+            own["by_ffmpeg"] = bool(own["by_ffmpeg"])
+            yield Item(**Utterance.of_columns(ids[at], paths[at], *segment).row(), **own)
 
     def check_table(self) -> None:
         """Raise DamagedError if the table is not what was written, or contradicts itself."""
@@ -280,9 +267,8 @@ class Shard(Group[ShardInfo]):
             return
         for first in range(0, len(numbers), _READ_AT_ONCE):
             some = numbers[first : first + _READ_AT_ONCE]
-            for number, features in zip(
-                some, _read(frames, offsets[some].tolist(), counts[some].tolist()), strict=True
-            ):
+            stretches = _read(frames, offsets[some].tolist(), counts[some].tolist())
+            for number, features in zip(some, stretches, strict=True):
                 if features is not None and crc32c(features) == checksums[number] and all_finite(features):
                     yield number, features
 
@@ -297,12 +283,7 @@ def _read(frames: Frames, firsts: list[int], counts: list[int]) -> list[NDArray[
         return [some for first, count in zip(firsts, counts, strict=True) for some in _read(frames, [first], [count])]
 
 
-def dequantize_array(
-    levels: NDArray[np.uint8],
-    scale: NDArray[np.float32],
-    offset: NDArray[np.float32],
-    out: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+def dequantize_array(levels: NDArray[np.uint8], scale: _Floats, offset: _Floats, out: _Floats | None = None) -> _Floats:
     """The values of features that are stored as uint8, with numpy alone; `featcache.quantize` says what the levels are.
 
     Args:
@@ -318,7 +299,7 @@ def dequantize_array(
     return values
 
 
-def _with_frames(function: np.ufunc, frames: NDArray[np.float32], parameter: NDArray[np.float32]) -> None:
+def _with_frames(function: np.ufunc, frames: _Floats, parameter: _Floats) -> None:
     """Replace each frame by `function(frame, parameter)`.
 
     When numpy broadcasts an array over many rows, it copies the array into its buffer again for every 8,192 values,

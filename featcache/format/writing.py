@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from featcache.errors import ExtractorError, MissingDependencyError, listing
 from featcache.format.documents import UNSEALED, seal
 from featcache.format.group import NAME_DIGITS, Table, checksum_of, digest_of
-from featcache.format.shard import Item, columns_of
+from featcache.format.shard import ITEM_COLUMNS, Item, columns_of
 from featcache.manifest.segments import SegmentColumns
 from featcache.spec import FeatureSpec
 from featcache.storage.base import MARK, Buffer
@@ -21,27 +21,28 @@ from featcache.strings import Strings
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
+GroupFiles: TypeAlias = tuple[str, dict[str, Buffer]]
+"""The name of a group, or its digest; and its files, by their paths in it."""
+
 NO_SIDE: Arrays = MappingProxyType({})
 
 _DIMENSIONS = {"items": ["column", "item"], "text": ["byte"], "features": ["frame"]}
 """The names of arrays' first dimensions, for xarray: those of one name have one length, and no array has that name."""
 
 
-def group_files(
-    document: Mapping[str, Any], table: Table, arrays: Arrays, fills: Mapping[str, int], where: object
-) -> tuple[str, dict[str, Buffer]]:
+def group_files(document: Mapping[str, Any], table: Table, arrays: Arrays, no_code: int, where: object) -> GroupFiles:
     """The files of a group, by their paths in it, and its digest.
 
     Args:
         document: What its document says besides `GroupInfo`, and the `fingerprint`.
         arrays: What it holds besides its table, by name.
-        fills: What Zarr libraries read where a chunk is missing, of arrays for which it is neither NaN nor 0.
+        no_code: What Zarr libraries read where the chunk of integer `features` is missing.
         where: Names the version in messages.
 
     Raises:
         StoreError: The document is too large.
     """
-    stored = _zarr_group({**arrays, "items": table.matrix, "text": table.text}, fills, {})
+    stored = _zarr_group({**arrays, "items": table.matrix, "text": table.text}, no_code, {})
     files = {path: data for path, data in stored.items() if path != MARK}
     sizes = {path: (len(data), checksum_of(path, data)) for path, data in sorted(files.items())}
     digest = digest_of(sizes, table)
@@ -51,11 +52,11 @@ def group_files(
 
 def seal_group(attributes: Mapping[str, Any], where: object) -> bytes:
     """The `zarr.json` of a group with these attributes, sealed."""
-    stored = _zarr_group({}, {}, {"featcache": {**attributes, "checksum": UNSEALED}})
+    stored = _zarr_group({}, 0, {"featcache": {**attributes, "checksum": UNSEALED}})
     return seal(bytes(stored[MARK]), where)
 
 
-def _zarr_group(arrays: Arrays, fills: Mapping[str, int], attributes: dict[str, Any]) -> dict[str, Any]:
+def _zarr_group(arrays: Arrays, no_code: int, attributes: dict[str, Any]) -> dict[str, Any]:
     """The files of a Zarr group, by their paths, as zarr-python writes them."""
     try:
         import zarr
@@ -69,18 +70,16 @@ def _zarr_group(arrays: Arrays, fills: Mapping[str, int], attributes: dict[str, 
     for name, array in arrays.items():
         values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         dimensions = _DIMENSIONS.get(name, [f"{name}_entry"])
-        created = group.create_array(
+        no_value = no_code if name == "features" else 0
+        group.create_array(
             name,
-            shape=values.shape,
-            dtype=values.dtype,
+            data=values,
             chunks=tuple(max(1, size) for size in values.shape),
             compressors=Crc32cCodec(),
-            fill_value=np.nan if values.dtype.kind == "f" else fills.get(name, 0),
+            fill_value=np.nan if values.dtype.kind == "f" else no_value,
             dimension_names=dimensions + [f"{name}_dim_{axis}" for axis in range(len(dimensions), values.ndim)],
             config={"write_empty_chunks": True},
         )
-        if values.size:
-            created[...] = values
     return {path: memoryview(data.as_numpy_array()).cast("B") for path, data in stored.items()}
 
 
@@ -121,9 +120,7 @@ class ShardBuilder:
             _refuse_other_arrays(f"side array {spec.name}", "is", side[spec.name], spec.dtype, spec.item_shape)
         self._clips.append(_Clip(item, features, side, crc32c(features)))
 
-    def files(
-        self, *, fingerprint: str, row: int, manifest: str, made_by: Mapping[str, Any], where: object
-    ) -> tuple[str, dict[str, Buffer]]:
+    def files(self, *, fingerprint: str, row: int, manifest: str, made_by: dict[str, Any], where: object) -> GroupFiles:
         """The name and the files of the shard, to be published as `shards/<name>`. What was added is let go of.
 
         Args:
@@ -135,15 +132,10 @@ class ShardBuilder:
         for side in self._spec.side:
             arrays[f"side_{side.name}"] = np.concatenate([clip.side[side.name] for clip in self._clips])
         self._clips.clear()
-        document = {
-            "fingerprint": fingerprint,
-            "frames": len(arrays["features"]),
-            "seconds": round(int(table["num_samples"].sum()) / self._spec.sample_rate, 6),
-            "row": row,
-            "manifest": manifest,
-            "made_by": dict(made_by),
-        }
-        digest, files = group_files(document, table, arrays, {"features": _no_code(self._spec)}, where)
+        seconds = round(int(table["num_samples"].sum()) / self._spec.sample_rate, 6)
+        contents = {"fingerprint": fingerprint, "frames": len(arrays["features"]), "seconds": seconds}
+        document = {**contents, "row": row, "manifest": manifest, "made_by": made_by}
+        digest, files = group_files(document, table, arrays, _no_code(self._spec), where)
         return digest[:NAME_DIGITS], files
 
     def _table(self) -> Table:
@@ -156,17 +148,9 @@ class ShardBuilder:
             "path_offset": rows.paths.offsets + len(ids.blob),
             "id_hash": ids.hashes(),
             "row_hash": rows.hashes(),
-            "generation": [item.generation for item in items],
             "item_crc32c": [clip.checksum for clip in self._clips],
-            "num_samples": [item.num_samples for item in items],
-            "sample_rate": [item.sample_rate for item in items],
-            "source_size": [item.size for item in items],
-            "source_mtime_ns": [item.mtime_ns for item in items],
-            "source_hash": [item.content_hash for item in items],
-            "decoder": [item.by_ffmpeg for item in items],
-            "start": rows.start,
-            "duration": rows.duration,
-            "channel": rows.channel,
+            **{column: [getattr(item, name) for item in items] for name, column in ITEM_COLUMNS.items()},
+            **{"start": rows.start, "duration": rows.duration, "channel": rows.channel},
         }
         for side in self._spec.side:
             columns[f"side_{side.name}_offset"] = np.cumsum([0, *(len(clip.side[side.name]) for clip in self._clips)])

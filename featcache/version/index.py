@@ -304,7 +304,7 @@ def write_index(index: Index, version: Version) -> None:
         "makers": msgspec.to_builtins(index.makers),
         "complete": {one.name: one.checksum for one in read_all_wanted(version) if not one.lacks(index).any()},
     }
-    _, files = group_files(document, index.table, {}, {}, f"{version.path}/index/{name}")
+    _, files = group_files(document, index.table, {}, 0, f"{version.path}/index/{name}")
     store.remove(f"index/{name}")
     store.publish(files, f"index/{name}")
     forget_indexes(version, name)
