@@ -45,10 +45,8 @@ def whole_dataset(given: Cache | FeatureDataset, instead: str) -> FeatureDataset
 def require_same(version: DatasetVersion, dataset: FeatureDataset, found: NDArray[np.int64]) -> None:
     """Refuse, by an ArgumentError, a dataset by whose ids other utterances are found: at these positions."""
     if len(others := np.flatnonzero(found != version.positions_of(np.arange(len(dataset))))):
-        raise ArgumentError(
-            f"{version.cache.version.path}: several parts have an utterance {dataset.ids[int(others[0])]!r}, and by "
-            "its id, only the first is found: pass the cache of one part, corpus.part(name)"
-        )
+        where = f"{version.cache.version.path}: several parts have an utterance {dataset.ids[int(others[0])]!r}"
+        raise ArgumentError(f"{where}, of which only the first is found: pass the cache of one part, corpus.part(name)")
 
 
 def remember(cache: Cache) -> str:
@@ -61,8 +59,7 @@ def remember(cache: Cache) -> str:
 def cache_of(folder: str | Path) -> Cache:
     """The cache of a version's folder, which is all that other toolkits' manifests can name: the one that was last
     remembered for this folder; if there is none, one is opened, and kept open."""
-    cache = _open_caches.get(str(folder))
-    if cache is None:
+    if (cache := _open_caches.get(str(folder))) is None:
         cache = _open_caches[str(folder)] = open(folder)
     return cache
 

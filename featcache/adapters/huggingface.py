@@ -100,28 +100,25 @@ def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str |
     folders = {version.name: remember(version.cache) for version in dataset.versions}
     types = {name: datasets.Value(_dtype_of(column)) for name, column in dataset.columns.items()}
     fingerprint = _fingerprint(dataset, folders, copy)
-    values = {
-        version.name: _array_type(version.cache) if copy else CachedFeatures(folders[version.name])
-        for version in dataset.versions
-    }
+    values: dict[str, Any] = {name: CachedFeatures(folder) for name, folder in folders.items()}
+    if copy:
+        values = {version.name: _array_type(version.cache) for version in dataset.versions}
     features = datasets.Features({"id": datasets.Value("string"), **values, **types})
     if copy:
-        return datasets.Dataset.from_generator(
-            _rows, features=features, cache_dir=cache_dir, gen_kwargs={"dataset": dataset}, fingerprint=fingerprint
-        )
-    ids, *columns = (
-        pa.array(one) if isinstance(one, np.ndarray) else pa.array(iter(one), pa.string())
-        for one in (dataset.ids, *dataset.columns.values())
-    )
+        options: dict[str, Any] = {"cache_dir": cache_dir, "fingerprint": fingerprint}
+        return datasets.Dataset.from_generator(_rows, features, gen_kwargs={"dataset": dataset}, **options)
+    ids, *columns = map(_arrow, (dataset.ids, *dataset.columns.values()))
     table = pa.Table.from_arrays([ids, *(ids for _ in folders), *columns], schema=features.arrow_schema)
     return datasets.Dataset(table, info=datasets.DatasetInfo(features=features), fingerprint=fingerprint)
 
 
+def _arrow(column: Strings | NDArray[Any]) -> Any:
+    return pa.array(column) if isinstance(column, np.ndarray) else pa.array(iter(column), pa.string())
+
+
 def _no_id(what: str) -> ArgumentError:
-    return ArgumentError(
-        f"a column of CachedFeatures holds ids, not {what}: have map name what its function looks at, as in "
-        'input_columns=["features"], and give what you compute a column of its own'
-    )
+    remedy = 'have map name what its function looks at, as in input_columns=["features"], and write to another column'
+    return ArgumentError(f"a column of CachedFeatures holds ids, not {what}: {remedy}")
 
 
 def _rows(dataset: FeatureDataset) -> Iterator[dict[str, Any]]:

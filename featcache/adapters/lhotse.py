@@ -98,10 +98,8 @@ class _Cuts:
         path, spec = first.cache.version.path, first.cache.spec
         if len(spec.item_shape) != 1:
             shape = ", ".join(map(str, ("frames", *spec.item_shape)))
-            raise StoreError(
-                f"{path}: has features [{shape}], but Lhotse's cuts need [frames, dims]: pass a dataset whose first "
-                "version has these, and this version after it"
-            )
+            needed = "Lhotse's cuts need [frames, dims]: pass a dataset that has such a version first, then this one"
+            raise StoreError(f"{path}: has features [{shape}], but {needed}")
         hop = spec.sample_rate / spec.frame_rate
         self._hop = round(hop)  # samples from one frame to the next
         if abs(hop - self._hop) > 1e-6 * hop:
@@ -132,18 +130,11 @@ class _Cuts:
         known = {name: str(columns.pop(name)) for name in SAID if name in columns}
         segment = {"id": id_, "duration": duration, "channel": channel}
         supervision = SupervisionSegment(recording_id=recording, start=0.0, **segment, **known, custom=columns or None)
-        features = Features(
-            type=self._cache.config.get("extractor", self._cache.version.info.name),
-            num_frames=num_frames,
-            num_features=spec.item_shape[0],
-            frame_shift=self._hop / spec.sample_rate,
-            sampling_rate=spec.sample_rate,
-            start=start,
-            duration=duration,
-            recording_id=recording,
-            channels=channel,
-            **_storage(self._cache, id_),
-        )
+        kind = self._cache.config.get("extractor", self._cache.version.info.name)
+        time = {"frame_shift": self._hop / spec.sample_rate, "sampling_rate": spec.sample_rate, "start": start}
+        shape = {"num_frames": num_frames, "num_features": spec.item_shape[0]}
+        place = {"recording_id": recording, "channels": channel, **_storage(self._cache, id_)}
+        features = Features(type=kind, duration=duration, **time, **shape, **place)
         arrays = {name: _array(other.cache, id_, counts[name], start) for name, other in self._others.items()}
         return MonoCut(start=start, **segment, supervisions=[supervision], features=features, custom=arrays or None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -59,8 +59,7 @@ def to_dynamic_item_dataset(given: Cache | FeatureDataset, *, provides: str | No
     """
     dataset = dataset_of(given)
     features = item(dataset, provides=provides)
-    hidden = [repr(name) for name in dataset.columns if name in ("num_frames", *features.provides)]
-    if hidden:
+    if hidden := [repr(name) for name in dataset.columns if name in ("num_frames", *features.provides)]:
         raise ArgumentError(f"the columns {listing(hidden)} would hide what the dataset itself provides: rename them")
     seconds = dataset.lengths / dataset.versions[0].cache.spec.frame_rate
     columns = dict(dataset.columns)
@@ -94,9 +93,10 @@ class Collate:
     def __init__(
         self, given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None, **options: Any
     ) -> None:
-        self._reader = _Reader(given, provides)
-        self._takes = takes
-        self._pad_others = options.pop("padding_func", batch_pad_right)
+        self._reader, self._takes = _Reader(given, provides), takes
+        self._pad_others: Callable[..., tuple[torch.Tensor, torch.Tensor]] = options.pop(
+            "padding_func", batch_pad_right
+        )
         if options.get("padded_keys") is not None:
             options["padded_keys"] = [*options["padded_keys"], *self._reader.keys]
         self._options = options
@@ -105,14 +105,10 @@ class Collate:
         """Collate examples into a batch."""
         keys = self._reader.keys
         if self._takes not in examples[0]:
-            raise ArgumentError(
-                f"examples have no {self._takes!r}: include it in set_output_keys, since features are found by it"
-            )
+            raise ArgumentError(f"examples have no {self._takes!r}: include it in set_output_keys, to find features")
         if read := [repr(key) for key in keys if key in examples[0]]:
-            raise ArgumentError(
-                f"examples have {listing(read)} already, read one by one: leave them out of set_output_keys, or "
-                "collate with PaddedBatch"
-            )
+            remedy = "leave them out of set_output_keys, or collate with PaddedBatch"
+            raise ArgumentError(f"examples have {listing(read)} already, read one by one: {remedy}")
         gathered = self._reader.gather([example[self._takes] for example in examples])
         places = {key: torch.empty(0) for key in keys}  # PaddedBatch passes them to `pad`, which replaces them
 
@@ -120,8 +116,7 @@ class Collate:
             for key, place in places.items():
                 if tensors[0] is place:
                     return gathered[key]
-            padded: tuple[torch.Tensor, torch.Tensor] = self._pad_others(tensors, **options)
-            return padded
+            return self._pad_others(tensors, **options)
 
         return PaddedBatch([{**example, **places} for example in examples], padding_func=pad, **self._options)
 
