@@ -35,7 +35,7 @@ _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
 
 Waveform = NDArray[np.float32]
-"""Mono samples, `[num_samples]`."""
+"""Mono samples, float32 `[num_samples]`."""
 
 WorkerTimes = defaultdict[str, float]
 """Seconds that a worker thread has spent in each stage: `decode`, reading and decoding files; `resample`, mixing down,

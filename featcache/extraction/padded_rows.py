@@ -154,7 +154,7 @@ class RowQueue:
     @property
     def full_seconds(self) -> float:
         """How much audio the full batches hold, with padding."""
-        return sum(row.padded_length / row.pending.extractor.spec.sample_rate for rows in self._full for row in rows)
+        return sum(len(rows) * rows[0].padded_length / rows[0].pending.spec.sample_rate for rows in self._full)
 
     def add(self, batch: int, rows: Iterable[Row]) -> None:
         """Add the rows of the batch of that number."""
@@ -269,6 +269,7 @@ def precision_of(params: Params | None) -> str:
 
 
 _Probes = Iterable[Mapping[str, Any]]
+"""Documents that `featcache probe` has kept with a version."""
 
 
 def choose_batching(
@@ -281,7 +282,7 @@ def choose_batching(
     (What a lower precision changes by itself, the config has asked for.)
 
     Args:
-        probes: The documents that `featcache probe` has kept with the version.
+        probes: Those of the version.
         device: The label of the device.
         request: What the user asks for, one of `BATCHINGS`.
         allow_mismatch: Accept the request even if it is looser than what is declared or was found to be clean.

@@ -249,10 +249,7 @@ def _notes(plan: ExtractionPlan) -> list[str]:
 
 def disk_space_notes(cache: Location, num_bytes: float) -> list[str]:
     """That the disk has no room for so many bytes, approximately. The cache may not exist yet."""
-    if not isinstance(cache, Path):
-        return []
-    free = shutil.disk_usage(existing_folder(cache)).free
-    if num_bytes <= free:
+    if not isinstance(cache, Path) or num_bytes <= (free := shutil.disk_usage(existing_folder(cache)).free):
         return []
     return [f"{cache}: the features take about {megabytes(num_bytes)}, and the disk has {megabytes(free)} free"]
 

@@ -215,7 +215,7 @@ def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
     another name."""
     notes, names = list[str](), list[str]()
     with suppress(StoreError):  # what is wrong with the place is said when it is written to
-        names = [name for name in version_names(cache) if name != info.folder_name]  # it may be another run's
+        names = [name for name in version_names(cache) if name != info.folder_name]  # which another run may have made
     for name in names:
         try:
             sibling = Version.open(cache / name)
