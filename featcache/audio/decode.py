@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 
 import numpy as np
@@ -84,6 +85,7 @@ def decode(
     except AudioError as fault:
         yield from repeat(fault, len(segments))
         return
+    again = partial(decode, location, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched)
     with closing(recording):
         header, rate = recording.header, recording.header.sample_rate
         spans = [span_of(recording, header.num_samples, segment, max_seconds) for segment in segments]
@@ -103,10 +105,7 @@ def decode(
             except MemoryError:
                 length = "" if span[1] == UNKNOWN else f": {(span[1] - span[0]) / rate:,.0f} s at {rate} Hz"
                 yield AudioError(Reason.OUT_OF_MEMORY, f"decoding it takes more memory than there is{length}")
-                rest = segments[number + 1 :]
-                yield from decode(
-                    location, rest, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched
-                )
+                yield from again(segments[number + 1 :])
                 return
             yield _fault(recording, samples, span, segment, max_seconds) or (samples, identity)
             del samples  # not held while the next ones are decoded

@@ -272,9 +272,8 @@ def mp3_end(fd: int) -> int | None:
     """Where an MP3 ends by its header frame, in bytes from the start of the file; None without such a frame
     (http://gabriel.mp3-tech.org/mp3infotag.html; https://id3.org/id3v2.3.0 for the tag before the frame)."""
     head = os.pread(fd, 10, 0)
-    start = 0
-    if head.startswith(b"ID3") and len(head) == 10:
-        start = 10 + sum(digit << 7 * place for place, digit in enumerate(reversed(head[6:])))
+    is_tagged = head.startswith(b"ID3") and len(head) == 10
+    start = 10 + sum(digit << 7 * place for place, digit in enumerate(reversed(head[6:]))) if is_tagged else 0
     found = _MP3_HEADER.search(os.pread(fd, 4096, start))
     return start + int.from_bytes(found[1]) if found else None
 

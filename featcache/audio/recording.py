@@ -72,11 +72,6 @@ class Recording:
 
     stamp: FileStamp
     """The file's size, and when it was last modified, before it was opened."""
-    header: Header
-    position: int
-    """The position of the sample that would be decoded next."""
-    damage: AudioError | None
-    """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
 
     def __init__(self, location: AudioSource | str, fetched: Callable[[CopiedSource], Fetched] = copy_of) -> None:
         self._is_copy = isinstance(location, CopiedSource)
@@ -90,7 +85,10 @@ class Recording:
             self._file, self.stamp = open_file(location)
         self._bytes: bytes | None = None  # all of a small file, once they were read
         self._decoder: _Decoder | FFmpegDecoder | None = None  # of a FLAC or WAV, made when it must be
-        self.position, self.damage = 0, None
+        self.position = 0
+        """The position of the sample that would be decoded next."""
+        self.damage: AudioError | None = None
+        """Why nothing can be decoded from `position` on; None if nothing is known to be wrong."""
         try:
             header = plain_header(self._file.fileno(), self.stamp.size)
             if header is None or (header.samples_at is None and self.stamp.size > _FLAC_AT_ONCE):

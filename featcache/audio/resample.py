@@ -64,8 +64,7 @@ def why_silent(samples: NDArray[np.float32], waveform: NDArray[np.float32]) -> s
     that is not, few samples are looked at."""
     if _peak(waveform[::_FEW]) >= max(_SILENT, _CANCELLED * _peak(samples[::_FEW])):
         return ""
-    loudest = _peak(samples)
-    if loudest < _SILENT:
+    if (loudest := _peak(samples)) < _SILENT:
         return "there is no sound in it"
     if _peak(waveform) < _CANCELLED * loudest:
         return "its channels have sound, and what is taken of them (audio.channel) has next to none"

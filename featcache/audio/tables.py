@@ -158,8 +158,7 @@ def _places(column: Any, whole: Any) -> NDArray[np.int64]:
 def _column_and_row(name: str, columns: Any) -> tuple[str, int]:
     column, _, row = name.rpartition("/")
     if column not in columns:
-        there = ", ".join(columns) or "none"
-        raise AudioError(Reason.FILE_MISSING, f"the table has no such column of bytes; such columns: {there}")
+        raise AudioError(Reason.FILE_MISSING, f"no such column of bytes; there are: {', '.join(columns) or 'none'}")
     if not (row.isascii() and row.isdigit()):
         raise AudioError(Reason.FILE_MISSING, "a path into a table ends in a column and a row, as in audio/123")
     return column, int(row)

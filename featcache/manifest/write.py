@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from featcache.errors import ArgumentError, ManifestError, listing
 from featcache.manifest.audio_locations import Command, Member, Url
 from featcache.manifest.formats.lhotse import SAID
@@ -129,15 +127,10 @@ def _columns(manifest: Manifest) -> dict[str, Sequence[Any]]:
     another column would then be taken for it."""
     columns: dict[str, Sequence[Any]] = {"id": manifest.ids, "path": manifest.paths}
     meant = set(map(meaning_of, manifest.columns))
-    for name, values, is_given in (
-        ("start", manifest.start, ~np.isnan(manifest.start)),
-        ("duration", manifest.duration, ~np.isnan(manifest.duration)),
-        ("channel", manifest.channel, manifest.channel >= 0),
-    ):
-        if name in meant or is_given.any():
-            cells = values.astype(object)
-            cells[~is_given] = None
-            columns[name] = cells.tolist()
+    for name in ("start", "duration", "channel"):
+        cells = [cell if cell >= 0 else None for cell in getattr(manifest, name).tolist()]  # NaN and -1: not given
+        if name in meant or cells.count(None) < len(cells):
+            columns[name] = cells
     return columns | manifest.columns
 
 

@@ -76,8 +76,8 @@ def test_values_of_tables(scratch, kind):
     missing = {
         "audio/7": "the table has 7 rows, counted from 0",
         "audio/-1": "a path into a table ends in a column and a row, as in audio/123",
-        "audio/0/": "the table has no such column of bytes; such columns: audio, raw",
-        "id/0": "the table has no such column of bytes; such columns: audio, raw",
+        "audio/0/": "no such column of bytes; there are: audio, raw",
+        "id/0": "no such column of bytes; there are: audio, raw",
     }
     assert {name: refused(table, name) for name in missing} == {
         name: (Reason.FILE_MISSING, words) for name, words in missing.items()

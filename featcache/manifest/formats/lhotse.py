@@ -127,10 +127,9 @@ def _rows_of_file(source: Source) -> Iterator[Batch]:
 
 
 def _cuts_of_folder(source: Source) -> Iterator[Batch]:
-    names = sorted(filter(_CUTS_OF_SHAR.fullmatch, source.names))
     if others := {name.partition(".")[0] for name in source.names} - {"cuts", "recording"}:
         source.notes.append(f"of Lhotse Shar, cuts and recording are read, and nothing else: {listing(sorted(others))}")
-    for name in names:
+    for name in sorted(filter(_CUTS_OF_SHAR.fullmatch, source.names)):
         base, cells_of = source.faults.file(name), partial(_of_cut, _SharTar(source, name))
         with opened(source.path / name) as stream:
             yield from batched(json_rows(stream, source.faults, base, _Cut), _COLUMNS, cells_of, source.faults)

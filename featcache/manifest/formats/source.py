@@ -52,7 +52,6 @@ _ALIKE_SHOWN = 3  # of more faults that are the same but for their place, the fi
 _LINE_BYTES = 4 << 20
 _COPY_IN_MEMORY = 16 << 20  # the most bytes of a copy that needs no disk
 _BLOCK_BYTES = 256 << 10
-_GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _FILE_SHIFT = 40  # the bits of a place that tell the line: more than there are lines in a file
 
@@ -193,6 +192,8 @@ class Source:
     def __post_init__(self) -> None:
         self.allow_queries |= not self.audio  # what is only compared is not stored
         self.faults = Faults(self.name)
+        self.suffix = suffix_of(self.path)
+        """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
 
     def note(self, what: str) -> None:
         """Add to what the user is to be told, if it is not there yet."""
@@ -208,11 +209,6 @@ class Source:
     def folder(self) -> Path:
         """The folder that relative paths are relative to: the manifest's, or the manifest itself if it is one."""
         return self.path if self.is_folder else self.path.parent
-
-    @property
-    def suffix(self) -> str:
-        """The suffix that tells the format: `.csv` for `train.csv.gz` too."""
-        return suffix_of(self.path)
 
     @property
     def stream(self) -> BinaryIO:
@@ -291,8 +287,7 @@ def open_source(source: str | Path, **options: Any) -> Iterator[Source]:
             if file.seekable() and (is_stdin or path.is_file()):  # of a pipe, gzip says that it is, too
                 file.seek(0)
             elif reading.no_manifest is None:  # which a device without an end is not
-                copied = cast(BinaryIO, stack.enter_context(SpooledTemporaryFile(_COPY_IN_MEMORY)))
-                reading.file = copied
+                reading.file = copied = cast(BinaryIO, stack.enter_context(SpooledTemporaryFile(_COPY_IN_MEMORY)))
                 copied.write(reading.head)
                 copyfileobj(file, copied)
                 copied.seek(0)
@@ -311,7 +306,7 @@ def opened(path: Path, may_be_pipe: bool = False) -> Iterator[BinaryIO]:
     if not (may_be_pipe or stat.S_ISREG(os.stat(path).st_mode)):
         raise ManifestError(f"{path.name} is not a regular file")
     with path.open("rb") as file:
-        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if file.peek(2).startswith(_GZIP) else file
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if file.peek(2).startswith(b"\x1f\x8b") else file
 
 
 def lines_of(stream: BinaryIO, faults: Faults, base: int = 0) -> Iterator[str]:

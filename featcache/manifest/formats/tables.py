@@ -169,7 +169,7 @@ def _slowly_decoded(line: str, of: Any) -> Any:
 
 def json_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
     """Objects, whose keys are the columns."""
-    layouts: dict[tuple[str, ...], list[str]] = {}  # the keys of an object -> what they mean
+    known: dict[tuple[str, ...], list[str]] = {}  # the keys of an object -> what they mean
     names: dict[str, None] = {}  # every column so far, in order
     while batch := list(islice(rows, ROWS_PER_BATCH)):
         lines, objects = zip(*batch, strict=True)
@@ -177,17 +177,15 @@ def json_batches(rows: Rows, reading: Source) -> Iterator[Batch]:
         found = dict.fromkeys(keys_of)
         if not names:  # the keys of the first objects serve as a header
             _require(dict.fromkeys(chain.from_iterable(map(reading.renamed, found))), lines[0], reading)
-        for layout in found:
-            if layout not in layouts:
-                layouts[layout] = _meanings(layout, lines[keys_of.index(layout)], reading)
-                names |= dict.fromkeys(layouts[layout])
-        if len(found) == 1 and len(layouts[keys_of[0]]) == len(names):
+        for keys in found:
+            if keys not in known:
+                known[keys] = _meanings(keys, lines[keys_of.index(keys)], reading)
+                names |= dict.fromkeys(known[keys])
+        if len(found) == 1 and len(known[keys_of[0]]) == len(names):
             columns = zip(*(row.values() for row in objects), strict=True)
-            yield lines, dict(zip(layouts[keys_of[0]], columns, strict=True))
+            yield lines, dict(zip(known[keys_of[0]], columns, strict=True))
             continue
-        meant = [
-            dict(zip(layouts[layout], row.values(), strict=True)) for layout, row in zip(keys_of, objects, strict=True)
-        ]
+        meant = [dict(zip(known[keys], row.values(), strict=True)) for keys, row in zip(keys_of, objects, strict=True)]
         yield lines, {name: [row.get(name, "") for row in meant] for name in names}
 
 
