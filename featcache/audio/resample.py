@@ -54,8 +54,7 @@ def to_waveform(
         import soxr
     except ImportError as error:
         raise MissingDependencyError("soxr", "resampling") from error
-    quality = policy.resample.removeprefix("soxr_").upper()
-    resampled: NDArray[np.float32] = soxr.resample(mono, *rates, quality)
+    resampled: NDArray[np.float32] = soxr.resample(mono, *rates, policy.resample.removeprefix("soxr_").upper())
     return resampled
 
 

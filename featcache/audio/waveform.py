@@ -138,8 +138,7 @@ class WaveformMaker:
 
     def waveform(self, samples: NDArray[np.float32], rate: int, id_: str, channel: int | None) -> NDArray[np.float32]:
         """A copy's waveform: `to_waveform` at the speed of the copy `id_`, then `with_noise`."""
-        clean = to_waveform(samples, rate, self.audio, channel, speed=self.speed(id_))
-        return self.with_noise(clean, id_)
+        return self.with_noise(to_waveform(samples, rate, self.audio, channel, speed=self.speed(id_)), id_)
 
     @cached_property
     def _noise(self) -> Noise | None:

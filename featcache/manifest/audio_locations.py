@@ -123,9 +123,7 @@ def why_no_file(path: str, root: AudioLocation) -> str | None:
         return "ranges of an archive's entries are not read, only whole ones"
     if _ANY.match(path) and not (_FETCHED.match(path) or _LOCAL.match(path)):
         return f"URLs are read that begin with {', '.join(AUDIO_SCHEMES)}"
-    if path.startswith("~") and not isinstance(root, Url):
-        return "~ stands for no folder in a manifest"
-    return None
+    return "~ stands for no folder in a manifest" if path.startswith("~") and not isinstance(root, Url) else None
 
 
 def names_container(path: str) -> bool:

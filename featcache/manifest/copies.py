@@ -84,9 +84,7 @@ class Copies(tuple[Copy, ...]):
 
     def ids(self, ids: Strings) -> Strings:
         """The ids of all copies of some utterances `[n * copies]`, those of an utterance next to each other."""
-        if self.are_plain:
-            return ids
-        return Strings.of(f"{id_}{suffix}" for id_ in ids for suffix in self.suffixes)
+        return ids if self.are_plain else Strings.of(f"{id_}{suffix}" for id_ in ids for suffix in self.suffixes)
 
     def refuse_suffixed(self, ids: Strings, source: str) -> None:
         """Raise a ManifestError, which names some, if ids of utterances would be taken for those of copies."""

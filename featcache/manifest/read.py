@@ -241,8 +241,7 @@ def manifest_of(
     is_list = isinstance(table, Sequence) and not isinstance(table, (str, bytes))
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):
         raise ArgumentError(f"manifest is a {kind}: give a path, a data frame, an Arrow table or a list of dicts")
-    given_root = os.fspath(root or os.curdir)
-    reading = Source(f"<{kind}>", audio=audio, carry=carry, given_root=given_root)
+    reading = Source(f"<{kind}>", audio=audio, carry=carry, given_root=os.fspath(root or os.curdir))
     if is_list:
         batches = tables.json_batches(_objects(table, reading.faults), reading)
     else:
@@ -293,5 +292,4 @@ def _plain(cell: Any) -> Any:
         return _plain(cell.tolist())
     if isinstance(cell, os.PathLike):
         return os.fspath(cell)
-    is_nan = isinstance(cell, float) and math.isnan(cell)
-    return None if is_nan or type(cell).__name__ in _NOT_GIVEN else cell
+    return None if type(cell).__name__ in _NOT_GIVEN or (isinstance(cell, float) and math.isnan(cell)) else cell

@@ -117,8 +117,7 @@ def refuse_secrets(cell: Any, allow_queries: bool) -> None:
 
 
 def _id(cell: Any) -> str:
-    is_number = isinstance(cell, int) and not isinstance(cell, bool)
-    return str(cell) if is_number else _text(cell, _CONTROL, "control")
+    return str(cell) if isinstance(cell, int) and not isinstance(cell, bool) else _text(cell, _CONTROL, "control")
 
 
 def _path(cell: Any) -> str:

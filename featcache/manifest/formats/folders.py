@@ -82,13 +82,11 @@ def read_audiofolder(source: Source) -> Iterator[Batch]:
     found = _here_or_below(source, _METADATA.__contains__)
     folders = [os.path.dirname(path) for path in found]
     if not found or len(set(folders)) < len(folders):
-        there = listing(found) or "none"
-        raise ManifestError(f"one of {listing(_METADATA)} is expected in a folder, and there is {there}")
+        raise ManifestError(f"a folder needs one of {listing(_METADATA)}, and has {listing(found) or 'none'}")
     source.renamed = partial(names_of_whole_files, "file_name")
     for path, folder in zip(found, folders, strict=True):
         for places, cells in _read_metadata(source, path):
-            names = cells["path"]
-            paths = [posixpath.join(folder, name) if isinstance(name, str) and name else name for name in names]
+            paths = [posixpath.join(folder, name) if isinstance(name, str) and name else name for name in cells["path"]]
             yield places, {**cells, "path": paths}
 
 
@@ -189,8 +187,7 @@ def _listed(source: Source, file: str, key: str) -> list[str]:
     with opened(source.path / file) as stream:
         data = stream.read(_STATE_BYTES)
     with suppress(ValueError, KeyError, TypeError, RecursionError):  # it is not as written: as if no name were good
-        found = json.loads(data)[key]
-        names = [item["filename"] if isinstance(item, dict) else item for item in found]
+        names = [item["filename"] if isinstance(item, dict) else item for item in json.loads(data)[key]]
         if all(isinstance(name, str) and os.path.basename(name) == name and name.isprintable() for name in names):
             return names
     raise ManifestError(f"{file} is not as save_to_disk writes it: no list of names under {key!r}")

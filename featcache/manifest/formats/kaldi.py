@@ -7,7 +7,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import compress
+from itertools import compress, count
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -169,6 +169,5 @@ def _fields(stream: BinaryIO, faults: Faults, base: int, most: int = -1) -> Iter
                 rows = [line.split(None, most) for line in batch]
             else:
                 rows = [[field.decode() for field in line.encode().strip().split(None, most)] for line in batch]
-            places = range(first + begin, first + begin + len(batch))
-            yield [*compress(places, rows)], [*filter(None, rows)]
+            yield [*compress(count(first + begin), rows)], [*filter(None, rows)]
         first += len(lines) - 1

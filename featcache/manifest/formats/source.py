@@ -254,8 +254,7 @@ class Source:
         if self.is_parquet or self.head.startswith(_UTF_16):
             return []
         text = self.head.decode("utf-8-sig", errors="replace")
-        lines = (line.rstrip("\r") for line in text.split("\n") if line.strip())
-        return [*islice(lines, _HEAD_LINES)]
+        return [*islice((line.rstrip("\r") for line in text.split("\n") if line.strip()), _HEAD_LINES)]
 
     @property
     def first_fields(self) -> str:

@@ -60,8 +60,7 @@ def has_header(source: Source, mark: str) -> bool:
 def read_csv(source: Source) -> Iterator[Batch]:
     """CSV with a header. Semicolons separate fields if the header has them, and no commas give its columns."""
     by_semicolons = not has_header(source, ",") and has_header(source, ";")
-    rows = csv_rows(source.stream, source.faults, delimiter=";" if by_semicolons else ",")
-    return table_batches(rows, source)
+    return table_batches(csv_rows(source.stream, source.faults, delimiter=";" if by_semicolons else ","), source)
 
 
 def read_tsv(source: Source) -> Iterator[Batch]:
