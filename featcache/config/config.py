@@ -31,6 +31,9 @@ StoredDtype = Literal["float32", "float16", "uint8", "uint16", "uint32", "int64"
 _MOST_BYTES = 256 << 10
 """The size of a config; the largest that featcache brings has 2 kB."""
 
+Values = Mapping[str, Any]
+"""Values by the keys of a config, which are dotted where they are to be set in one."""
+
 _Model = TypeVar("_Model", bound=BaseModel)
 _NAMELESS = "<config>"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -134,7 +137,7 @@ class Config:
             return extractors.fingerprint(self.resolved())
 
 
-def load_config(source: str | Path, set: Mapping[str, Any] | None = None) -> Config:  # noqa: A002
+def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
     """Read a config from a YAML file, or a packaged one by its name; values by their dotted keys are `set` in it, as
     `{"params.num_mel_bins": 40}`.
 
@@ -157,7 +160,7 @@ def load_config(source: str | Path, set: Mapping[str, Any] | None = None) -> Con
     return parse_config(text, str(source), folder, set)
 
 
-def as_config(config: str | Path | Config, set: Mapping[str, Any] | None = None) -> Config:  # noqa: A002
+def as_config(config: str | Path | Config, set: Values | None = None) -> Config:  # noqa: A002
     """A config as the callers of the library give it: one that was made, or what `load_config` takes."""
     if not isinstance(config, Config):
         return load_config(config, set)
@@ -167,12 +170,7 @@ def as_config(config: str | Path | Config, set: Mapping[str, Any] | None = None)
     return make(_with_values(config.resolved(), set), config.source or _NAMELESS)
 
 
-def parse_config(
-    text: str,
-    source: str = _NAMELESS,
-    folder: Path | None = None,
-    set: Mapping[str, Any] | None = None,  # noqa: A002
-) -> Config:
+def parse_config(text: str, source: str = _NAMELESS, folder: Path | None = None, set: Values | None = None) -> Config:  # noqa: A002
     """Validate a config's YAML text, in which values by their dotted keys are `set`; see `config_from`."""
     try:
         loaded = load_yaml(text)
@@ -183,7 +181,7 @@ def parse_config(
     return config_from(_with_values(loaded, set or {}), source, folder)
 
 
-def _with_values(document: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_values(document: dict[str, Any], values: Values) -> dict[str, Any]:
     """A config's document with other values of these dotted keys."""
     for key, value in values.items():
         section, dot, rest = key.partition(".")
@@ -394,9 +392,7 @@ class Differences:
     """Keys that decide no values: the name, where something is, which utterances are refused."""
 
 
-def find_differences(
-    recorded: Mapping[str, Any], recorded_fingerprint: str, config: Mapping[str, Any], fingerprint: str
-) -> Differences:
+def find_differences(recorded: Values, recorded_fingerprint: str, config: Values, fingerprint: str) -> Differences:
     """How a resolved config differs from the recorded config of a version; both with their fingerprints."""
     keys = differing_keys(dict(recorded), dict(config))
     if recorded_fingerprint == fingerprint:
@@ -411,7 +407,7 @@ def find_differences(
     return Differences(deciding or ["the extractor's revision, or the content of its weights"], others)
 
 
-def _hidden(recorded: Mapping[str, Any], fingerprint: str, config: Mapping[str, Any]) -> list[str]:
+def _hidden(recorded: Values, fingerprint: str, config: Values) -> list[str]:
     """What differs besides keys, if the recorded config does not give its fingerprint any more, with these weights."""
     extractor = extractors.find(config["extractor"])
     locations = extractor.Params.locations

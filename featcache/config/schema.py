@@ -31,8 +31,7 @@ def config_schema() -> dict[str, Any]:
     top = definitions.pop(ConfigFile.__name__)
     keys = top["properties"]
     keys["extractor"] |= {"anyOf": [{"enum": [*models]}, {"pattern": ":"}]}
-    for section in SECTIONS:
-        keys[section] = _or_empty(keys[section])
+    keys |= {section: _or_empty(keys[section]) for section in SECTIONS}
     return {
         "$schema": GenerateJsonSchema.schema_dialect,
         "title": "A config of featcache",
@@ -49,8 +48,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
         if not issubclass(base, BaseModel) or base is BaseModel:
             continue
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        body = definition.body  # type: ignore[attr-defined]
-        for field, below in pairwise(body):
+        for field, below in pairwise(definition.body):  # type: ignore[attr-defined]
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     found[name] = " ".join(text.split())
