@@ -27,10 +27,8 @@ _COMMANDS = (
     *("extract", "verify", "repair", "index", "ls", "info", "diff", "tag", "rm"),
     *("prune", "show", "why", "stats", "copy", "manifest", "probe", "configs", "fit-kmeans"),
 )
-_IN_FILES = {
-    **{"ls": "info", "why": "show", "fit-kmeans": "stats", "rm": "prune"},
-    **dict.fromkeys(("index", "tag", "copy"), "versions"),
-}
+_IN_FILES = {"ls": "info", "why": "show", "fit-kmeans": "stats", "rm": "prune"}
+_IN_FILES |= dict.fromkeys(("index", "tag", "copy"), "versions")
 """The files of commands that are in no file of their own name."""
 
 _EXTRACT_ONLY = {"pydantic", "soundfile", "soxr", "torch", "yaml"}

@@ -12,9 +12,7 @@ from featcache.storage.location import Location
 
 @click.command(short_help="List the packaged configs; print one, or a version's.")
 @click.argument("name", required=False)
-@click.option(
-    "--from", "path", type=options.LOCATION, metavar="CACHE[/VERSION]", help="Print the config of this version."
-)
+@click.option("--from", "path", type=options.LOCATION, metavar="CACHE[/VERSION]", help="Print this version's config.")
 @options.flag("--schema", "Print a JSON Schema of configs, for editors.")
 def configs(name: str | None, path: Location | None, schema: bool) -> None:
     """List the packaged configs; with a NAME, print that config, with comments, as a start for your own.

@@ -42,7 +42,7 @@ def for_each_part(command: Callable[..., int | None]) -> Callable[..., int | Non
         from featcache.version.selection import corpus_of
 
         found = corpus_of(given["path"])
-        return command(**given) if found is None else _call_for_each_part(command, given, *found)
+        return command(**given) if found is None else _call_for_parts(command, given, *found)
 
     return on_any
 
@@ -52,9 +52,7 @@ def version_or_corpus(command: Callable[..., int | None]) -> Callable[..., Any]:
     return options.version_location(for_each_part(command))
 
 
-def _call_for_each_part(
-    command: Callable[..., int | None], given: dict[str, Any], corpus: Location, version: str
-) -> int:
+def _call_for_parts(command: Callable[..., int | None], given: dict[str, Any], corpus: Location, version: str) -> int:
     """Call a command for each part of a corpus; of one version of each if that is named. Returns the worst code."""
     from featcache.version.corpus import by_part_name, gone_parts, manifests_of_parts, read_parts
 
@@ -64,9 +62,8 @@ def _call_for_each_part(
     printing.is_part = True
     if given.get("csv"):
         raise ArgumentError(f"{corpus}: is a corpus: --csv is about one version, as {corpus / parts[0].name}")
-    manifests: dict[str, Path] | None = None
-    if (manifest := given.get("manifest")) is not None:
-        manifests = manifests_of_parts([manifest]) or by_part_name([Path(manifest)])
+    manifest = given.get("manifest")
+    manifests = manifest and (manifests_of_parts([manifest]) or by_part_name([Path(manifest)]))
     if (to := given.get("to")) is not None:
         from featcache.care.copying import copy_parts_list
 
@@ -78,9 +75,7 @@ def _call_for_each_part(
     for name in [part.name for part in parts]:
         if not is_search:
             say(f"part {name}")
-        of_part = {**given, "path": corpus / name / version if version else corpus / name}
-        if to is not None:
-            of_part["to"] = to / name
+        of_part = {**given, "path": corpus / name / version, **({} if to is None else {"to": to / name})}
         try:
             if manifests is not None:
                 if name not in manifests:
@@ -103,9 +98,7 @@ def _call_for_each_part(
         if codes[name] == INTERRUPTED:
             break
     if missing is not None and not documents:
-        if len(parts) == 1:
-            raise missing
-        raise MissingItemError(f"{missing}; nor is it in the other parts of {corpus}")
+        raise missing if len(parts) == 1 else MissingItemError(f"{missing}; nor is it in the other parts of {corpus}")
     code = worst(codes.values())
     say_json({"corpus": str(corpus), "exit_code": code, "parts": documents})
     if not is_search:

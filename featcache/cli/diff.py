@@ -23,13 +23,7 @@ _SHOWN = 5
 @click.command(short_help="Compare two versions: configs, utterances, values.")
 @click.argument("first", metavar="CACHE/VERSION", type=options.LOCATION)
 @click.argument("second", metavar="CACHE/VERSION", type=options.LOCATION)
-@options.number(
-    "--values",
-    "Compare the values of N utterances, drawn at random, that both have of the same rows.",
-    least=0,
-    default=0,
-    show_default=True,
-)
+@options.number("--values", "Compare the values of N random utterances that both have of the same rows.", 0)
 @options.as_json("Print the result as one JSON document, with all ids.")
 def diff(first: Location, second: Location, values: int) -> None:
     """Compare two versions: the keys of their configs that differ, the utterances that only one of them has, those that
@@ -48,11 +42,9 @@ def diff(first: Location, second: Location, values: int) -> None:
     if printing.as_json:
         lists = {name: [*getattr(found, name)] for name in ("gone", "added", "changed")}
         say_json({**vars(found), **lists, "values": found.values and asdict(found.values)})
-    if found.same_fingerprint:
-        say("config: the same")
-    else:
-        for line in found.config or ["the same keys, but other weights, or another revision of the extractor"]:
-            say(f"config: {line}")
+    differing = found.config or ["the same keys, but other weights, or another revision of the extractor"]
+    for line in ["the same"] if found.same_fingerprint else differing:
+        say(f"config: {line}")
     say(f"{count_are(found.common, 'utterance')} in both")
     _say_ids(found.gone, f"only in {first}")
     _say_ids(found.added, f"only in {second}")

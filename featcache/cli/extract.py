@@ -32,43 +32,25 @@ if TYPE_CHECKING:
 _Ends = dict[Location, tuple[int, dict[str, Any]]]
 """The exit code of the run over each cache, and its result as JSON."""
 
+_CONFIGS = "A YAML file, or the name of a packaged config. May be given several times: each audio file is decoded once."
+_ENGINE = "local: this machine; ray: the Ray cluster of RAY_ADDRESS or this machine, else a new one; ray://HOST:PORT."
+_SHARD_SIZE = "Approximate size of a shard: a kill loses those being written. Does not change values.  [default: 128]"
+_SOURCE = "Make units from the features of this version instead of from audio."
+_BATCHING = "How clips share a batch.  [default: what the extractor declares, unless `probe` found a difference]"
+_DISPLAY = "On stderr: a bar, or lines without a terminal; json: a document a minute and at the end (docs/json.md)."
+
 
 @click.command(short_help="Extract the features of a manifest's utterances.")
 @click.argument("manifests", metavar="MANIFEST...", type=options.TEXT, nargs=-1, required=True)
-@click.option(
-    "-c",
-    "--config",
-    "configs",
-    type=options.CONFIG,
-    multiple=True,
-    default=("fbank80",),
-    show_default=True,
-    metavar="CONFIG",
-    help="A YAML file, or the name of a packaged config. May be given several times: each audio file is decoded once.",
-)
-@options.cache(
-    "The cache: a folder, created if missing, or a URL, as s3://bucket/features.", default="features", show_default=True
-)
+@options.config("configs", _CONFIGS, multiple=True, default=("fbank80",), show_default=True)
+@options.cache("A folder, created if missing, or a URL: s3://bucket/features.", default="features", show_default=True)
 @options.root()
 @options.manifest_and_config_keys
 @options.device("cpu, cuda, cuda:1 …; all: every GPU, a process for each; several: cuda:0,cuda:2 or cpu,cpu")
 @options.flag("--allow-mixed-devices", "Let GPUs of several models extract, although each model rounds differently.")
-@click.option(
-    "--engine",
-    default="local",
-    show_default=True,
-    metavar="ENGINE",
-    help="local: this machine; ray: the Ray cluster that RAY_ADDRESS names or this machine is in, else one that is "
-    "started here; ray://HOST:PORT: one elsewhere.",
-)
+@click.option("--engine", default="local", show_default=True, metavar="ENGINE", help=_ENGINE)
 @options.threads("One budget for decoding, computing and writing.  [default: every core; on the CPU at most 8]")
-@click.option(
-    "--shard-size",
-    "shard_megabytes",
-    type=float,
-    metavar="MB",
-    help="Approximate size of a shard. A kill loses the shards being written. Does not change values.  [default: 128]",
-)
+@click.option("--shard-size", "shard_megabytes", type=float, metavar="MB", help=_SHARD_SIZE)
 @options.flag("--retry-failed", "Retry utterances that failed in earlier runs, even if their files are unchanged.")
 @click.option(
     "--max-failures",
@@ -76,56 +58,26 @@ _Ends = dict[Location, tuple[int, dict[str, Any]]]
     help="Stop, and exit with 1, when more than N utterances have failed in this run, or more than P% of those tried "
     "(of 100 or more, or of all). What was extracted is kept.  [default: no limit]",
 )
-@click.option(
-    "--from",
-    "source",
-    type=options.LOCATION,
-    metavar="CACHE[/VERSION]",
-    help="Make units from the features of this version instead of from audio.",
-)
-@click.option(
-    "--batching",
-    type=click.Choice(["single", "equal_length", "padded"]),
-    help="How clips share a model's batch.  [default: what the extractor declares, unless `probe` found a difference]",
-)
+@click.option("--from", "source", type=options.LOCATION, metavar="CACHE[/VERSION]", help=_SOURCE)
+@click.option("--batching", type=click.Choice(["single", "equal_length", "padded"]), help=_BATCHING)
 @options.flag("--allow-mismatch", "Accept that --batching even though it may change values.")
 @options.flag("--check-sources", "Re-extract utterances whose file has changed in size or mtime.")
 @options.flag("--replace", "Re-extract utterances whose path has changed even if they are more than 5% of the version.")
 @click.option(
     "--partition",
     metavar="I/N|auto",
-    help="Extract only partition I of N, counted from 0: 0/8 to 7/8. For jobs of an array, which work side by side, "
-    "without locks. Of one manifest, it is a range of rows, equally long where all have durations; `featcache "
-    "index` builds the index after them. Of several manifests, it is every N-th of them. With auto, the variables of "
-    "SLURM, Kubernetes or SkyPilot say which.",
+    help="Extract only partition I of N, counted from 0: one job of an array, without locks; `featcache index` builds "
+    "the index after them. It is a range of rows, equally long where all have durations, or every N-th of several "
+    "manifests. auto: by the variables of SLURM, Kubernetes or SkyPilot.",
 )
 @options.flag("--wait", "Wait while another command is at work in the version.  [default: say which, and exit with 1]")
 @options.trust_remote_code
 @options.flag("--dry-run", "Only say what would be done: utterances, hours, bytes.")
-@options.flag(
-    "--trial",
-    "With --dry-run: also extract a random sample on this device for some ten seconds, into a temporary folder, "
-    "and say how long all of it would take.",
-)
-@click.option(
-    "--progress",
-    type=click.Choice(["bar", "json", "none"]),
-    default="bar",
-    show_default=True,
-    help="On stderr: a bar, or lines now and then where stderr is no terminal; json: a document on a line, each minute "
-    "and at the end (docs/json.md).",
-)
+@options.flag("--trial", "With --dry-run: extract a random sample for ten seconds, and say how long all would take.")
+@click.option("--progress", type=click.Choice(["bar", "json", "none"]), default="bar", show_default=True, help=_DISPLAY)
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors, and what --json prints.")
 @options.as_json("Print the summary as one JSON document.")
-def extract(
-    manifests: tuple[str, ...],
-    configs: tuple[str, ...],
-    cache: Location,
-    trial: bool,
-    progress: str,
-    quiet: bool,
-    **chosen: Any,
-) -> int:
+def extract(manifests: tuple[str, ...], configs: tuple[str, ...], cache: Location, trial: bool, **chosen: Any) -> int:
     """Extract the features of the MANIFEST's utterances into a cache.
 
     MANIFEST is a CSV, TSV, JSONL or Parquet file with the columns id and path, and optionally start and duration
@@ -164,7 +116,8 @@ def extract(
       featcache extract train.csv --root s3://bucket/corpus
       featcache extract train.csv -o s3://bucket/features
     """
-    printing.quiet = quiet
+    printing.quiet = chosen.pop("quiet")
+    shown = _Shown(trial, chosen.pop("progress"))
     if trial and not chosen["dry_run"]:
         raise ArgumentError("--trial goes with --dry-run")
     if (threads := chosen["threads"]) is not None:
@@ -192,21 +145,14 @@ def extract(
     if trial and (is_corpus(cache) or manifests_of_parts(manifests)):
         raise ArgumentError("--trial is about one manifest: give one of these, and another cache")
     known_keys = list(dict.fromkeys(key for config in loaded for key in config.keys))
-    shown = _Shown(trial, progress)
 
     def refuse_names(manifest: Manifest, part: str) -> None:
         printing.is_part = bool(part)
         options.refuse_unused(reading["values"], known_keys, manifest)
 
-    result = extract_features(
-        manifests[0] if len(manifests) == 1 else manifests,
-        loaded,
-        cache,
-        run_options,
-        reading=reading,
-        observer=Observer(refuse_names, shown.running, shown.planned, shown.progress, shown.done),
-        stop=shown.stop,
-    )
+    source = manifests[0] if len(manifests) == 1 else manifests
+    observer = Observer(refuse_names, shown.running, shown.planned, shown.progress, shown.done)
+    result = extract_features(source, loaded, cache, run_options, reading=reading, observer=observer, stop=shown.stop)
     if not isinstance(result, Summary):
         return _conclude(cache, result, shown.ends, run_options.dry_run)
     code, document = shown.ends[cache]
@@ -250,8 +196,7 @@ class _Shown:
             folder = None
             if plan.options.is_on_ray:  # a folder that its nodes share: next to the cache, which they share
                 if not isinstance(plan.cache, Path):
-                    what = "a cache in a folder that all nodes share: -o FOLDER"
-                    raise ArgumentError(f"--trial with --engine ray needs {what}")
+                    raise ArgumentError("--trial with --engine ray needs a cache in a shared folder: -o FOLDER")
                 folder = existing_folder(plan.cache.absolute().parent)
             with redirect_stdout(sys.stderr):
                 trials = run_trial(plan, choose_engine(plan.options), folder)
@@ -271,9 +216,7 @@ def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: 
     """Say what became of the parts of a corpus. Returns the exit code of the worst."""
     import msgspec
 
-    parts: dict[str, tuple[int, dict[str, Any]]] = {}
-    for name, error in result.errors.items():
-        parts[name] = error.exit_code, error_document(error)
+    parts = {name: (error.exit_code, error_document(error)) for name, error in result.errors.items()}
     for name, versions in result.unchanged.items():
         code = FAILURES_LEFT if any(version.failed for version in versions) else 0
         parts[name] = code, {"unchanged": True, "versions": msgspec.to_builtins(versions)}
@@ -283,12 +226,10 @@ def _conclude(corpus: Location, result: CorpusSummary, ends: _Ends, is_dry_run: 
     code, unchanged = worst(code for code, _ in parts.values()), len(result.unchanged)
     documents = [{"part": name, **parts[name][1]} for name in sorted(parts)]
     say_json({"corpus": str(corpus), "exit_code": code, "unchanged": unchanged, "parts": documents})
-    say(
-        f"{corpus}: {counted(len(parts) + len(result.left), 'part')}: "
-        f"{len(result.parts):,} {'to extract' if is_dry_run else 'extracted'}, {unchanged:,} unchanged since"
-        + (f", {len(result.errors):,} not extracted" if result.errors else "")
-        + (f", {len(result.left):,} not begun: run the same command again" if result.left else "")
-    )
+    done = f"{len(result.parts):,} {'to extract' if is_dry_run else 'extracted'}, {unchanged:,} unchanged since"
+    failed = f", {len(result.errors):,} not extracted" if result.errors else ""
+    left = f", {len(result.left):,} not begun: run the same command again" if result.left else ""
+    say(f"{corpus}: {counted(len(parts) + len(result.left), 'part')}: {done}{failed}{left}")
     return code
 
 

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Show what a cache holds.")
 @version_or_corpus
 @options.flag("--failures", "List the failure ledger: each utterance that failed, with its reason.")
-@options.flag(
-    "--csv", "With --failures, of one version: print the ledger as a manifest, with the columns reason and message."
-)
+@options.flag("--csv", "With --failures, of one version: print the ledger as a manifest, with reasons and messages.")
 @options.as_json()
 def info(path: Location, failures: bool, csv: bool) -> int:
     """Show what each version of a cache holds: utterances, hours, bytes, config, library versions, failures.
@@ -109,8 +107,9 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
     else:  # as `Shard.num_bytes` counts them
         num_bytes = sum(one.frames * spec.bytes_per_frame + one.items * spec.bytes_per_item for one in index.summaries)
     failures = [failure.document() for failure in standing_failures(version, index).values()]
-    runs = run_names(version.store)
-    times = [time.isoformat(timespec="seconds") for run in runs if (time := began(run)) is not None]
+    policies = sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
+    lacking = find_lacking(version, index)
+    times = [time.isoformat(timespec="seconds") for run in run_names(version.store) if (time := began(run))]
     newest = {probe["device"]: probe for probe in read_probes(version) if {"device", "date", "fastest"} <= probe.keys()}
     return {
         "path": str(version.path),
@@ -125,18 +124,11 @@ def _describe(version: Version, on_disk: bool) -> dict[str, Any]:
         "bytes": num_bytes,
         "bytes_on_disk": version.bytes_on_disk() if on_disk else None,
         "shards": len(index.shards),
-        "batching": [
-            {"policy": policy, "mismatch": mismatch}
-            for policy, mismatch in sorted({(made.batching, made.mismatch) for made in index.makers}, key=str)
-            if policy
-        ],
+        "batching": [{"policy": policy, "mismatch": mismatch} for policy, mismatch in policies if policy],
         "probes": list(newest.values()),
         "tags": tags_to_show(version),
         "unfinished": [
-            {"what": lacking, "message": lacking}
-            if isinstance(lacking, str)
-            else {**asdict(lacking), "message": str(lacking)}
-            for lacking in find_lacking(version, index)
+            ({"what": one} if isinstance(one, str) else asdict(one)) | {"message": str(one)} for one in lacking
         ],
         "failed": len(failures),
         "failures": failures,
@@ -148,10 +140,9 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     shape = ", ".join(["frames", *map(str, spec["item_shape"])])
     say(document["path"])
     utterances, shards = counted(document["utterances"], "utterance"), counted(document["shards"], "shard")
-    say(
-        f"  {utterances}, {hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of features in "
-        f"{shards}, {megabytes(document['bytes_on_disk'])} on disk in all; {document['failed']:,} failed"
-    )
+    amount = f"{hours(document['audio_seconds'])} of audio, {megabytes(document['bytes'])} of features in {shards}"
+    on_disk = f"{megabytes(document['bytes_on_disk'])} on disk in all"
+    say(f"  {utterances}, {amount}, {on_disk}; {document['failed']:,} failed")
     if document["first_run"]:
         say(f"  first run {_date(document['first_run'])}, last run {_date(document['last_run'])}")
     if document["distinction"]:
@@ -159,8 +150,7 @@ def _print(document: dict[str, Any], failures: bool) -> None:
     if name := document["original_name"]:
         say(f"  this folder is a copy of {name}, or was renamed: extract adds to a version only under that name")
     if replaced := document["replaced"]:
-        older = counted(replaced, "older item")
-        say(f"  among these, {older} of utterances that were extracted again: not read, but not removed")
+        say(f"  among these, {counted(replaced, 'older item')} of utterances extracted again: not read, but kept")
     for tag in document["tags"]:
         told = tag["fault"] or f"{counted(tag['utterances'], 'utterance')}, {_date(tag['made'])}"
         say(f"  tag {tag['name']}: {told}")

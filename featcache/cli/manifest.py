@@ -21,11 +21,7 @@ _LOOKING_THREADS = 4
 
 
 @click.command(short_help="Convert a manifest from any format to CSV, JSONL, Parquet, NeMo's or Lhotse's.")
-@click.option(
-    "--to",
-    metavar="NAME",
-    help="Its format: csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix: csv, jsonl or parquet]",
-)
+@click.option("--to", metavar="NAME", help="csv, jsonl, parquet, nemo or lhotse (cuts).  [default: by FILE's suffix]")
 @options.manifest_argument
 @options.output_file("The new manifest; - is standard output.", required=True)
 @options.root()

@@ -116,14 +116,15 @@ version_location = click.argument("path", metavar="CACHE[/VERSION]", type=LOCATI
 """One version (by its place or its config's name), or a whole cache."""
 
 
-def flag(name: str, meaning: str) -> Decorator:
+def flag(name: str, meaning: str, **settings: Any) -> Decorator:
     """An option that is given or not."""
-    return click.option(name, is_flag=True, help=meaning)
+    return click.option(name, is_flag=True, help=meaning, **settings)
 
 
-def number(name: str, meaning: str, least: int = 1, **settings: Any) -> Decorator:
-    """An option that takes a whole number of at least `least`; `settings` are click's, here and below."""
-    return click.option(name, type=click.IntRange(min=least), metavar="N", help=meaning, **settings)
+def number(name: str, meaning: str, default: int | None = None) -> Decorator:
+    """An option that takes a whole number of at least 1, or of 0 if that is the default."""
+    least = click.IntRange(min=0 if default == 0 else 1)
+    return click.option(name, type=least, default=default, show_default=True, metavar="N", help=meaning)
 
 
 force = flag("--force", "Replace FILE if it exists.")
@@ -134,10 +135,12 @@ READING = ("root", "format", "values", "allow_commands", "allow_queries")
 """What a command is given that are arguments of `read_manifest`."""
 
 _OF_MANIFEST = "What stands for a placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
-_OF_CONFIGS = (
-    "A key of the config, or of each config: params.num_mel_bins=40; the value is YAML. Any other NAME is a "
-    "placeholder in a table of SpeechBrain's: data_root=/corpora/librispeech."
-)
+_OF_CONFIGS = "A config's key, its value in YAML: params.low_freq=0. Or SpeechBrain's placeholder: data_root=/corpora."
+
+
+def config(name: str, meaning: str, **settings: Any) -> Decorator:
+    """`-c`, `--config`; `settings` are click's, here and below."""
+    return click.option("-c", "--config", name, type=CONFIG, metavar="CONFIG", help=meaning, **settings)
 
 
 def manifest(meaning: str, **settings: Any) -> Decorator:
@@ -189,21 +192,12 @@ def _values(context: click.Context, parameter: click.Parameter, given: tuple[str
     return values
 
 
-_FORMAT = click.option(
-    "--format",
-    metavar="NAME",
-    help="The MANIFEST's format, where several fit: folder, kaldi, nemo, lhotse, audiofolder, speechbrain … "
-    "(docs/manifest.md).  [default: recognised]",
-)
-_ALLOW_COMMANDS = flag(
-    "--allow-commands",
-    "Run the commands in the MANIFEST, as those of Kaldi's wav.scp: paths that end in |. They may do whatever you may.",
-)
-_ALLOW_QUERIES = flag(
-    "--allow-queries",
-    "Take URLs in the MANIFEST that have a query or a fragment (?id=7). They are stored and shown, so they must "
-    "give access to nothing.",
-)
+_FORMATS = "The MANIFEST's format, if several fit: kaldi, nemo, lhotse … (docs/manifest.md).  [default: recognised]"
+_FORMAT = click.option("--format", metavar="NAME", help=_FORMATS)
+_COMMANDS = "Run the MANIFEST's commands: paths that end in |, as in Kaldi's wav.scp. They may do whatever you may."
+_ALLOW_COMMANDS = flag("--allow-commands", _COMMANDS)
+_QUERIES = "Take URLs with a query or a fragment (?id=7). They are stored and shown: they must give access to nothing."
+_ALLOW_QUERIES = flag("--allow-queries", _QUERIES)
 
 
 def device(meaning: str = "cpu, cuda, cuda:1 …") -> Decorator:
@@ -247,14 +241,8 @@ def _allow_remote_code(context: click.Context, parameter: click.Parameter, value
         allow_remote_code()
 
 
-trust_remote_code = click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    expose_value=False,
-    callback=_allow_remote_code,
-    help="Run Python code that comes with a model's weights, and import extractors that a cache names and no installed "
-    "package registers. Without this option, they are refused.",
-)
+_REMOTE_CODE = "Run code that comes with weights, and import extractors that a cache names and no package registers."
+trust_remote_code = flag("--trust-remote-code", _REMOTE_CODE, expose_value=False, callback=_allow_remote_code)
 
 
 def read_manifest(source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), **options: Any) -> Manifest:

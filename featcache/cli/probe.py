@@ -23,31 +23,15 @@ _NEAR = 16
 @click.command(short_help="Measure how batching and precision change a config's values.")
 @click.argument("config", type=options.CONFIG)
 @options.manifest_argument
-@options.cache(
-    "Save the result with the config's version in this cache, created if missing; `featcache extract` then uses it."
-    "  [default: ./features, if it has the version]"
-)
+@options.cache("Save the result in this cache, for `featcache extract`.  [default: ./features, if it has the version]")
 @options.root()
 @options.manifest_and_config_keys
 @options.device()
 @options.threads("[default: every core; on the CPU at most 8]")
-@options.number(
-    "--utterances",
-    "Number of utterances to measure with, from the shortest to the longest; the first 30 s of each.",
-    default=32,
-    show_default=True,
-)
+@options.number("--utterances", "Measure with N, from the shortest to the longest; the first 30 s of each.", 32)
 @options.trust_remote_code
 @options.as_json()
-def probe(
-    config: str,
-    manifest: str,
-    cache: Location | None,
-    device: str | None,
-    threads: int | None,
-    utterances: int,
-    **reading: Any,
-) -> None:
+def probe(config: str, manifest: str, cache: Location | None, utterances: int, **reading: Any) -> None:
     """Measure, on this device, how batching and precision change the values of CONFIG, with some of the
     MANIFEST's utterances.
 
@@ -69,6 +53,7 @@ def probe(
     from featcache.version.records import write_probe
     from featcache.version.version import Version
 
+    device, threads = reading.pop("device"), reading.pop("threads")
     loaded = load_config(config, options.take_keys(reading))
     wanted = options.read_manifest(manifest, reading, loaded.keys, carry=False)
     for said in copying_notes(wanted):
@@ -91,11 +76,9 @@ def _print(result: Probe) -> None:
     values = counted(result.frames, "frame")
     if result.spec.codebook_sizes:
         values += f" of {len(result.spec.codebook_sizes)} codes"
-    say(
-        f"{result.config}: {counted(result.utterances, 'utterance')} of {result.shortest:.2f} to "
-        f"{result.longest:.2f} s, {result.seconds:.1f} s in all, {values}; on {result.device}, "
-        f"{counted(result.threads, 'thread')}"
-    )
+    sample = f"{counted(result.utterances, 'utterance')} of {result.shortest:.2f} to {result.longest:.2f} s"
+    where = f"{result.device}, {counted(result.threads, 'thread')}"
+    say(f"{result.config}: {sample}, {result.seconds:.1f} s in all, {values}; on {where}")
     for fault in result.skipped:
         say(f"skipped: {fault}")
     if result.rounding:
@@ -110,20 +93,15 @@ def _print(result: Probe) -> None:
     say(f"shares of {shares}; largest: the largest difference of a frame, relative to its norm")
     say("disturbed: frames that batching changes by more than rounding, whether or not a code changes")
     if any(measured.policy == "equal_length" for measured in result.measured):
-        say(
-            "equal_length batches are only as full as the sample has utterances of equal length; padded batches are "
-            "full"
-        )
+        say("equal_length batches are only as full as the sample has utterances of one length; padded ones are full")
     if batched := [measured.repeatable for measured in result.measured if measured.repeatable is not None]:
         say(f"bit-identical whatever the neighbours: {'yes' if all(batched) else 'no'}")
     if (chunks := result.chunks) is not None:
         promise = "exact" if chunks.exact else "not exact"
         found = "no utterance of the sample is longer than a chunk"
         if chunks.utterances:
-            found = (
-                f"of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole clip, "
-                f"{_percent(chunks.mismatch)} by more than rounding"
-            )
+            found = f"of {chunks.utterances:,} utterances, {_percent(chunks.differing)} differs from the whole clip"
+            found += f", {_percent(chunks.mismatch)} by more than rounding"
         say(f"chunks: {promise} by the model's receptive field; {found}")
     say(describe_fastest(result.document()["fastest"]))
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = "finishing and committing what is under way (once more to stop at once, and lose it)"
 
 
 @contextmanager
@@ -49,12 +50,9 @@ def standard_streams() -> Iterator[None]:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     before = sys.stderr
     if before is None or before is sys.__stderr__:
-        sys.stderr = io.TextIOWrapper(
-            io.BufferedWriter(MessageFile(2, "w", closefd=False)),
-            before.encoding if before else "utf-8",
-            "backslashreplace",
-            line_buffering=True,
-        )
+        messages = io.BufferedWriter(MessageFile(2, "w", closefd=False))
+        encoding = before.encoding if before else "utf-8"
+        sys.stderr = io.TextIOWrapper(messages, encoding, "backslashreplace", line_buffering=True)
     try:
         yield
     finally:
@@ -74,13 +72,9 @@ def stdout_for_results() -> Iterator[None]:
         return
     stream.flush()
     copy = os.dup(1)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(copy, "w", closefd=False)),
-        stream.encoding,
-        stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+    results = io.BufferedWriter(io.FileIO(copy, "w", closefd=False))
+    buffering = stream.line_buffering, stream.write_through
+    sys.stdout = io.TextIOWrapper(results, stream.encoding, stream.errors, None, *buffering)
     os.dup2(2, 1)
     try:
         yield
@@ -110,9 +104,7 @@ def progress_bar(total: float | None, unit: str, **settings: Any) -> tqdm[Never]
 
 @contextmanager
 def stoppable(
-    at_once: Callable[[], object] = lambda: None,
-    stop: threading.Event | None = None,
-    ending: str = "finishing and committing what is under way (once more to stop at once, and lose it)",
+    at_once: Callable[[], object] = lambda: None, stop: threading.Event | None = None, ending: str = _ENDING
 ) -> Iterator[threading.Event]:
     """Yield an event that the first of the signals sets, which says how the command is `ending`; a second one calls
     `at_once`, and ends the process."""

@@ -71,10 +71,8 @@ def _say(version: Repaired) -> int:
         shards, kept = counted(len(version.removed), "damaged shard"), counted(version.kept, "utterance")
         say(f"{version.path}: {shards}: {kept} kept, {version.extracted:,} extracted again")
     for folder, fingerprint in version.aside.items():
-        say(
-            f"{version.path}: set aside {folder}: this shard belongs to the version {fingerprint[:12]}, which "
-            "has no sound one of its name in this cache: move it there, into shards, or remove it"
-        )
+        owner = f"the version {fingerprint[:12]}, which has no sound one of its name in this cache"
+        say(f"{version.path}: set aside {folder}, a shard of {owner}: move it there, into shards, or remove it")
     if tags := version.broken_tags:
         are = "tag is" if len(tags) == 1 else "tags are"
         say(f"{version.path}: the {are} no longer whole: {listing(tags)}: featcache verify says why")

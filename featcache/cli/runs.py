@@ -94,11 +94,12 @@ class Display:
         """The line of `--progress json`: shares and speeds of stages since the line before; at the end, of it all."""
         done, elapsed = progress.computed_seconds, now - self._started
         speed = done / elapsed if elapsed else 0.0
-        done_before, stages_before = (0.0, {}) if is_end else self._told
+        before, stages_before = (0.0, {}) if is_end else self._told
         self._told = (done, dict(progress.stages))
         spent = {stage: seconds - stages_before.get(stage, 0.0) for stage, seconds in self._told[1].items()}
         total = sum(spent.values())
         stages = {stage: round(seconds / total, 4) for stage, seconds in spent.items()} if total else {}
+        speeds = {stage: round((done - before) / took, 1) for stage, took in spent.items() if took and stage != "wait"}
         return {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "is_end": is_end,
@@ -110,11 +111,7 @@ class Display:
             "failed": sum([*progress.failures.values()]),
             "shards": progress.shards,
             "stages": stages,
-            "stages_times_real_time": {
-                stage: round((done - done_before) / seconds, 1)
-                for stage, seconds in spent.items()
-                if seconds and stage != "wait"
-            },
+            "stages_times_real_time": speeds,
             "bottleneck": max(stages, key=stages.__getitem__) if stages else None,
         }
 
@@ -159,12 +156,12 @@ def say_plan(plan: ExtractionPlan) -> dict[str, Any]:
         for version in plan.versions
     ]
     for row in versions:
-        changed = f", {row['changed']:,} of them changed" if row["changed"] else ""
-        amount = f": about {hours(row['audio_seconds'])} of audio, {megabytes(row['bytes'])} of features"
-        say(
-            f"{row['path']}: {row['missing']:,} of {counted(row['utterances'], 'utterance')} to extract{changed}"
-            f"{amount if row['missing'] else ''}; {row['present']:,} are there, {row['failed']:,} have failed before"
-        )
+        left = f"{row['missing']:,} of {counted(row['utterances'], 'utterance')} to extract"
+        if row["changed"]:
+            left += f", {row['changed']:,} of them changed"
+        if row["missing"]:
+            left += f": about {hours(row['audio_seconds'])} of audio, {megabytes(row['bytes'])} of features"
+        say(f"{row['path']}: {left}; {row['present']:,} are there, {row['failed']:,} have failed before")
         if row["failed_before"]:
             say(f"  {not_tried_again(row['failed_before'])}")
     return {"dry_run": True, "versions": versions}
@@ -179,10 +176,8 @@ def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
         span[name] = None if None in ends else sum(ends)
     for trial in trials:
         failed = f"; {counted(trial.failed, 'utterance')} of it failed" if trial.failed else ""
-        say(
-            f"a trial of {', '.join(trial.versions)} on {_devices(trial)}: {hours(trial.audio_seconds)} of audio, "
-            f"drawn at random, in {trial.elapsed_seconds:.1f} s: {trial.times_real_time:,.0f} × real time{failed}"
-        )
+        audio = f"{hours(trial.audio_seconds)} of audio, drawn at random,"
+        say(f"a trial of {', '.join(trial.versions)}: {audio} {_speed(trial)}{failed}")
     if math.isnan(seconds):
         say("nothing of the sample was extracted, so nobody can say how long all of it would take")
     elif trials:
@@ -192,9 +187,10 @@ def say_trial(trials: Sequence[Trial]) -> dict[str, Any]:
     return {"tried": [asdict(trial) for trial in trials], "expected_seconds": seconds, **span}
 
 
-def _devices(run: Summary | Trial) -> str:
+def _speed(run: Summary | Trial) -> str:
     devices = f"{run.processes} × {run.device}" if run.processes > 1 else run.device
-    return f"{devices}, {counted(run.threads, 'thread')}"
+    speed = f"{run.elapsed_seconds:.1f} s: {run.times_real_time:,.0f} × real time"
+    return f"in {speed} on {devices}, {counted(run.threads, 'thread')}"
 
 
 def say_summary(summary: Summary, where: str) -> int:
@@ -219,11 +215,8 @@ def say_summary(summary: Summary, where: str) -> int:
         say(f"failures: {_by_reason(summary.failed_by_reason)}")
     if summary.stages and summary.audio_seconds:
         with_copies = any(version.utterances != summary.utterances for version in summary.versions)
-        say(
-            f"{hours(summary.audio_seconds)} of audio{', with its copies,' if with_copies else ''} in "
-            f"{summary.elapsed_seconds:.1f} s: {summary.times_real_time:,.0f} × real time on "
-            f"{_devices(summary)}"
-        )
+        copies = ", with its copies," if with_copies else ""
+        say(f"{hours(summary.audio_seconds)} of audio{copies} {_speed(summary)}")
         if summary.elapsed_seconds >= _TELLING_SECONDS:
             _print_stages(summary)
     if with_failures := [version.path for version in summary.versions if version.failed and not printing.as_json]:
@@ -256,10 +249,8 @@ def _outcome(version: VersionSummary, interrupted: bool) -> str:
             return "nothing to do: this partition has no utterances"
         return f"nothing to do: {count_are(version.utterances, 'utterance')} already there"
     size = f" ({megabytes(version.num_bytes)})" if version.extracted else ""
-    return (
-        f"{counted(version.utterances, 'utterance')}: {version.extracted:,} extracted{size}, "
-        f"{version.present:,} already there, {version.failed:,} failed"
-    )
+    extracted = f"{counted(version.utterances, 'utterance')}: {version.extracted:,} extracted{size}"
+    return f"{extracted}, {version.present:,} already there, {version.failed:,} failed"
 
 
 def not_tried_again(failed: Mapping[str, int]) -> str:
@@ -277,10 +268,9 @@ def _print_stages(summary: Summary) -> None:
     """Print where the time went, and what would make the slowest stage faster."""
     on_cpu = summary.device == "cpu"
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in summary.stages.items() if share >= 0.005)
-    busy = ""
-    if on_cpu:  # on a GPU, some more threads than the budget wait for it
-        threads = summary.stages[summary.bottleneck] * summary.threads
-        busy = f", {threads:.1f} of {counted(summary.threads, 'thread')}"
+    threads = summary.stages[summary.bottleneck] * summary.threads
+    # On a GPU, some more threads than the budget wait for it.
+    busy = f", {threads:.1f} of {counted(summary.threads, 'thread')}" if on_cpu else ""
     has_other_rates = summary.upsampled or summary.downsampled
     remedy = {
         "decode": "more threads, or a faster disk",

@@ -84,12 +84,9 @@ def _document(version: Version, utterance: str) -> dict[str, Any]:
     document = {**describe_origin(version, utterance), **_summary(features)}
     if cache.spec.is_quantized:
         scale, _ = cache.quantization([utterance])[0]
-        document["quantized"] = {
-            "dtype": cache.spec.stored_dtype,
-            "smallest_scale": float(scale.min()),
-            "largest_scale": float(scale.max()),
-            "largest_error": float(scale.max()) / 2,
-        }
+        least, most = float(scale.min()), float(scale.max())
+        scales = {"smallest_scale": least, "largest_scale": most, "largest_error": most / 2}
+        document["quantized"] = {"dtype": cache.spec.stored_dtype, **scales}
     return document | {"side": {side.name: _summary(cache.side(side.name, utterance)) for side in cache.spec.outputs}}
 
 
@@ -137,9 +134,7 @@ def _summary(array: NDArray[Any]) -> dict[str, Any]:
 @click.command(short_help="Say why a config is another version, and why utterances would be extracted.")
 @version_or_corpus
 @click.argument("manifest", type=options.TEXT, required=False)
-@click.option(
-    "-c", "--config", type=options.CONFIG, required=True, metavar="CONFIG", help="A YAML file, or a packaged config."
-)
+@options.config("config", "A YAML file, or a packaged config.", required=True)
 @click.option("--id", "utterance", metavar="ID", help="Say where this utterance's features came from.")
 @options.root()
 @options.manifest_and_config_keys
@@ -147,15 +142,7 @@ def _summary(array: NDArray[Any]) -> dict[str, Any]:
 @options.flag("--check-sources", "As `featcache extract` would do it with this option.")
 @options.trust_remote_code
 @options.as_json("Print the result as one JSON document, with all ids.")
-def why(
-    path: Location,
-    manifest: str | None,
-    config: str,
-    utterance: str | None,
-    retry_failed: bool,
-    check_sources: bool,
-    **reading: Any,
-) -> None:
+def why(path: Location, manifest: str | None, config: str, utterance: str | None, **chosen: Any) -> None:
     """Say how CONFIG differs from the versions in the cache: in which keys, in the extractor's revision, or in the
     content of its weights. With a MANIFEST, say which utterances `featcache extract` would extract, and why: they are
     new, their rows or files have changed, or they have failed before. Nothing is extracted or written.
@@ -175,6 +162,7 @@ def why(
     from featcache.extraction.plan import plan_extraction
     from featcache.version.selection import select_versions
 
+    reading = {name: chosen.pop(name) for name in options.READING}
     loaded = load_config(config, options.take_keys(reading))
     fingerprint = loaded.fingerprint()
     if manifest is None:
@@ -198,8 +186,8 @@ def why(
     if manifest is not None:
         read = options.read_manifest(manifest, reading, loaded.keys, carry=False)
         # As `extract` would do it; `--replace` is taken as given.
-        chosen = Options(device="cpu", retry_failed=retry_failed, check_sources=check_sources, replace=True)
-        plan = plan_extraction(read, [loaded], versions[0].path.parent, chosen).versions[0]
+        run_options = Options(device="cpu", replace=True, **chosen)
+        plan = plan_extraction(read, [loaded], versions[0].path.parent, run_options).versions[0]
         causes = find_causes(plan)
         document["plan"] = {
             "path": str(plan.path),
@@ -212,7 +200,7 @@ def why(
         }
     if utterance is not None:
         own = [version for version in versions if version.info.fingerprint == fingerprint]
-        document["utterance"] = _describe_utterance(utterance, own or versions, plan, causes)
+        document["utterance"] = _trace(utterance, own or versions, plan, causes)
     _print_why(document, causes)
     if plan is not None and printing.as_json:
         document["plan"]["causes"] = [
@@ -222,9 +210,7 @@ def why(
     say_json(document)
 
 
-def _describe_utterance(
-    utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]
-) -> dict[str, Any]:
+def _trace(utterance: str, versions: list[Version], plan: VersionPlan | None, causes: list[Cause]) -> dict[str, Any]:
     """Its row in the plan's manifest, and where each version that has it has it from."""
     from featcache.version.join import describe_origin
 

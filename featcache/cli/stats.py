@@ -25,9 +25,7 @@ _SHOWN = 20
 @options.version_location
 @options.manifest("Count only the utterances of this manifest.")
 @options.manifest_format
-@click.option(
-    "--by", metavar="COLUMN", help="Also compute statistics for each value of this manifest column, such as speaker."
-)
+@click.option("--by", metavar="COLUMN", help="Also for each value of this column of the manifest, such as speaker.")
 @options.output_file("Save the statistics to FILE, such as fbank80.cmvn.npz, for featcache.Cmvn.")
 @options.force
 @options.threads("[default: every core, at most 8]", default=options.all_cores)
@@ -58,8 +56,7 @@ def stats(
         options.refuse_output(output, force)
     corpus: Cache | None = None
     if corpus_of(path) is not None:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             corpus = featcache.open(str(path))
         for warning in caught:
             note(str(warning.message))
@@ -69,9 +66,7 @@ def stats(
         raise ArgumentError(f"{version.path}: holds codes, which have no mean: --by and -o are for features")
     if manifest is None and corpus is None:
         note_unfinished(version)
-    wanted = None
-    if manifest is not None:
-        wanted = options.read_manifest(manifest, reading, audio=False, carry=by is not None)
+    wanted = options.read_manifest(manifest, reading, audio=False, carry=by is not None) if manifest else None
 
     def compute() -> Usage | Stats:
         cache = corpus or Cache(version)
@@ -92,17 +87,15 @@ def stats(
 
 def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
     """Print mean and variance; returns them as JSON."""
-    frames, utterances = stats.group_frames.tolist(), stats.group_utterances.tolist()
+    frames = stats.group_frames.tolist()
+    groups = zip(stats.groups, stats.group_utterances.tolist(), frames, strict=True)
     for what, values in (("means", stats.mean), ("standard deviations", stats.std)):
         say(f"  {what} of the dimensions from {values.min():.6g} to {values.max():.6g}")
     if still := stats.still:
         say(f"  {len(still):,} of {stats.mean.size:,} dimensions hardly vary: {first_few(still, _SHOWN)}")
     if stats.by is not None:
-        fewest, most = frames.index(min(frames)), frames.index(max(frames))
-        say(
-            f"  {len(frames):,} groups by {stats.by}, from {frames[fewest]:,} frames ({stats.groups[fewest]}) to "
-            f"{frames[most]:,} ({stats.groups[most]})"
-        )
+        ends = [f"{count:,} frames ({stats.groups[frames.index(count)]})" for count in (min(frames), max(frames))]
+        say(f"  {len(frames):,} groups by {stats.by}, from {' to '.join(ends)}")
     say("  not saved; -o FILE saves them for featcache.Cmvn.load" if output is None else f"  saved to {output}")
     return {
         "output": None if output is None else str(output),
@@ -113,10 +106,7 @@ def _say_features(stats: Stats, output: Path | None) -> dict[str, Any]:
         "std": stats.std.tolist(),
         "still": stats.still,
         "by": stats.by,
-        "groups": [
-            {"name": name, "utterances": of_group, "frames": frames_of_group}
-            for name, of_group, frames_of_group in zip(stats.groups, utterances, frames, strict=True)
-        ],
+        "groups": [dict(zip(("name", "utterances", "frames"), group, strict=True)) for group in groups],
     }
 
 
@@ -125,10 +115,8 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
     books = zip(map(len, usage.counts), usage.used, usage.entropy, usage.perplexity, strict=True)
     codebooks = [dict(zip(("size", "used", "entropy", "perplexity"), book, strict=True)) for book in books]
     for number, book in enumerate(codebooks):
-        say(
-            f"  codebook {number}: {book['used']:,} of {book['size']:,} codes are used; entropy {book['entropy']:.2f} "
-            f"bits, perplexity {book['perplexity']:,.1f}"
-        )
+        used = f"{book['used']:,} of {book['size']:,} codes are used"
+        say(f"  codebook {number}: {used}; entropy {book['entropy']:.2f} bits, perplexity {book['perplexity']:,.1f}")
     head = {"fingerprint": usage.fingerprint, "utterances": usage.utterances, "frames": usage.frames}
     return {**head, "codebooks": codebooks}
 
@@ -139,23 +127,12 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
 @options.output_file("Where to write the centroids, such as units.safetensors.", required=True)
 @options.force
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random choices.")
-@options.number(
-    "--frames",
-    "Number of frames to fit to, drawn at random; each value of a frame takes 4 bytes of memory."
-    "  [default: 1000 per unit]",
-)
+@options.number("--frames", "Fit to N random frames; each value takes 4 bytes of memory.  [default: 1000 per unit]")
 @options.device()
-@options.threads("[default: every core, at most 8]")
+@options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.as_json()
 def fit_kmeans(
-    path: Location,
-    k: int,
-    output: Path,
-    force: bool,
-    seed: int,
-    frames: int | None,
-    device: str | None,
-    threads: int | None,
+    path: Location, k: int, output: Path, force: bool, seed: int, frames: int | None, device: str | None, threads: int
 ) -> None:
     """Fit k-means to the frames of a version, and write the centroids to a file: the `weights` of the extractor
     `units`.
@@ -180,9 +157,8 @@ def fit_kmeans(
     used = Device(device, threads)
     used.configure_torch()
     started = perf_counter()
-    codebook, fit = fit_version(
-        version, k, seed=seed, frames=frames, device=used.torch_device, threads=1 if used.is_cuda else used.threads
-    )
+    threads = 1 if used.is_cuda else used.threads
+    codebook, fit = fit_version(version, k, seed=seed, frames=frames, device=used.torch_device, threads=threads)
     write_file(output, codebook.to_bytes())
     document = {
         "path": str(version.path),
@@ -202,10 +178,8 @@ def fit_kmeans(
     }
     say_json(document)
     say(f"{output}: {k:,} units of {version.path}, {document['dimensions']:,} dimensions")
-    say(
-        f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; "
-        f"{fit.iterations} iterations in {document['elapsed_seconds']:.1f} s on {used.label}"
-    )
+    spent = f"{fit.iterations} iterations in {document['elapsed_seconds']:.1f} s on {used.label}"
+    say(f"  inertia {fit.inertia:.6g} per frame, over {document['frames']:,} frames; {spent}")
     say(f"  frames in a cluster: {document['smallest']:,} to {document['largest']:,}; {document['empty']:,} are empty")
     if document["empty"]:
         advise("there are fewer distinct frames than units: choose a smaller -k")

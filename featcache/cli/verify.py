@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from featcache.version.version import Version
 
 _SHOWN = 20
+_SOURCES = "Also compare audio files, by size and mtime (stat, the default) or content; at URLs, those of --manifest."
 
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
@@ -33,29 +34,13 @@ _SHOWN = 20
 @options.root("that of the run that extracted each utterance")
 @options.manifest_format
 @click.option("--data/--no-data", default=True, help="Read every byte of the features; --no-data is a quick check.")
-@click.option(
-    "--sources",
-    type=click.Choice(["stat", "content"]),
-    is_flag=False,
-    flag_value="stat",
-    help="Also compare the audio files with what they were when they were extracted: by size and mtime (stat, "
-    "the default), or by a hash of every byte. Files at URLs are asked for only if --manifest names them.",
-)
-@options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", least=0, default=0)
+@click.option("--sources", type=click.Choice(["stat", "content"]), is_flag=False, flag_value="stat", help=_SOURCES)
+@options.number("--recompute", "Re-extract N random utterances, each alone, and compare.", 0)
 @options.device("For --recompute.")
 @options.threads("[default: every core, at most 8]", default=options.all_cores)
 @options.trust_remote_code
 @options.as_json()
-def verify(
-    path: Location,
-    manifest: str | None,
-    data: bool,
-    sources: str | None,
-    recompute: int,
-    device: str | None,
-    threads: int,
-    **reading: Any,
-) -> int:
+def verify(path: Location, manifest: str | None, data: bool, sources: str | None, recompute: int, **chosen: Any) -> int:
     """Check all versions of a cache, or one: structure, metadata, offsets, the checksum of every
     utterance, non-finite values, frame counts, duplicate ids, shards of other versions; whether utterances are
     missing that a manifest wants; and the records of what is wanted and has failed.
@@ -79,8 +64,8 @@ def verify(
     from featcache.version.tags import at_tag
     from featcache.version.version import Version
 
-    wanted = options.read_manifest(manifest, reading, carry=False) if manifest else None
-    root = reading["root"]
+    device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
+    wanted = options.read_manifest(manifest, chosen, carry=False) if manifest else None
     files = SourceCheck(sources == "content", root, CallersUrls(wanted))
     compared = None if sources is None else files
     found: list[Report] = []

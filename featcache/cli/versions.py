@@ -120,10 +120,9 @@ def copy(path: Location, to: Location, threads: int) -> int:
 
 
 def _print(result: Copied) -> None:
-    say(
-        f"{result.path}: {counted(result.copied, 'shard')} copied, {megabytes(result.num_bytes)}; "
-        f"{counted(result.there, 'shard was', 'shards were')} there; {counted(result.records, 'other file')} copied"
-    )
+    copied = f"{counted(result.copied, 'shard')} copied, {megabytes(result.num_bytes)}"
+    there = counted(result.there, "shard was", "shards were")
+    say(f"{result.path}: {copied}; {there} there; {counted(result.records, 'other file')} copied")
     if result.others:
         say(f"  {count_are(result.others, 'shard')} there that {result.source} does not have")
     say_problems(result.problems)

@@ -72,7 +72,7 @@ def test_rows_that_changed_are_extracted_again(cli, plain, cache, scratch):
     assert extracted(cli(*job, cache, "--json")) == 4
     after = items(cache)
     assert {name for name in after if after[name] != before[name]} == {*plain.ids[:3]}  # that channel is the only one
-    assert "4 older items of utterances that were extracted again: not read, but not removed" in cli("info", cache).out
+    assert "4 older items of utterances extracted again: not read, but kept" in cli("info", cache).out
     assert cli(*job, scratch / "fresh").code == 0
     assert after == items(scratch / "fresh")
     report = check(cache, manifest=read_manifest(changed))
