@@ -86,7 +86,7 @@ def open(  # noqa: A001
     else:
         from featcache.version.tags import at_tag
 
-        made = select_configured(location, name, config.name, config.fingerprint(), config.resolved())
+        made = select_configured(location, name, config.fingerprint(), config.resolved())
         version = at_tag(made, tag)
     cache = Cache(version, check=check, tiers=tiers)
     for run in find_lacking(version, cache.index):

@@ -83,13 +83,9 @@ def gone_parts(corpus: Location, parts: Collection[Part]) -> dict[str, str]:
     if not gone:
         return {}
     others = [name for name in store.names("") if name not in names and version_names(corpus / name)]
-    are = f"{listing(others)} {'is' if len(others) == 1 else 'are'} no part of it: if it was" if others else ""
     again = "`featcache extract` with its manifest makes it again (or of a copy, the same `featcache copy`)"
-    return {
-        name: f"{corpus}: the folder of its part {name} is not there; "
-        + (f"{are} {name}, rename it back" if are else again)
-        for name in gone
-    }
+    remedy = f"if it was renamed to {listing(others)}, rename it back" if others else again
+    return {name: f"{corpus}: the folder of its part {name} is not there; {remedy}" for name in gone}
 
 
 def read_parts(corpus: Location, names: Sequence[str] | None = None) -> list[Part]:
@@ -109,9 +105,8 @@ def _read_part(store: Store, name: str) -> Part:
         if part.name != name:
             raise DamagedError(f"{where}: damaged: it is the part {part.name[:200]!r}")
     except DamagedError as error:
-        raise DamagedError(
-            f"{error.what}; remove it, and run `featcache extract` with all manifests: what is there stays"
-        ) from error
+        remedy = "remove it, and run `featcache extract` with all manifests: what is there stays"
+        raise DamagedError(f"{error.what}; {remedy}") from error
     return part
 
 
@@ -167,15 +162,10 @@ def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:
             raise ArgumentError("-: standard input is one manifest, and the parts of a corpus are named after files")
         name = part_name(manifest)
         if not re.fullmatch(_PART_NAME, name) or name == PARTS:
-            raise ArgumentError(
-                f"{manifest}: {name!r} cannot name a part: give the manifest another name, which does not begin with a "
-                "dot, has no control characters, and has at most 200 characters"
-            )
+            rule = "no dot at its beginning, no control characters, at most 200 characters"
+            raise ArgumentError(f"{manifest}: {name!r} cannot name a part: give the manifest another name: {rule}")
         if parts.setdefault(name, manifest).absolute() != manifest.absolute():
-            raise ArgumentError(
-                f"{parts[name]} and {manifest} would both be the part {name}: parts are named after their manifests, "
-                "so rename one"
-            )
+            raise ArgumentError(f"{parts[name]} and {manifest} would both be the part {name}: rename one of them")
     return dict(sorted(parts.items()))
 
 

@@ -57,7 +57,7 @@ class InFlight:
 
     def __init__(self, runs: Sequence[tuple[Version, str]], workers: int) -> None:
         self._folders = [version.store.desk / run for version, run in runs]
-        self._workers = workers
+        self._names = [f"{_MARK}{worker}" for worker in range(workers)]
         self._is_kept = False
 
     def __enter__(self) -> InFlight:
@@ -66,10 +66,8 @@ class InFlight:
                 for folder in self._folders:
                     opened.enter_context(hold_folder(folder))
                 opened.callback(self._forget)
-                self._files = [
-                    [opened.enter_context(FileIO(folder / f"{_MARK}{worker}", "w")) for folder in self._folders]
-                    for worker in range(self._workers)
-                ]
+                marks = ([folder / name for folder in self._folders] for name in self._names)
+                self._files = [[opened.enter_context(FileIO(mark, "w")) for mark in of_worker] for of_worker in marks]
                 if not faulthandler.is_enabled():  # else somebody else has asked to be told
                     faulthandler.enable(opened.enter_context(FileIO(self._folders[0] / _CRASH, "w")))
                     opened.callback(faulthandler.disable)

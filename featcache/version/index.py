@@ -8,10 +8,9 @@ highest of some generations is the highest of their highest."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -78,13 +77,7 @@ class Index:
 
     `shard`, `item`, `first_frame`, `num_frames`, `generation` and `row_hash` are columns, integers `[items]`."""
 
-    def __init__(
-        self,
-        shards: Sequence[ShardSummary],
-        makers: Sequence[Maker],
-        table: Table,
-        complete: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, shards: list[ShardSummary], makers: list[Maker], table: Table, complete: dict[str, int]) -> None:
         self.summaries = shards
         self.makers = makers
         self.shards = [shard.name for shard in shards]
@@ -166,12 +159,8 @@ def _read_index(version: Version, name: str) -> Index | None:
     except (FileNotFoundError, DamagedError):
         return None
     index = Index(info.shards, info.makers, table, info.complete)
-    leads_out = len(index) and (
-        table["shard"].max() >= len(index.shards)
-        or table["by_id_hash"].max() >= len(index)
-        or table["num_frames"].min() < 1
-        or max(table["first_frame"].max(), table["num_frames"].max()) > 1 << 48
-    )
+    most = {"shard": len(index.shards) - 1, "by_id_hash": len(index) - 1, "first_frame": 1 << 48, "num_frames": 1 << 48}
+    leads_out = len(index) and (table["num_frames"].min() < 1 or any(table[name].max() > most[name] for name in most))
     makers = max((shard.made_by for shard in info.shards), default=-1)
     if leads_out or makers >= len(info.makers) or not rise(table.offsets("id"), 0, table.text.size):
         return None
@@ -217,7 +206,7 @@ def build_index(version: Version) -> Index:
     return index_of(in_parallel(version.shard, sorted(names.difference(older.shards))), older)
 
 
-_NO_ITEMS = Index([], [], Table(np.zeros((len(COLUMNS), 1), np.uint64), np.empty(0, np.uint8), COLUMNS.items()))
+_NO_ITEMS = Index([], [], Table(np.zeros((len(COLUMNS), 1), np.uint64), np.empty(0, np.uint8), COLUMNS.items()), {})
 
 
 def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
@@ -272,7 +261,7 @@ def index_of(new: Sequence[Shard], older: Index = _NO_ITEMS) -> Index:
     table = Table(matrix, ids.blob, COLUMNS.items())
     table.offsets("id")[:] = ids.offsets
     table["by_id_hash"][:], table["sorted_id_hash"][:] = by_id, id_hash[by_id]
-    return Index(summaries, [*makers], table)
+    return Index(summaries, [*makers], table, {})
 
 
 def _summary_of(shard: Shard) -> tuple[ShardSummary, Maker]:
@@ -298,12 +287,9 @@ def write_index(index: Index, version: Version) -> None:
     from featcache.version.wanted import read_all_wanted
 
     store, name = version.store, index_name(version, index.shards)
-    document = {
-        "fingerprint": version.info.fingerprint,
-        "shards": msgspec.to_builtins(index.summaries),
-        "makers": msgspec.to_builtins(index.makers),
-        "complete": {one.name: one.checksum for one in read_all_wanted(version) if not one.lacks(index).any()},
-    }
+    complete = {one.name: one.checksum for one in read_all_wanted(version) if not one.lacks(index).any()}
+    told = msgspec.to_builtins({"shards": index.summaries, "makers": index.makers, "complete": complete})
+    document = {"fingerprint": version.info.fingerprint, **told}
     _, files = group_files(document, index.table, {}, 0, f"{version.path}/index/{name}")
     store.remove(f"index/{name}")
     store.publish(files, f"index/{name}")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,12 @@ from featcache.version.ledger import Failure, standing_failures
 from featcache.version.records import began, manifest_roots, read_run
 from featcache.version.version import Version
 
+Numbers: TypeAlias = NDArray[np.int64]
+_SizesOf: TypeAlias = Callable[[Sequence[AudioSource]], Sequence[int | None]]
+
 _FEW = 0.05
 
-_OF_EXTRACT = (
-    "give it its own cache with -o. If its features are to take the place of those there, --replace extracts them"
-)
+_REMEDY = "give it its own cache with -o. If its features are to take the place of those there, add --replace"
 
 _FILES_CHECKED = 256
 """The number of a manifest's files whose size and mtime are compared with those of the files that were extracted."""
@@ -76,7 +77,7 @@ class RowKeys:
 class RowStatus:
     """What a version holds and lacks of a manifest's rows."""
 
-    positions: NDArray[np.int64]
+    positions: Numbers
     """The position in the index of the item of each row's id, whatever it was made from, int64 `[rows]`; -1 if there is
     none."""
     present: NDArray[np.bool_]
@@ -131,12 +132,8 @@ def with_other_files(status: RowStatus, manifest: Manifest, version: Version, in
 
 
 def find_other_files(
-    manifest: Manifest,
-    status: RowStatus,
-    version: Version,
-    index: Index,
-    sizes_of: Callable[[Sequence[AudioSource]], Sequence[int | None]] = lambda sources: [None] * len(sources),
-) -> tuple[NDArray[np.int64], int]:
+    manifest: Manifest, status: RowStatus, version: Version, index: Index, sizes_of: _SizesOf | None = None
+) -> tuple[Numbers, int]:
     """Find the rows whose file is another than the one of the same path that their item was extracted from.
 
     A sample of the files is looked at; none if the version was extracted under the manifest's root. If a corpus was
@@ -160,11 +157,11 @@ def find_other_files(
     paths = [*manifest.paths.take(looked_at // copies)]
     files = [manifest.resolve(path) for path in paths]
     elsewhere = [file for file in files if not isinstance(file, Path)]
-    sizes = dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
+    sizes = {} if sizes_of is None else dict(zip(elsewhere, sizes_of(elsewhere), strict=True))
     other, compared = [], 0
     for row, path, here, (size, mtime_ns) in zip(looked_at.tolist(), paths, files, sources.tolist(), strict=True):
         if not isinstance(here, Path):
-            if sizes.get(here, size) not in (size, None):
+            if sizes.get(here) not in (size, None):
                 other.append(row)
             continue
         try:
@@ -186,9 +183,7 @@ def are_few(count: int, utterances: int) -> bool:
     return count <= max(1.0, _FEW * utterances)
 
 
-def refuse_paths(
-    manifest: Manifest, status: RowStatus, version: Version, index: Index, remedy: str = _OF_EXTRACT
-) -> None:
+def refuse_paths(manifest: Manifest, status: RowStatus, version: Version, index: Index, remedy: str = _REMEDY) -> None:
     """Refuse a manifest with other paths for the version's ids, which looks like another corpus.
 
     Args:
@@ -212,14 +207,12 @@ def refuse_paths(
     if are_few(count, utterances):
         return
     row, item = manifest[int(rows[0])], item_at(version, index, int(positions[0]))
-    raise ManifestError(
-        f"{manifest.source}: names other files for {count:,} of the {utterances:,} utterances in {version.path}, for "
-        f"example {row.id}: path {item.path} → {row.path}. If this is another corpus with the same ids, such as dev "
-        f"beside train, {remedy}"
-    )
+    what = f"names other files for {count:,} of the {utterances:,} utterances in {version.path}"
+    example = f"for example {row.id}: path {item.path} → {row.path}"
+    raise ManifestError(f"{manifest.source}: {what}, {example}. If this is another corpus with the same ids, {remedy}")
 
 
-def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def sources_of(version: Version, index: Index, positions: Numbers) -> Numbers:
     """The audio files of the items at some positions: size in bytes, and mtime in ns; int64 `[n, 2]`. Raises
     DamagedError if a shard is not what was written."""
     sources = np.empty((len(positions), 2), np.int64)
@@ -229,9 +222,7 @@ def sources_of(version: Version, index: Index, positions: NDArray[np.int64]) -> 
     return sources
 
 
-def by_shard(
-    version: Version, index: Index, positions: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.int64], Shard, NDArray[np.int64]]]:
+def by_shard(version: Version, index: Index, positions: Numbers) -> Iterator[tuple[Numbers, Shard, Numbers]]:
     """Each shard that has some of the items at these positions: which of `positions`, as numbers below n, rising; the
     shard; and the numbers of the items in it. Raises DamagedError if a shard is not what was written."""
     shards = index.shard[positions]
@@ -263,11 +254,9 @@ def describe_changed(manifest: Manifest, rows: RowKeys, version: Version, index:
     condition = " once what failed is mended" if failures else ""
     is_table = manifest.source.startswith("<")  # in memory, and not what a command takes
     again = "Extract these rows again" if is_table else f"`featcache extract {manifest.source} …` extracts them again"
-    return (
-        f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {version.path} has features of "
-        f"another row or file: {listing(rows.ids.take(changed))}; {item.id}: {what}. "
-        f"{again}{condition}; or give the manifest that they were extracted from"
-    )
+    held = f"{version.path} has features of another row or file: {listing(rows.ids.take(changed))}; {item.id}: {what}"
+    remedy = f"{again}{condition}; or give the manifest that they were extracted from"
+    return f"{manifest.source}: for {len(changed):,} of {len(rows.ids):,} utterances, {held}. {remedy}"
 
 
 def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> str:
@@ -283,8 +272,7 @@ def what_changed(item: Item, utterance: Utterance, failure: Failure | None) -> s
 
 def differences(old: Segment, new: Segment) -> str:
     """How a segment differs from an older one, value by value; empty if they are equal."""
-    names = [field.name for field in fields(Segment)]
-    pairs = [(name, getattr(old, name), getattr(new, name)) for name in names]
+    pairs = [(field.name, getattr(old, field.name), getattr(new, field.name)) for field in fields(Segment)]
     return ", ".join(f"{name} {_shown(was)} → {_shown(now)}" for name, was, now in pairs if was != now)
 
 
@@ -316,10 +304,8 @@ def missing_error(
         return MissingItemError(f"{ids[0]!r}: no such utterance in {where}{example}")
     reasons = Counter(failure.reason for failure in failed)
     why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-    return MissingItemError(
-        f"{len(ids):,} of {num_wanted:,} utterances are not in {where}: {listing(ids)}"
-        + (f"; {len(failed):,} of them failed in extraction ({why})" if failed else "")
-    )
+    known = f"; {len(failed):,} of them failed in extraction ({why})" if failed else ""
+    return MissingItemError(f"{len(ids):,} of {num_wanted:,} utterances are not in {where}: {listing(ids)}{known}")
 
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:

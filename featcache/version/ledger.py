@@ -89,11 +89,8 @@ def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
     positions = index.find(Strings.of(latest))
     generations = np.zeros(len(latest), np.int64)
     generations[positions >= 0] = index.generation[positions[positions >= 0]]
-    return {
-        failure.id: failure
-        for failure, generation in zip(latest.values(), generations.tolist(), strict=True)
-        if generation < failure.generation
-    }
+    extracted = dict(zip(latest, generations.tolist(), strict=True))
+    return {id_: failure for id_, failure in latest.items() if extracted[id_] < failure.generation}
 
 
 def rewrite_failures(version: Version, name: str, failures: Sequence[Failure]) -> None:

@@ -98,17 +98,11 @@ def failures_as_manifest(version: Version) -> Manifest:
     """The failures of a version that stand, as rows with the columns `reason` and `message`: those of a copy are of its
     utterance."""
     copies = copies_of(version.info.config)
-    rows = {
-        failure.id.removesuffix(copies.copy_of(failure.id).suffix): failure
-        for failure in standing_failures(version, open_index(version)).values()
-    }
-    return Manifest(
-        source=str(version.path),
-        root=Path.cwd(),
-        ids=Strings.of(rows),
-        **vars(SegmentColumns.of(rows.values())),
-        columns={name: Strings.of(getattr(row, name) for row in rows.values()) for name in ("reason", "message")},
-    )
+    failures = standing_failures(version, open_index(version))
+    rows = {id_.removesuffix(copies.copy_of(id_).suffix): failure for id_, failure in failures.items()}
+    columns = {name: Strings.of(getattr(row, name) for row in rows.values()) for name in ("reason", "message")}
+    segments = vars(SegmentColumns.of(rows.values()))
+    return Manifest(source=str(version.path), root=Path.cwd(), ids=Strings.of(rows), **segments, columns=columns)
 
 
 def began(run: str) -> datetime | None:

@@ -167,17 +167,15 @@ def select_version(cache: Location, name: str | None = None, tag: str | None = N
     raise _several([version.path for version in versions], split_tag(cache)[1] if tag is None else tag)
 
 
-def select_configured(
-    path: Location, name: str | None, config_name: str, fingerprint: str, resolved: dict[str, Any]
-) -> Version:
-    """The version in the cache (called `name`) that a config of this name and fingerprint makes.
+def select_configured(path: Location, name: str | None, fingerprint: str, resolved: dict[str, Any]) -> Version:
+    """The version in the cache (called `name`) that a config of this fingerprint makes.
 
     `resolved` is the config with every default filled in. Raises StoreError if there is none; says how the config of
     another one differs."""
-    wanted = f"{config_name}-{fingerprint[:12]}"
+    wanted = f"{resolved['name']}-{fingerprint[:12]}"
     versions = select_versions(path, name)
     fitting = [version for version in versions if version.info.fingerprint == fingerprint]
-    namesakes = [version for version in versions if version.info.name == config_name]
+    namesakes = [version for version in versions if version.info.name == resolved["name"]]
     if fitting:  # if there are several, only their names differ
         return next((version for version in fitting if version in namesakes), fitting[0])
     if not namesakes and len(versions) != 1:

@@ -35,10 +35,8 @@ def make_tag(version: Version, name: str, index: Index) -> Tag:
     """Give what is in a version now, which this is the index of, a name. Raises ArgumentError if it is no name for a
     tag, or there is one of that name; StoreError if it cannot be written, or there is nothing to name."""
     if not _NAME.fullmatch(name):
-        raise ArgumentError(
-            f"{name!r} is no name for a tag: it has letters, digits, `.`, `_` and `-`, at most 100, and begins with a "
-            "letter or digit"
-        )
+        rule = "letters, digits, `.`, `_` and `-`, at most 100, of which the first is a letter or digit"
+        raise ArgumentError(f"{name!r} is no name for a tag: {rule}")
     if name in tag_names(version):
         raise ArgumentError(f"{version.path}: has a tag {name} already, of what was there then: choose another name")
     if not len(index):

@@ -114,10 +114,8 @@ def read_info(data: bytes, path: Location) -> VersionInfo:
     if another featcache has written it; DamagedError if it is not what was written."""
     peek: _Peek = read_attributes(data, _Peek, path / "zarr.json", path)
     if peek.format == 1:
-        raise StoreError(
-            f"{path}: has format 1, which only development versions of featcache wrote: extract it again into another "
-            "folder"
-        )
+        what = "has format 1, which only development versions of featcache wrote"
+        raise StoreError(f"{path}: {what}: extract it again into another folder")
     if peek.format != FORMAT:
         raise StoreError(f"{path}: has format {peek.format}; this featcache reads format {FORMAT}: upgrade it")
     if (kind := peek.spec.get("kind", "frames")) != "frames":
@@ -228,13 +226,11 @@ class Version:
         try:
             return Shard(self.store, name, self.info.fingerprint, self.info.spec)
         except FileNotFoundError as error:
+            where = f"{self.path}/shards/{name}"
             if name in self.store.names("shards"):
-                raise DamagedError(
-                    f"{self.path}/shards/{name}/{MARK}: damaged: the file is missing", self.path
-                ) from error
-            raise ShardGoneError(
-                f"{self.path}/shards/{name}: is gone: a repair or prune has taken it away since: open the cache again"
-            ) from error
+                raise DamagedError(f"{where}/{MARK}: damaged: the file is missing", self.path) from error
+            what = "is gone: a repair or prune has taken it away since: open the cache again"
+            raise ShardGoneError(f"{where}: {what}") from error
 
     def reading(self, read: Callable[[], _T]) -> _T:
         """What `read` returns, which lists the shards and reads them. If one of them is taken away meanwhile, it is

@@ -7,10 +7,9 @@ manifests all of whose rows it has: so one that has moved, or has grown, leaves 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -32,6 +31,7 @@ _FIRST_LINE_BYTES = 4096
 """As many bytes have the first line of most files."""
 
 _ROW_BYTES = 24
+_AGAIN = "run the same `featcache extract` again (or of a copy, the same `featcache copy`)"
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -117,8 +117,8 @@ def name_of(manifest: str) -> str:
     return str(xxh3_64_hexdigest(manifest.encode(errors="backslashreplace")))
 
 
-def read_wanted(version: Version, name: str, complete: Mapping[str, int] = MappingProxyType({})) -> Wanted:
-    """A wanted set, by its name; none of its rows, if `complete` has their checksum by that name. Raises
+def read_wanted(version: Version, name: str, index: Index | None = None) -> Wanted:
+    """A wanted set, by its name; none of its rows, if an `index` is known to lack nothing of it. Raises
     FileNotFoundError if there is none; DamagedError if it is not what was written."""
     where = f"{version.path}/wanted/{name}"
     file = version.store.open(f"wanted/{name}", None)
@@ -128,7 +128,7 @@ def read_wanted(version: Version, name: str, complete: Mapping[str, int] = Mappi
             line = bytes(file.read_ranges([0], [min(file.num_bytes, at_most)])[0])
     line, _, _ = line.partition(b"\n")
     header, begin = parse(line, _Header, where), len(line) + 1
-    is_complete = complete.get(name) == header.crc32c
+    is_complete = index is not None and index.complete.get(name) == header.crc32c
     # Memory is asked for by what there is.
     if file.num_bytes == begin + header.rows * _ROW_BYTES and name_of(header.manifest) == name:
         wanted = Wanted(header.manifest, np.empty((3, 0 if is_complete else header.rows), "<u8"), {*header.instead_of})
@@ -138,15 +138,13 @@ def read_wanted(version: Version, name: str, complete: Mapping[str, int] = Mappi
     raise DamagedError(f"{where}: damaged: it is not what was written")
 
 
-def read_all_wanted(
-    version: Version, damaged: list[str] | None = None, complete: Mapping[str, int] = MappingProxyType({})
-) -> Iterator[Wanted]:
+def read_all_wanted(version: Version, damaged: list[str] | None = None, index: Index | None = None) -> Iterator[Wanted]:
     """All wanted sets that are not damaged, as `read_wanted` reads them. The others are passed over, and named in
     `damaged`."""
     for name in version.store.names("wanted"):
         try:
             with suppress(FileNotFoundError):  # a run has taken it away since
-                yield read_wanted(version, name, complete)
+                yield read_wanted(version, name, index)
         except DamagedError as error:
             if damaged is not None:
                 damaged.append(str(error))
@@ -167,10 +165,8 @@ def find_missing(
     """What an index lacks of each wanted set, with these failures in the ledger: the numbers of the rows that have
     neither an item nor a failure that stands, int64 `[n]`; and those failures of its rows that stand."""
     ids, rows = Strings.of(failure.id for failure in failures).hashes(), SegmentColumns.of(failures).hashes()
-    by_key = {
-        (id_hash, row_hash, failure.generation): failure
-        for id_hash, row_hash, failure in zip(ids.tolist(), rows.tolist(), failures, strict=True)
-    }
+    keys = zip(ids.tolist(), rows.tolist(), (failure.generation for failure in failures), strict=True)
+    by_key = dict(zip(keys, failures, strict=True))
     for one in wanted:
         numbers, standing = np.flatnonzero(one.lacks(index)), list[Failure]()
         if failures:  # else 10^7 rows would be looked up for nothing
@@ -196,11 +192,8 @@ class Unfinished:
 
     def __str__(self) -> str:
         failed = f", {self.failed:,} failed" if self.failed else ""
-        return (
-            f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are missing{failed}: "
-            "extraction was interrupted, is going on, or shards have been removed; run the same `featcache extract` "
-            "again to add the rest (or of a copy, the same `featcache copy`)"
-        )
+        missing = f"{self.missing:,} of the {self.utterances:,} utterances of {self.manifest} are missing{failed}"
+        return f"{missing}: extraction was interrupted, is going on, or shards have been removed; {_AGAIN}"
 
 
 def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
@@ -209,7 +202,7 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
     if version.tag is not None:
         return []
     damaged, ledger, records = list[str](), list[str](), list[str]()
-    wanted = [*read_all_wanted(version, damaged, index.complete)]
+    wanted = [*read_all_wanted(version, damaged, index)]
     known = {name for one in wanted for name in one.names}
     findings = [
         Unfinished(one.manifest, len(one), len(numbers), len(standing))
@@ -220,17 +213,12 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
         count = counted(sum(one.missing for one in findings), "utterance")
         findings, ledger = [], [f"{what}: {count} may be missing, or have failed" for what in ledger]
     if not known and not len(index) and not damaged:
-        records.append(
-            "it holds nothing, and nothing says what it is to hold; run the same `featcache extract` again (or of a "
-            "copy, the same `featcache copy`)"
-        )
+        records.append(f"it holds nothing, and nothing says what it is to hold; {_AGAIN}")
     gone = sorted({shard.manifest for shard in index.summaries} - known)
     if gone and not damaged:  # what is damaged may be them
         shards = counted(sum(shard.manifest in gone for shard in index.summaries), "shard was", "shards were")
-        records.append(
-            f"wanted: {listing(gone)} is gone, of which {shards} made: what else the manifest wants is not known; run "
-            "the same `featcache extract` again"
-        )
+        what = f"wanted: {listing(gone)} is gone, of which {shards} made"
+        records.append(f"{what}: what else the manifest wants is not known; {_AGAIN}")
     records += [what.removeprefix(f"{version.path}/") for what in damaged + ledger]
     return [*findings, *records]
 

@@ -92,7 +92,7 @@ def test_a_corpus_from_its_first_extraction_to_its_last(cli, plain, audio, corpu
 
 def test_a_part_that_is_gone_or_was_renamed_is_said_to_be(cli, corpus, extract):
     assert extract().code == 0
-    for folder, hint in (("q1", "; q1 is no part of it: if it was p1, rename it back"), ("../away", "")):
+    for folder, hint in (("q1", "; if it was renamed to q1, rename it back"), ("../away", "")):
         (corpus / "p1").rename(corpus / folder)
         said = f"{corpus}: the folder of its part p1 is not there{hint}"
         for command in ("verify", "info", "ls"):

@@ -57,7 +57,7 @@ def holding(manifest: Manifest, rows) -> Index:
         "id_offset": np.cumsum([0, *map(len, ids)]).astype(np.uint64),
     }
     table = Table.of(columns, COLUMNS, np.frombuffer("".join(ids).encode(), np.uint8))
-    return Index([ShardSummary("0" * 16, 0, len(rows), len(rows), 1.0, "0" * 16, 0)], [], table)
+    return Index([ShardSummary("0" * 16, 0, len(rows), len(rows), 1.0, "0" * 16, 0)], [], table, {})
 
 
 def plan(manifest: Manifest, index: Index | None = None, seconds_per_shard: float = 30.0, failures=None):
