@@ -48,12 +48,8 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _NAMES_OF_WEIGHTS = (
-    r"model\.safetensors",
-    r"model-\d+-of-\d+\.safetensors",
-    r"pytorch_model\.bin",
-    r"pytorch_model-\d+-of-\d+\.bin",
-    r".*\.safetensors",
-    r".*\.(bin|pt|pth|ckpt)",
+    *(r"model\.safetensors", r"model-\d+-of-\d+\.safetensors", r"pytorch_model\.bin", r"pytorch_model-\d+-of-\d+\.bin"),
+    *(r".*\.safetensors", r".*\.(bin|pt|pth|ckpt)"),
 )
 """Names of weights in a hub's repository, best first. Only files that match the first name found are downloaded."""
 
@@ -181,8 +177,7 @@ def download(model: HubModel) -> None:
 
     if not may_download():
         command = f"hf download {model.name} --revision {model.revision}"
-        what = f"{_is_not_there(model)}, and what only a cache names is not downloaded"
-        raise ConfigError(f"{what}: `{command}` downloads it")
+        raise ConfigError(f"{_is_not_there(model)}, and what only a cache names is not downloaded: run `{command}`")
     with silenced(hub_logging):  # it warns of each failed attempt; the last error is raised anyway
         with errors_in_one_line(model, is_listing=True):
             timeout = constants.HF_HUB_ETAG_TIMEOUT
@@ -191,9 +186,8 @@ def download(model: HubModel) -> None:
             missing = [files[name] for name in wanted_files(list(files)) if not (model.snapshot / name).exists()]
             num_bytes = sum((file.lfs.size if file.lfs else file.size) or 0 for file in missing)
             require_space(model, num_bytes)
-        source = f"{model.name} at {model.revision[:12]} from {model.endpoint}"
-        size = f"{counted(len(missing), 'file')}, {num_bytes / 1e6:,.1f} MB"
-        _log.info("downloading %s to %s: %s", source, model.cache, size)
+        what = f"{model.name} at {model.revision[:12]} from {model.endpoint} to {model.cache}"
+        _log.info("downloading %s: %s, %s MB", what, counted(len(missing), "file"), f"{num_bytes / 1e6:,.1f}")
         with errors_in_one_line(model, is_listing=False):
             for file in missing:
                 _download_file(file, model)
@@ -254,8 +248,7 @@ def errors_in_one_line(model: HubModel, is_listing: bool) -> Iterator[None]:
     except Exception as error:  # the hub's own errors, and those of whatever HTTP library it uses now
         what = f"params.weights: {model.name}"
         if not model.endpoint.startswith(("http://", "https://")):
-            fault = f"{what}: HF_ENDPOINT is {model.endpoint!r}, and has to begin with https://"
-            raise ConfigError(fault) from error
+            raise ConfigError(f"{what}: HF_ENDPOINT is {model.endpoint!r}, and has to begin with https://") from error
         causes = [*_causes(error)]
         for cause in causes:
             if found := _known_error(cause, model, is_listing):
@@ -284,8 +277,7 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
         status, message = error.response.status_code, error.server_message
         if is_listing and status in (401, 404) and "credentials" not in (message or ""):
             # To a user without access, a hub says the same of a private model as of one that does not exist.
-            what += f": {model.endpoint} has no public model of this name"
-            return ConfigError(f"{what}; for a private one, {_TOKEN}")
+            return ConfigError(f"{what}: {model.endpoint} has no public model of this name; if it is private, {_TOKEN}")
         what += f": {_route(model)} answers {status}" + (f" ({first_line(message)})" if message else "")
         if status in (401, 403):
             return ConfigError(f"{what}: the token is not valid, or may not read this model; {_TOKEN}")
@@ -293,8 +285,7 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
             return ExtractorError(f"{what}, too many requests: run it again later; for a higher limit, {_TOKEN}")
         return ExtractorError(f"{what}: run it again later")
     if (is_listing and isinstance(error, _MISUSE)) or isinstance(error, errors.FileMetadataError | ValueError):
-        reason = first_line(error).partition(". ")[0]
-        what += f": {_route(model)} does not answer as a hub does ({reason})"
+        what += f": {_route(model)} does not answer as a hub does ({first_line(error).partition('. ')[0]})"
         return ConfigError(f"{what}: check HF_ENDPOINT, and what stands between this machine and the network")
     if isinstance(error, OSError) and (error.errno in _FULL or (error.errno in _CLOSED and error.filename)):
         return _cannot_be_kept(model, str(error.strerror))
@@ -302,8 +293,7 @@ def _known_error(error: BaseException, model: HubModel, is_listing: bool) -> Fea
 
 
 def _cannot_be_kept(model: HubModel, why: str) -> ExtractorError:
-    what = f"params.weights: {model.name} cannot be kept in {model.cache}"
-    return ExtractorError(f"{what}: {why}; HF_HOME names another place")
+    return ExtractorError(f"params.weights: {model.name} cannot be kept in {model.cache}: {why}; set another HF_HOME")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -319,10 +309,8 @@ def _is_not_there(model: HubModel) -> str:
 
 
 def _remedy(model: HubModel) -> str:
-    return (
-        f"on a machine with network, `hf download {model.name} --revision {model.revision}`; then copy its HF_HOME "
-        "to this one and set HF_HOME to it, or give the downloaded folder as params.weights"
-    )
+    command = f"`hf download {model.name} --revision {model.revision}`"
+    return f"on a machine with network, {command}; then copy its HF_HOME to this one, and set HF_HOME to it"
 
 
 def _route(model: HubModel) -> str:

@@ -38,10 +38,7 @@ _IRRELEVANT_KEYS = {"_name_or_path", "_commit_hash", "transformers_version", "ar
 """Keys of a model's JSON files that say who wrote it, and decide no values. The dtype is one of them: models always run
 from float32, and the dtype of the stored tensors is hashed with the tensors."""
 
-_WEIGHT_NORM = {
-    re.compile(r"\.weight_g$"): ".parametrizations.weight.original0",
-    re.compile(r"\.weight_v$"): ".parametrizations.weight.original1",
-}
+_WEIGHT_NORM = {".weight_g": ".parametrizations.weight.original0", ".weight_v": ".parametrizations.weight.original1"}
 """The names of weight norm's magnitude and direction before torch 2.0, and since then."""
 
 _TRAINING_ONLY = re.compile(r"(^|\.)masked_spec_embed$")
@@ -213,8 +210,7 @@ def _read_torch(file: Path) -> dict[str, torch.Tensor]:
     except PermissionError:
         raise
     except Exception as error:  # on a garbled pickle, torch raises whatever its parser meets
-        what = "damaged, or holds more than tensors, which is never unpickled: save it as safetensors"
-        raise weights_error(file, what) from error
+        raise weights_error(file, "damaged, or not tensors alone; never unpickled: save it as safetensors") from error
     if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
         raise weights_error(file, "expected tensors by name (a state dict), and nothing else in the file")
     return loaded
@@ -239,9 +235,8 @@ def _canonical(value: Any) -> bytes:
 
 
 def _modern_name(name: str) -> str:
-    for old, new in _WEIGHT_NORM.items():
-        name = old.sub(new, name)
-    return name
+    stem, dot, last = name.rpartition(".")
+    return stem + _WEIGHT_NORM.get(dot + last, dot + last)
 
 
 # Models
@@ -272,8 +267,8 @@ def load(model_class: Any, located: Located, device: torch.device, **options: An
     with _loading, _quiet_transformers():
         config, found_class = _resolve(model_class, located)
         tensors = state_dict(located)
-        options |= {"dtype": torch.float32, "output_loading_info": True}
-        options["ignore_mismatched_sizes"] = True  # _require_complete names them
+        # _require_complete names the weights of other sizes.
+        options |= {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             model, info = found_class.from_pretrained(None, config=config, state_dict=tensors, **options)
         except Exception as error:  # a model's own code may raise anything on weights that are not its own
@@ -312,8 +307,7 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
         raise weights_error(folder, "holds no config.json, which says what the model is")
     own_code = raw.get("auto_map") or {}
     if own_code and not remote_code_is_allowed():
-        what = "the model comes with its own Python code: if you trust it, --trust-remote-code runs it"
-        raise weights_error(folder, what)
+        raise weights_error(folder, "has its own Python code: if you trust it, --trust-remote-code runs it")
     if elsewhere := [name for name in own_code.values() if "--" in str(name)]:
         raise weights_error(folder, f"the model's code is in another repository, which is not pinned: {elsewhere[0]}")
     is_auto, found = hasattr(model_class, "_model_mapping"), raw.get("model_type", "")

@@ -223,7 +223,7 @@ def test_no_weights_are_downloaded_because_a_cache_names_them(shell_of_models, m
         done = shell_of_models("verify", cache, "--recompute", 3, env=here).with_code(0, err="")
         assert "3 bit-identical" in done.out
 
-        remedy = f"`hf download {hub.name} --revision {hub.commit}` downloads it"
+        remedy = f"run `hf download {hub.name} --revision {hub.commit}`"
         done = shell_of_models("verify", cache, env=nowhere).with_code(0)
         assert f"{hub.name} is not in {scratch / 'empty' / 'hub'}" in done.out
         assert remedy in done.out

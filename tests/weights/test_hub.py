@@ -225,7 +225,7 @@ def test_a_programming_error_is_not_taken_for_the_hubs(hub, home):
 
 
 def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, config, hub):
-    login = "for a private one, run `hf auth login`, or set HF_TOKEN"
+    login = "if it is private, run `hf auth login`, or set HF_TOKEN"
     for name, revision, words in (
         ("org/name", hub.commit[::-1], f"params.revision: {hub.address}/org/name has no commit {hub.commit[::-1]}"),
         ("org/other", hub.commit, f"org/other: {hub.address} has no public model of this name; {login}"),
@@ -264,21 +264,21 @@ def test_without_network_it_says_what_to_download_to_where(fetch, hub, home):
 
 
 def test_a_disk_that_is_full_or_will_be(fetch, hub, home, scratch):
-    kept, remedy = f"org/name cannot be kept in {home}/hub", "HF_HOME names another place"
+    kept, remedy = f"org/name cannot be kept in {home}/hub", "set another HF_HOME"
     assert f"{kept}: No space left on device; {remedy}" in refused(fetch(full=home / "hub"), 1)
     line = refused(fetch(limits={"FSIZE": len(hub.files["model.safetensors"]) // 2}), 1)
     assert f"{kept}: File too large; {remedy}" in line
     assert not left_over(home)
     model, free = HubModel("org/name", hub.commit, hub.address, home), shutil.disk_usage(home.parent).free
     require_space(model, free // 2)
-    with pytest.raises(ExtractorError, match=r"kept in .*: [\d,]+ bytes are to come, and [\d,]+ are free; HF_HOME"):
+    with pytest.raises(ExtractorError, match=r"kept in .*: [\d,]+ bytes are to come, and [\d,]+ are free; set another"):
         require_space(model, 2 * free)
 
 
 def test_a_cache_that_may_not_be_written(fetch, home):
     """It may be another user's."""
     home.mkdir(mode=0o555)
-    assert f"cannot be kept in {home}/hub: Permission denied; HF_HOME" in refused(fetch(powerless=True), 1)
+    assert f"cannot be kept in {home}/hub: Permission denied; set another HF_HOME" in refused(fetch(powerless=True), 1)
 
 
 def test_weights_that_arrive_damaged_are_not_kept(fetch, hub, home):

@@ -148,7 +148,7 @@ def codebook(path, config: str, shape: list[int], num_bytes: int) -> None:
     ("make", "words"),
     [
         (lambda path: codebook(path, DEEP, [2, 2], 16), "incomplete file"),
-        (lambda path: codebook(path, "{}", [0, 2], 0), "centroids are finite float32"),
+        (lambda path: codebook(path, "{}", [0, 2], 0), "not finite float32 [k, D]"),
         (lambda path: codebook(path, "{}", [10**12, 2], 16), "incomplete file"),
         (lambda path: path.write_bytes(struct.pack("<Q", 2**63) + b"{}"), "incomplete file"),
         (lambda path: os.mkfifo(path), "not a file"),
