@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -94,9 +94,7 @@ class Collate:
         self, given: Cache | FeatureDataset, *, takes: str = "id", provides: str | None = None, **options: Any
     ) -> None:
         self._reader, self._takes = _Reader(given, provides), takes
-        self._pad_others: Callable[..., tuple[torch.Tensor, torch.Tensor]] = options.pop(
-            "padding_func", batch_pad_right
-        )
+        self._pad_others = options.pop("padding_func", batch_pad_right)
         if options.get("padded_keys") is not None:
             options["padded_keys"] = [*options["padded_keys"], *self._reader.keys]
         self._options = options
@@ -112,7 +110,7 @@ class Collate:
         gathered = self._reader.gather([example[self._takes] for example in examples])
         places = {key: torch.empty(0) for key in keys}  # PaddedBatch passes them to `pad`, which replaces them
 
-        def pad(tensors: Sequence[torch.Tensor], **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        def pad(tensors: Sequence[torch.Tensor], **options: Any) -> Any:
             for key, place in places.items():
                 if tensors[0] is place:
                     return gathered[key]
