@@ -30,11 +30,14 @@ from torch.utils.data import Subset
 from featcache.device import PinnedMemory, on_this_device, parse_device
 from featcache.errors import ArgumentError, FeatcacheError, listing, require_int
 from featcache.loader.cache import Buffers
-from featcache.loader.dataset import FeatureDataset, FrameRanges
+from featcache.loader.dataset import FeatureDataset, FrameRanges, Move
 from featcache.loader.local_copies import ObjectShards
 from featcache.loader.sampler import Batching, BucketBatchSampler
-from featcache.loader.utterances import DatasetVersion, by_version
+from featcache.loader.utterances import ByName, DatasetVersion, by_version
 from featcache.quantize import dequantize
+
+Reading: TypeAlias = AbstractContextManager[None]
+"""The context to make a batch in: its shards stay meanwhile."""
 
 _PREFETCH = 2
 _PREFETCH_ASKED = 8
@@ -101,9 +104,7 @@ class DataLoader:
         **batching: Unpack[Batching],
     ) -> None:
         if not isinstance(batch_sampler, Iterable | None):
-            raise ArgumentError(
-                f"batch_sampler is {batch_sampler!r}: give lists of positions; batch_size= limits the rows"
-            )
+            raise ArgumentError(f"batch_sampler is {batch_sampler!r}: give lists of positions; batch_size= limits rows")
         if unknown := [name for name in batching if name not in Batching.__annotations__]:
             takes = f"{listing(Batching.__annotations__)}; threads make the batches, and transform= changes them"
             raise ArgumentError(f"featcache.DataLoader has no {listing(unknown)}: it takes {takes}")
@@ -237,7 +238,7 @@ class DataLoader:
                 if shards is not None:
                     shards.close()
 
-    def _make(self, rows: list[int], epoch: int, reading: AbstractContextManager[None]) -> list[Any]:
+    def _make(self, rows: list[int], epoch: int, reading: Reading) -> list[Any]:
         """Gather a batch and send it on its way: the batch as training gets it, and the mark of its arrival."""
 
         def gather(ranges: FrameRanges) -> torch.Tensor:
@@ -269,7 +270,7 @@ def _own_sampler(dataset: FeatureDataset, batching: Batching) -> BucketBatchSamp
     return BucketBatchSampler(dataset.lengths, shards=shards, **batching)
 
 
-def _dtypes(dataset: FeatureDataset, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> dict[str, torch.dtype]:
+def _dtypes(dataset: FeatureDataset, dtype: ByName[torch.dtype] | None) -> dict[str, torch.dtype]:
     """The dtypes to convert the versions' features to, by name. One dtype for all is for those that it fits. Raises
     ArgumentError if it is not a dtype, or features cannot be converted to it without loss."""
     dtypes = by_version(dataset.cache, "dtype", dtype)
@@ -346,9 +347,7 @@ class ShardsAhead:
         self._begun: set[_Key] = set()
         self._held: dict[_Key, Callable[[], None] | None] = {}  # what lets go of those that are there, if they are
 
-    def windows(
-        self, batches: Iterator[list[int]], sampler: Any
-    ) -> Iterator[tuple[list[int], AbstractContextManager[None]]]:
+    def windows(self, batches: Iterator[list[int]], sampler: Any) -> Iterator[tuple[list[int], Reading]]:
         """The batches, of which windows are taken ahead: at least one, and as many as keep all threads fetching while
         there is room; each with the context to make it in. `sampler`, which gives them, has the `window` of the latest.
 
@@ -545,9 +544,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(each)
 
 
-def dequantized(
-    levels: torch.Tensor, ranges: FrameRanges, dtype: torch.dtype | None, move: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
+def dequantized(levels: torch.Tensor, ranges: FrameRanges, dtype: torch.dtype | None, move: Move) -> torch.Tensor:
     """The values of levels, uint8 `[batch, frames, *item_shape]`, on their device; `move` copies to that."""
     quantization = move(ranges.version.cache.quantization(ranges.positions))
     lengths = move(torch.from_numpy(ranges.counts))

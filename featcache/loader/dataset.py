@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, SupportsIndex, TypeVar, Unpack
+from typing import Any, Self, SupportsIndex, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from featcache.manifest.utterances import Manifest
 from featcache.strings import Strings
 
 _Value = TypeVar("_Value")
+
+Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Brings a tensor to a device."""
 
 _SLOW = "a worker process takes longer to pass a batch on than to read it: featcache.DataLoader is ten times as fast"
 
@@ -238,7 +241,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         epoch: int,
         rows: Sequence[int],
         gather: Callable[[FrameRanges], torch.Tensor] = FrameRanges.gather,
-        move: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+        move: Move = lambda tensor: tensor,
     ) -> dict[str, Any]:
         """The batch of the given rows in an epoch: `gather` makes the padded frames, and `move` takes all else that is
         a tensor to where they are."""

@@ -118,13 +118,11 @@ class _CopyOnDisk:
 
     def hold(self) -> Callable[[], None] | None:
         """Keep it from being removed until the function is called that is returned; None if it is gone."""
-        with locked(self.path.parents[1] / _LOCK):
-            try:
-                lock = Lock(self.path, os.O_RDONLY | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                return None
+        with locked(self.path.parents[1] / _LOCK), suppress(FileNotFoundError):
+            lock = Lock(self.path, os.O_RDONLY | os.O_NOFOLLOW)
             lock.take(wait=True, shared=True)
             return lock.release
+        return None
 
     def _mark(self, times: tuple[int, int] | None) -> None:
         with suppress(OSError):  # another user's, or the disk is read-only by now: it is read all the same

@@ -96,9 +96,7 @@ def check_padding(spec: FeatureSpec, value: float) -> None:
     if dtype.kind == "f":
         largest = float(np.finfo(dtype).max)
         if largest < abs(value) < np.inf:
-            raise ArgumentError(
-                f"padding_value is {value}: these features are {dtype}, whose largest value is {largest:g}"
-            )
+            raise ArgumentError(f"padding_value is {value}: these features are {dtype}, which ends at {largest:g}")
     elif not (limits := np.iinfo(dtype)).min <= value <= limits.max or int(value) != value:
         remedy = f"so it must be a whole number from {limits.min} to {limits.max}; lengths tell where padding begins"
         raise ArgumentError(f"padding_value is {value}: these features are {dtype}, {remedy}")

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,6 @@ Column = Strings | NDArray[Any]
 """One value for each utterance: text, float64 or int64."""
 
 Columns = dict[str, Column]
-
-Caches = Cache | Mapping[str, Cache]
-"""An opened cache, or several by name."""
 
 Names = Collection[str] | Mapping[str, type] | None
 """Which columns of a manifest to take, or also their types (`str`, `int`, `float`); None for all."""
@@ -61,6 +58,9 @@ _FRACTION = re.compile(rf"(?:(?!.{{25}})(?:{_WHOLE.pattern}(?:\.[0-9]*)?|[+-]?\.
 """The longest float64 has 24 characters. What is empty is NaN."""
 
 _Value = TypeVar("_Value")
+
+ByName: TypeAlias = _Value | Mapping[str, _Value]
+"""One for a dataset's only version, or for all of them; or one for each, by the versions' names."""
 
 
 class Selection(TypedDict, total=False):
@@ -171,9 +171,7 @@ class Utterances:
         return kept, list(self.ids.take(left_out))
 
 
-def versions_of(
-    cache: Caches, codebooks: int | Mapping[str, int] | None, padding_value: float | Mapping[str, float]
-) -> list[DatasetVersion]:
+def versions_of(cache: ByName[Cache], codebooks: ByName[int] | None, padding: ByName[float]) -> list[DatasetVersion]:
     """The versions of a dataset, with all their utterances, by name, `features` for a single one. Raises ArgumentError
     if there is none, one is no opened cache, or the other arguments do not fit them."""
     caches = {"features": cache} if isinstance(cache, Cache) else cache
@@ -181,11 +179,11 @@ def versions_of(
         raise ArgumentError("cache is not an opened cache: give the result of featcache.open, or several by name")
     if not caches:
         raise ArgumentError("cache is empty: give an opened cache, or several by name")
-    codes, padding = by_version(cache, "codebooks", codebooks), by_version(cache, "padding_value", padding_value)
-    return [DatasetVersion(name, each, codes.get(name), padding.get(name, 0)) for name, each in caches.items()]
+    codes, values = by_version(cache, "codebooks", codebooks), by_version(cache, "padding_value", padding)
+    return [DatasetVersion(name, each, codes.get(name), values.get(name, 0)) for name, each in caches.items()]
 
 
-def by_version(cache: Caches, what: str, value: _Value | Mapping[str, _Value] | None) -> dict[str, _Value]:
+def by_version(cache: ByName[Cache], what: str, value: ByName[_Value] | None) -> dict[str, _Value]:
     """An argument that may differ between the versions of a dataset, by their names; empty if it is not given. Raises
     ArgumentError if it names something that is not a version of the dataset."""
     names = ["features"] if isinstance(cache, Cache) else [*cache]

@@ -212,7 +212,7 @@ def test_what_is_no_position_is_refused(dataset):
     ("name", "value", "what"),
     [
         *[("codes", value, "uint16, .* a whole number from 0 to 65535") for value in (-100, 70_000, 0.5, math.nan)],
-        ("fbank", 1e6, "float16, whose largest value is 65504"),
+        ("fbank", 1e6, "float16, which ends at 65504"),
         ("fbank", "x", "give a number"),
     ],
 )
@@ -319,7 +319,7 @@ class TestEnds:
         ({"dtype": "float32"}, "dtype is 'float32': give one of torch's, such as torch.float32"),
         ({"dtype": torch.int64}, "dtype is torch.int64, which would cut off fractions: these features are float16"),
         ({"prefetch": 0}, "prefetch is 0: it must be a whole number, 1 or more"),
-        ({"batch_sampler": 3}, "batch_sampler is 3: give lists of positions; batch_size= limits the rows"),
+        ({"batch_sampler": 3}, "batch_sampler is 3: give lists of positions; batch_size= limits rows"),
         ({"dtype": {"features": torch.float32}}, "dtype is given by name, but the dataset has one version"),
         ({"prefetch": 2**63}, f"prefetch is {2**63}: it must be a whole number, 1 or more, at most 1048576"),
         ({"batch_size": 4}, "batch_sampler makes the batches already: leave it out, or batch_"),
