@@ -163,9 +163,6 @@ def extract(manifests: tuple[str, ...], configs: tuple[str, ...], cache: Locatio
 class _Shown:
     """What the command shows of each run, and keeps of it."""
 
-    _cache: Location
-    _display: Display
-
     def __init__(self, trial: bool, progress_kind: str) -> None:
         self.stop = threading.Event()
         self.ends: _Ends = {}

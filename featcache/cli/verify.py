@@ -67,9 +67,8 @@ def verify(path: Location, manifest: str | None, data: bool, sources: str | None
     device, threads, root = chosen.pop("device"), chosen.pop("threads"), chosen["root"]
     wanted = options.read_manifest(manifest, chosen, carry=False) if manifest else None
     files = SourceCheck(sources == "content", root, CallersUrls(wanted))
-    compared = None if sources is None else files
     found: list[Report] = []
-    look = partial(check, data=data, manifest=wanted, sources=compared, threads=threads)
+    look = partial(check, data=data, manifest=wanted, sources=files if sources else None, threads=threads)
     ending = "looking at no more, and telling what was found (once more to stop at once)"
     path, tag = split_tag(path)
     for folder in version_folders(path):
