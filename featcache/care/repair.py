@@ -35,7 +35,7 @@ from featcache.format.writing import seal_group
 from featcache.manifest.audio_locations import is_command
 from featcache.manifest.copies import expand
 from featcache.manifest.utterances import Manifest
-from featcache.storage.base import MARK, open_store
+from featcache.storage.base import MARK, Store, open_store
 from featcache.storage.location import Location
 from featcache.strings import Strings
 from featcache.version.index import Index, load_index, open_index
@@ -99,134 +99,137 @@ def repair(path: Location, manifest: Manifest, options: Options, stop: threading
     """
     if isinstance(path, Path) and (path.name in ("", "..") or path.is_symlink()):
         path = path.resolve()  # for its name, by which the extraction finds it
-    stop = stop or threading.Event()
-    restored = _restore_metadata(path)
-    version = Version.open(path)
-    repaired = Repaired(str(path), metadata=restored)
-    with version.at_work("repair"):
-        version.store.sweep()
-        verified = verify(version, threads=options.threads or 1, manifest=manifest, stop=stop)
-        plans = {} if stop.is_set() else _plan_shards(version, verified)
-        parts = [plan.again for plan in plans.values() if plan.again is not None]
-        again = Strings.concatenate(parts) if len(parts) == len(plans) else None
-        built = None if again is not None and not len(again) else _built_for(version, options)
-        if built is not None and again is not None:
-            _refuse_loss(again, expand(manifest, built.config.copies), verified.damaged_shards)
-        copies: dict[str, str] = {}
-        for name, plan in plans.items():
-            if plan.kept and not stop.is_set():
-                copies[name] = rewrite(version, version.shard(name), plan.kept)
-        if stop.is_set():
-            repaired.interrupted = True
+    is_restored = _restore_metadata(path)
+    return _Repair(Version.open(path), manifest, options, stop or threading.Event()).run(is_restored)
+
+
+@dataclass(frozen=True)
+class _Repair:
+    """The repair of a version whose own metadata is sound, by this manifest."""
+
+    version: Version
+    manifest: Manifest
+    options: Options
+    stop: threading.Event
+
+    def run(self, is_restored: bool) -> Repaired:
+        version, stop = self.version, self.stop
+        repaired = Repaired(str(version.path), metadata=is_restored)
+        with version.at_work("repair"):
+            version.store.sweep()
+            verified = verify(version, threads=self.options.threads or 1, manifest=self.manifest, stop=stop)
+            plans = {} if stop.is_set() else self._plan_shards(verified)
+            parts = [plan.again for plan in plans.values() if plan.again is not None]
+            again = Strings.concatenate(parts) if len(parts) == len(plans) else None
+            built = None if again is not None and not len(again) else self._built()
+            if built is not None and again is not None:
+                _refuse_loss(again, expand(self.manifest, built.config.copies), verified.damaged_shards)
+            copies: dict[str, str] = {}
+            for name, plan in plans.items():
+                if plan.kept and not stop.is_set():
+                    copies[name] = rewrite(version, version.shard(name), plan.kept)
+            if stop.is_set():
+                repaired.interrupted = True
+                return repaired
+            for name in plans:
+                if copies.get(name) != name:
+                    repaired.aside |= self._take_away(name)
+            repaired.removed = verified.damaged_shards
+            repaired.kept = sum(len(plan.kept) for plan in plans.values())
+            repaired.missing = 0 if again is None else self._count_missing(verified, again, copies.values())
+            if built is None:
+                open_index(version)  # builds it if it is damaged
+            else:
+                repaired.summary = self._extract(built, again)
+                repaired.extracted = sum(filled.extracted for filled in repaired.summary.versions)
+            if not stop.is_set():
+                repaired.broken_tags = [tag["name"] for tag in tags_to_show(version) if tag["fault"]]
+                repaired.records = self._mend_records()
             return repaired
-        for name in plans:
-            if copies.get(name) != name:
-                repaired.aside |= _take_away(version, name)
-        repaired.removed = verified.damaged_shards
-        repaired.kept = sum(len(plan.kept) for plan in plans.values())
-        repaired.missing = 0 if again is None else _count_missing(version, verified, again, copies.values())
-        if built is None:
-            open_index(version)  # builds it if it is damaged
-        else:
-            options = replace(options, retry_failed=True)  # the version had them, whatever the ledger says of them
-            planned = plan_extraction(manifest, [built], version.path.parent, options, again)
-            repaired.summary = run_extraction(planned, run_locally, stop=stop)
-            repaired.extracted = sum(filled.extracted for filled in repaired.summary.versions)
-        if not stop.is_set():
-            repaired.broken_tags = [tag["name"] for tag in tags_to_show(version) if tag["fault"]]
-            repaired.records = _mend_records(version)
-        return repaired
 
+    def _plan_shards(self, verified: Report) -> dict[str, _Plan]:
+        """What is to be done with each damaged shard, by its name."""
+        damaged = verified.damaged_shards
+        faulty = {problem.id for problem in verified.problems if problem.shard}
+        index = load_index(self.version, self.version.shard_names()) if damaged else None
+        return {name: self._plan(name, faulty, index) for name in damaged}
 
-def _plan_shards(version: Version, verified: Report) -> dict[str, _Plan]:
-    """What is to be done with each damaged shard, by its name."""
-    damaged = verified.damaged_shards
-    faulty = {problem.id for problem in verified.problems if problem.shard}
-    index = load_index(version, version.shard_names()) if damaged else None
-    return {name: _plan(version, name, faulty, index) for name in damaged}
+    def _plan(self, name: str, faulty: set[str | None], index: Index | None) -> _Plan:
+        """What of a damaged shard is sound; the index, if there is one, tells which of its items counted."""
+        counting = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
+        try:
+            shard = self.version.shard(name)
+            shard.check_table()
+        except DamagedError:
+            return _Plan([], counting)
+        ids = shard.table.ids
+        kept: list[int] = []
+        if not any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
+            kept = [number for number, _ in shard.sound_items([at for at, id_ in enumerate(ids) if id_ not in faulty])]
+        others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
+        if counting is not None:  # what others have replaced need not be extracted
+            others = others.take(np.flatnonzero(np.isin(others.hashes(), counting.hashes())))
+        return _Plan(kept, others)
 
+    def _built(self) -> BuiltConfig:
+        """The config and its extractor for extracting damaged utterances, which must go into the same version."""
+        version = self.version
+        built = built_again(version, Device(self.options.device, self.options.threads))
+        if built.info.fingerprint != version.info.fingerprint:
+            maker = version.info.made_by.get("featcache", "unknown")
+            what = f"{version.path}: was made with another revision of the extractor, or other weights"
+            raise StoreError(f"{what}. Nothing has been removed: use its featcache ({maker}), or extract a new version")
+        return built
 
-def _count_missing(version: Version, verified: Report, again: Strings, copies: Iterable[str]) -> int:
-    """How many utterances of the manifest no shard held, sound or damaged; `again` are to be extracted again."""
-    in_shards = {*again, *(problem.id for problem in verified.problems if problem.shard)}
-    in_shards.update(id_ for name in copies for id_ in version.shard(name).table.ids)
-    return len({problem.id for problem in verified.problems if problem.kind == "missing"} - in_shards)
-
-
-def _plan(version: Version, name: str, faulty: set[str | None], index: Index | None) -> _Plan:
-    """What of a damaged shard is sound; the index, if there is one, tells which of its items counted."""
-    counting = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
-    try:
-        shard = version.shard(name)
-        shard.check_table()
-    except DamagedError:
-        return _Plan([], counting)
-    ids = shard.table.ids
-    kept: list[int] = []
-    if not any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
-        kept = [number for number, _ in shard.sound_items([at for at, id_ in enumerate(ids) if id_ not in faulty])]
-    others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
-    if counting is not None:  # what others have replaced need not be extracted
-        others = others.take(np.flatnonzero(np.isin(others.hashes(), counting.hashes())))
-    return _Plan(kept, others)
-
-
-def _take_away(version: Version, name: str) -> dict[str, str]:
-    """Remove a damaged shard. One of another version goes there, or into `aside`: returns where it is now, and
-    that version's fingerprint."""
-    store, key = version.store, f"shards/{name}"
-    stated = _stated_version(version, name)
-    if stated is None or stated == version.info.fingerprint:
+    def _take_away(self, name: str) -> dict[str, str]:
+        """Remove a damaged shard. One of another version goes there, or into `aside`: returns where it is now, and
+        that version's fingerprint."""
+        version, key = self.version, f"shards/{name}"
+        store = version.store
+        stated = _stated_version(store, name)
+        if stated is None or stated == version.info.fingerprint:
+            store.remove(key)
+            return {}
+        files = {path.removeprefix(f"{key}/"): store.read(path, size) for path, size in [*store.walk(key)]}
+        owner = self._sound_owner(stated, name)
+        to, place = (store, f"aside/{name}") if owner is None else (owner.store, key)
+        to.publish(files, place)
         store.remove(key)
-        return {}
-    files = {path.removeprefix(f"{key}/"): store.read(path, size) for path, size in [*store.walk(key)]}
-    owner = _sound_owner(version, stated, name)
-    to, place = (store, f"aside/{name}") if owner is None else (owner.store, key)
-    to.publish(files, place)
-    store.remove(key)
-    return {f"{version.path}/{place}": stated} if owner is None else {}
+        return {f"{version.path}/{place}": stated} if owner is None else {}
 
+    def _sound_owner(self, fingerprint: str, name: str) -> Version | None:
+        """The version of this fingerprint in the same cache, by which the shard of this name is sound."""
+        with suppress(StoreError, FileNotFoundError):  # something else in the cache is damaged: it may still be needed
+            for other in select_versions(self.version.path.parent):
+                if other.info.fingerprint == fingerprint:
+                    Shard(self.version.store, name, fingerprint, other.info.spec).check_table()
+                    return other
+        return None
 
-def _stated_version(version: Version, name: str) -> str | None:
-    """The fingerprint of the version that a shard says it belongs to; None if that cannot be read."""
-    key = f"shards/{name}/{MARK}"
-    with suppress(FileNotFoundError, DamagedError):
-        return str(read_attributes(version.store.read(key, AT_MOST_BYTES), GroupInfo, key, None).fingerprint)
-    return None
+    def _count_missing(self, verified: Report, again: Strings, copies: Iterable[str]) -> int:
+        """How many utterances of the manifest no shard held, sound or damaged; `again` are to be extracted again."""
+        in_shards = {*again, *(problem.id for problem in verified.problems if problem.shard)}
+        in_shards.update(id_ for name in copies for id_ in self.version.shard(name).table.ids)
+        return len({problem.id for problem in verified.problems if problem.kind == "missing"} - in_shards)
 
+    def _extract(self, built: BuiltConfig, again: Strings | None) -> Summary:
+        """Extract these utterances, or all that the version now lacks."""
+        options = replace(self.options, retry_failed=True)  # the version had them, whatever the ledger says of them
+        planned = plan_extraction(self.manifest, [built], self.version.path.parent, options, again)
+        return run_extraction(planned, run_locally, stop=self.stop)
 
-def _sound_owner(version: Version, fingerprint: str, name: str) -> Version | None:
-    """The version of this fingerprint in the same cache, by which the shard of this name is sound."""
-    with suppress(StoreError, FileNotFoundError):  # something else in the cache is damaged: it may still be needed
-        for other in select_versions(version.path.parent):
-            if other.info.fingerprint == fingerprint:
-                Shard(version.store, name, fingerprint, other.info.spec).check_table()
-                return other
-    return None
-
-
-def _mend_records(version: Version) -> int:
-    """Remove damaged lines of the ledger, and damaged wanted sets; returns how many there were."""
-    lines: list[str] = []
-    failures = read_failures(version, lines)
-    if lines:  # at a second look, too? A disk may refuse once
-        failures = read_failures(version, lines := [])
-    if lines:
-        rewrite_failures(version, f"{new_name()}.000000", failures)
-    damaged = damaged_wanted(version)
-    for name in damaged:
-        version.store.remove(f"wanted/{name}")
-    return len(lines) + len(damaged)
-
-
-def _built_for(version: Version, options: Options) -> BuiltConfig:
-    """The config and its extractor for extracting damaged utterances, which must go into the same version."""
-    built = built_again(version, Device(options.device, options.threads))
-    if built.info.fingerprint != version.info.fingerprint:
-        maker = version.info.made_by.get("featcache", "unknown")
-        what = "was made with another revision of the extractor, or other weights. Nothing has been removed"
-        raise StoreError(f"{version.path}: {what}: repair it with its featcache ({maker}), or extract a new version")
-    return built
+    def _mend_records(self) -> int:
+        """Remove damaged lines of the ledger, and damaged wanted sets; returns how many there were."""
+        version, lines = self.version, list[str]()
+        failures = read_failures(version, lines)
+        if lines:  # at a second look, too? A disk may refuse once
+            failures = read_failures(version, lines := [])
+        if lines:
+            rewrite_failures(version, f"{new_name()}.000000", failures)
+        damaged = damaged_wanted(version)
+        for name in damaged:
+            version.store.remove(f"wanted/{name}")
+        return len(lines) + len(damaged)
 
 
 def _restore_metadata(path: Location) -> bool:
@@ -250,12 +253,20 @@ def _restore_metadata(path: Location) -> bool:
             continue  # the config cannot be loaded here: an older run's record may have another
         info = BuiltConfig(config, Device("cpu", 1)).info
         version = Version(store, info)
-        shards = (_stated_version(version, name) for name in version.shard_names())
+        shards = (_stated_version(store, name) for name in version.shard_names())
         if path.name == info.folder_name or {*shards} == {info.fingerprint}:  # its folder may have been renamed
             store.put(MARK, seal_group(msgspec.to_builtins(info), path))
             return True
     what = "damaged, and no record in runs/ says what it was" + (f" ({faults[0]})" if faults else "")
     raise StoreError(f"{path}/zarr.json: {what}: extract with its config into another cache, and move that file here")
+
+
+def _stated_version(store: Store, name: str) -> str | None:
+    """The fingerprint of the version that a shard says it belongs to; None if that cannot be read."""
+    key = f"shards/{name}/{MARK}"
+    with suppress(FileNotFoundError, DamagedError):
+        return str(read_attributes(store.read(key, AT_MOST_BYTES), GroupInfo, key, None).fingerprint)
+    return None
 
 
 def _refuse_loss(ids: Strings, manifest: Manifest, damaged: Sequence[str]) -> None:
