@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import repeat
 
 import numpy as np
@@ -85,7 +84,6 @@ def decode(
     except AudioError as fault:
         yield from repeat(fault, len(segments))
         return
-    again = partial(decode, location, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched)
     with closing(recording):
         header, rate = recording.header, recording.header.sample_rate
         spans = [span_of(recording, header.num_samples, segment, max_seconds) for segment in segments]
@@ -105,7 +103,10 @@ def decode(
             except MemoryError:
                 length = "" if span[1] == UNKNOWN else f": {(span[1] - span[0]) / rate:,.0f} s at {rate} Hz"
                 yield AudioError(Reason.OUT_OF_MEMORY, f"decoding it takes more memory than there is{length}")
-                yield from again(segments[number + 1 :])
+                rest = segments[number + 1 :]
+                yield from decode(
+                    location, rest, max_seconds=max_seconds, reserve=reserve, hashes=hashes, fetched=fetched
+                )
                 return
             yield _fault(recording, samples, span, segment, max_seconds) or (samples, identity)
             del samples  # not held while the next ones are decoded

@@ -44,8 +44,9 @@ class Utterance(Segment):
     @classmethod
     def of_columns(cls, id: str, path: str, start: float, duration: float, channel: int) -> Utterance:  # noqa: A002
         """An utterance from the values of flat columns, in which NaN and -1 stand for what is not given."""
-        times = {"start": None if math.isnan(start) else start, "duration": None if math.isnan(duration) else duration}
-        return Utterance(id=id, path=path, **times, channel=None if channel < 0 else channel)
+        begin = None if math.isnan(start) else start
+        seconds = None if math.isnan(duration) else duration
+        return Utterance(id=id, path=path, start=begin, duration=seconds, channel=None if channel < 0 else channel)
 
     def row(self) -> dict[str, Any]:
         """The id and the segment's four values by name, in the order of a manifest's columns."""
