@@ -102,7 +102,7 @@ def test_columns_are_chosen_by_name(both, columns):
 
 
 def test_what_would_be_mistaken_is_refused(both):
-    with pytest.raises(ManifestError, match=r"1 of 2 ids end in .*: utt-03_sp0\.9"):
+    with pytest.raises(ManifestError, match=r"1 of 2 ids end in .*, as utt-03_sp0\.9: rename"):
         featcache.FeatureDataset(both, [{"id": "utt-03"}, {"id": "utt-03_sp0.9"}])
     hiding = [{"id": "utt-03", "speed": 2}]
     with pytest.raises(ManifestError, match="the column 'speed' would hide the copies' own"):
