@@ -38,21 +38,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "BucketBatchSampler": "loader.sampler",
-    "Cache": "loader.cache",
-    "Cmvn": "cmvn",
-    "Corpus": "loader.corpus",
-    "Crop": "loader.spans",
-    "DataLoader": "loader.data_loader",
-    "FeatureDataset": "loader.dataset",
-    "Observer": "engines.main_job",
-    "Options": "extraction.options",
-    "open": "loader.opening",
-    "dequantize": "quantize",
-    "extract": "engines.main_job",
-    "extractor": "extraction.live",
-    "FeatcacheError": "errors",
-    "FeatcacheWarning": "errors",
+    **{"extract": "engines.main_job", "Observer": "engines.main_job", "Options": "extraction.options"},
+    **{"extractor": "extraction.live", "FeatcacheError": "errors", "FeatcacheWarning": "errors"},
+    **{"open": "loader.opening", "Cache": "loader.cache", "Corpus": "loader.corpus", "Crop": "loader.spans"},
+    **{"FeatureDataset": "loader.dataset", "DataLoader": "loader.data_loader", "BucketBatchSampler": "loader.sampler"},
+    **{"Cmvn": "cmvn", "dequantize": "quantize"},
 }
 """Where a public name is found; the others of `__all__` are modules."""
 

@@ -148,8 +148,8 @@ class GaussianNoise(Augmentation):
         noise = draws.normal(features)
         if self.std is None:
             signal_power, noise_power = (_power(values, is_frame) for values in (features.detach(), noise))
-            size = (signal_power / noise_power * 10 ** (-size / 10)).sqrt()
-            size = size.nan_to_num(0.0, 0.0, 0.0)  # for rows without a signal or without frames
+            # Rows without a signal or without frames get no noise.
+            size = (signal_power / noise_power * 10 ** (-size / 10)).sqrt().nan_to_num(0.0, 0.0, 0.0)
         sizes = expand(size * self.chosen(draws, len(features)), features)
         if is_frame is not None:
             sizes = sizes * expand(is_frame, features)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featcache.errors import ArgumentError, StoreError, listing, naming
-from featcache.masks import check_floats, expand, frame_mask
+from featcache.masks import check_floats, described, expand, frame_mask
 from featcache.stats import Stats
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ __all__ = ["Cmvn", "normalize_utterances"]
 
 _CONSTANT = 1e-6
 """A dimension whose standard deviation is at most this part of its mean counts as constant: it varies by rounding."""
+
+
+Groups = Sequence[str] | Tensor
+"""The group of each row, by its name or its number."""
 
 
 class GroupStatistics(TypedDict, total=False):
@@ -128,9 +132,8 @@ class Cmvn(nn.Module):
         """
         stats = Stats.load(path)
         if cache is not None and cache.version.info.fingerprint != stats.fingerprint:
-            what = f"statistics of {stats.version}, but the cache is {cache.version.path.name}"
             remedy = f"`featcache stats {quote(str(cache.version.path))} -o FILE` computes its own"
-            raise StoreError(f"{path}: {what}: {remedy}")
+            raise StoreError(f"{path}: is of {stats.version}, but the cache is {cache.version.path.name}: {remedy}")
         groups: GroupStatistics = {}
         if stats.by is not None:
             group_std = np.sqrt(stats.group_variance)
@@ -155,15 +158,12 @@ class Cmvn(nn.Module):
         if isinstance(names, str):
             raise ArgumentError(f"names is one name, {names!r}: give a list, one name for each row")
         if self.unknown == "error" and (strange := sorted({name for name in names if name not in self._number_of})):
-            raise ArgumentError(
-                f"no statistics for {listing(map(repr, strange))}: there are some for "
-                f"{listing(map(repr, self.groups)) or 'no groups'}; unknown='global' uses those of all frames instead"
-            )
+            known = listing(map(repr, self.groups)) or "no groups"
+            what = f"no statistics for {listing(map(repr, strange))}: there are some for {known}"
+            raise ArgumentError(f"{what}; unknown='global' uses those of all frames instead")
         return torch.tensor([self._number_of.get(name, -1) for name in names], dtype=torch.int64, device="cpu")
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None, groups: Sequence[str] | Tensor | None = None
-    ) -> Tensor:
+    def forward(self, features: Tensor, lengths: Tensor | None = None, groups: Groups | None = None) -> Tensor:
         """Normalise a batch. Computed in float32, or in float64 for float64 features.
 
         Args:
@@ -184,9 +184,7 @@ class Cmvn(nn.Module):
         normalised = features - mean if self.norm_means else features.to(torch.promote_types(features.dtype, std.dtype))
         return _finish(normalised / std if self.norm_vars else normalised, features, lengths, self.dtype)
 
-    def unnormalize(
-        self, features: Tensor, lengths: Tensor | None = None, groups: Sequence[str] | Tensor | None = None
-    ) -> Tensor:
+    def unnormalize(self, features: Tensor, lengths: Tensor | None = None, groups: Groups | None = None) -> Tensor:
         """The inverse of `forward`, with the same arguments."""
         mean, std = self._statistics(features, groups)
         restored = features * std if self.norm_vars else features.to(torch.promote_types(features.dtype, std.dtype))
@@ -196,7 +194,7 @@ class Cmvn(nn.Module):
         """What `print` shows."""
         return f"{list(self.mean.shape[1:])}, {len(self._number_of)} groups"
 
-    def _statistics(self, features: Tensor, groups: Sequence[str] | Tensor | None) -> tuple[Tensor, Tensor]:
+    def _statistics(self, features: Tensor, groups: Groups | None) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, `[*item_shape]`; with groups, those of each row, `[batch, 1, *item_shape]`."""
         check_floats(features, "batch", "frames", *self.mean.shape[1:])
         if groups is None:
@@ -208,8 +206,7 @@ class Cmvn(nn.Module):
                 numbers = numbers.pin_memory()
             numbers = numbers.to(features.device, non_blocking=True)
         if numbers.shape != features.shape[:1] or numbers.dtype.is_floating_point or numbers.dtype == torch.bool:
-            what = f"groups is {numbers.dtype} {list(numbers.shape)}"
-            raise ArgumentError(f"{what}: give a name or an integer for each of {len(features)} rows")
+            raise ArgumentError(f"groups is {described(numbers)}: give {len(features)} names or integers, one per row")
         known = self.group_numbers
         if not len(known):
             rows = torch.zeros_like(numbers)

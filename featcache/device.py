@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import MOST_THREADS, ConfigError, require_int
 
+Waveforms = Sequence[NDArray[np.float32]]
+
 MAX_CPU_THREADS = 8
 """The most threads that are used by default on a CPU: login nodes are shared, and with more the disk is the limit."""
 
@@ -193,12 +195,11 @@ class Device:
 
     def is_lost(self) -> bool:
         """Whether this process can no longer use the device: some CUDA errors stay until the process ends."""
-        if self.is_cuda:
-            try:
+        with suppress(RuntimeError):
+            if self.is_cuda:
                 torch.cuda.synchronize(self.torch_device)
-            except RuntimeError:
-                return True
-        return False
+            return False
+        return True
 
     @contextmanager
     def slot(self, alone: bool = False) -> Iterator[None]:
@@ -221,7 +222,7 @@ class Device:
             for slot in reversed(held):
                 self._free.put(slot)
 
-    def upload(self, waveforms: Sequence[NDArray[np.float32]], align: bool = True) -> list[torch.Tensor]:
+    def upload(self, waveforms: Waveforms, align: bool = True) -> list[torch.Tensor]:
         """Waveforms as float32 tensors `[num_samples]` on the device; on a GPU, by one copy from pinned memory.
 
         Each tensor begins at a multiple of `_ALIGNED` samples, since a vectorised sum that begins elsewhere rounds in
@@ -237,9 +238,7 @@ class Device:
         samples = self._sent(staging)
         return [samples[start : start + len(waveform)] for start, waveform in zip(starts, waveforms, strict=False)]
 
-    def upload_rows(
-        self, waveforms: Sequence[NDArray[np.float32]], rows: int, padded_length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def upload_rows(self, waveforms: Waveforms, rows: int, padded_length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Waveforms `[n]` as float32 `[rows, padded_length]` on the device, padded with zeros and filled up with copies
         of the first, and their lengths, int64 `[rows]`."""
         filled_up = [*waveforms, *[waveforms[0]] * (rows - len(waveforms))]
@@ -350,8 +349,7 @@ def keep_freed_memory() -> None:
 
     Otherwise malloc returns large blocks to the kernel at once, and every intermediate result of a model causes page
     faults again: EnCodec on rows of 8 s spent half its time on them."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
         mallopt(_M_ARENA_MAX, 1)  # the arena of a thread could not hold blocks above 64 MB

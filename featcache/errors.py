@@ -79,9 +79,7 @@ class MissingDependencyError(FeatcacheError):
 
     def __init__(self, package: str, needed_for: str, extra: str | None = "extract") -> None:
         what = package if extra is None else f"'featcache[{extra}]'"
-        super().__init__(
-            f"{needed_for} needs the package {package!r}, which is not installed or does not import: pip install {what}"
-        )
+        super().__init__(f"{needed_for} needs the package {package!r}, which cannot be imported: pip install {what}")
 
 
 class ArgumentError(FeatcacheError, ValueError):

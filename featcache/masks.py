@@ -47,10 +47,9 @@ def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
     Raises:
         ArgumentError: `lengths` is not an integer tensor with one length per row.
     """
-    if not isinstance(lengths, Tensor):
-        raise ArgumentError(f"lengths is a {type(lengths).__name__}: give a tensor of integers [batch], in frames")
-    if lengths.ndim != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
-        raise ArgumentError(f"lengths is {lengths.dtype} {list(lengths.shape)}: give integers [batch], in frames")
+    is_whole = isinstance(lengths, Tensor) and not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+    if not is_whole or lengths.ndim != 1:
+        raise ArgumentError(f"lengths is {described(lengths)}: give a tensor of integers [batch], in frames")
     if num_frames is None:
         num_frames = int(lengths.max()) if len(lengths) else 0
     _check("num_frames", num_frames, 0)
@@ -157,7 +156,7 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
         _check_mask("mask", mask)
         return ~mask
     if mask.ndim != 4 or mask.dtype != torch.bool or num_heads is None:
-        what = f"mask is {mask.dtype} {list(mask.shape)}, num_heads {num_heads}"
+        what = f"mask is {described(mask)}, num_heads {num_heads}"
         raise ArgumentError(f"{what}: give a bool mask of two dimensions, or one from attention_mask, and num_heads")
     batch, _, _, num_frames = mask.shape
     return (~mask).expand(batch, num_heads, num_frames, num_frames).flatten(0, 1)
@@ -167,14 +166,12 @@ def check_floats(features: Tensor, *shape: str | int) -> None:
     """Refuse what is not a tensor of floats of this shape, in which a name stands for any size, and "..." at the end
     for any more of them."""
     if not isinstance(features, Tensor):
-        raise ArgumentError(f"features is a {type(features).__name__}: give a tensor")
+        raise ArgumentError(f"features is {described(features)}: give a tensor")
     sizes = [*shape[:-1], *features.shape[len(shape) - 1 :]] if shape[-1] == "..." else shape
-    fits = len(sizes) == features.ndim and all(
-        isinstance(size, str) or size == found for size, found in zip(sizes, features.shape, strict=True)
-    )
+    pairs = zip(sizes, features.shape, strict=False)
+    fits = len(sizes) == features.ndim and all(isinstance(size, str) or size == found for size, found in pairs)
     if not (features.is_floating_point() and fits):
-        wanted = f"floats [{', '.join(map(str, shape))}]"
-        raise ArgumentError(f"features is {features.dtype} {list(features.shape)}: give {wanted}")
+        raise ArgumentError(f"features is {described(features)}: give floats [{', '.join(map(str, shape))}]")
 
 
 def frame_mask(features: Tensor, lengths: Tensor | None) -> Tensor:
@@ -186,10 +183,14 @@ def frame_mask(features: Tensor, lengths: Tensor | None) -> Tensor:
         return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
     is_frame = padding_mask(lengths, features.shape[1])
     if lengths.shape != features.shape[:1] or lengths.device != features.device:
-        shape, device = list(features.shape), features.device
-        what = f"lengths is {list(lengths.shape)} on {lengths.device}, and features {shape} on {device}"
+        what = f"lengths is {list(lengths.shape)} on {lengths.device}, for {len(features)} rows on {features.device}"
         raise ArgumentError(f"{what}: give one length for each row, on the features' device")
     return is_frame
+
+
+def described(value: object) -> str:
+    """A tensor by its dtype and its shape, and anything else by its type, for a message."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def expand(values: Tensor, like: Tensor) -> Tensor:
@@ -230,7 +231,5 @@ def _check(name: str, value: int, least: int, hint: str = "") -> None:
 
 
 def _check_mask(name: str, mask: Tensor) -> None:
-    if not isinstance(mask, Tensor):
-        raise ArgumentError(f"{name} is a {type(mask).__name__}: give a tensor")
-    if mask.dtype != torch.bool or mask.ndim != 2:
-        raise ArgumentError(f"{name} is {mask.dtype} {list(mask.shape)}: it must be bool, of two dimensions")
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim != 2:
+        raise ArgumentError(f"{name} is {described(mask)}: give a tensor of bools, of two dimensions")

@@ -35,8 +35,7 @@ def stored_spec(spec: FeatureSpec, dtype: str) -> FeatureSpec:
     """The spec of a version that stores an extractor's features as `dtype`; an ExtractorError if one of its side arrays
     has the name that quantisation needs."""
     if any(side.name == QUANTIZATION for side in spec.side):
-        why = "the name is reserved for the scale and offset of quantised features"
-        raise ExtractorError(f"side array {QUANTIZATION}: {why}")
+        raise ExtractorError(f"side array {QUANTIZATION}: the name is reserved for quantised features")
     if not is_quantized(spec.dtype, dtype):
         return replace(spec, dtype=dtype)
     parameters = SideSpec(QUANTIZATION, (2, *spec.item_shape), "float32", "scale, offset: offset + scale * features")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 QUANTIZATION = "quantization"
@@ -17,8 +17,8 @@ QUANTIZATION = "quantization"
 DTYPES = ("float16", "float32", "float64", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 """What stored arrays may be of."""
 
-Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 22)], ...], msgspec.Meta(max_length=8)]
-Dtype = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
+Shape = Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 22)], ...], Meta(max_length=8)]
+Dtype = Annotated[str, Meta(pattern=rf"^({'|'.join(DTYPES)})\Z")]
 """The types of the fields say what documents of strangers may hold; see `featcache.version.version`."""
 
 _BLOCK = 1 << 20
@@ -29,7 +29,7 @@ _BLOCK = 1 << 20
 class SideSpec:
     """A side array: an output of an extractor besides the features, with some entries for each utterance."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]*\Z", max_length=70)]
+    name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*\Z", max_length=70)]
 
     item_shape: Shape
     """The shape of one entry; `()` for a number."""
@@ -51,27 +51,25 @@ class FeatureSpec:
     dtype: Dtype
     """The numpy name of the dtype: what `extract` returns (in an extractor's spec) or what is read (in a version's)."""
 
-    frame_rate: Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
+    frame_rate: Annotated[float, Meta(ge=1e-6, le=1e9)]
     """The number of frames per second."""
 
-    frame_length: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+    frame_length: Annotated[int, Meta(ge=0, le=1 << 40)]
     """The number of samples that one frame depends on; 0 if it is unlimited or unknown."""
 
-    sample_rate: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+    sample_rate: Annotated[int, Meta(ge=1, le=10**9)]
     """The sample rate in Hz of the waveforms that `extract` takes."""
 
     units: str
     """What a value means, for a reader: "log mel energy (natural log)"."""
 
-    codebook_sizes: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 24)], ...], msgspec.Meta(max_length=4096)
-    ] = ()
+    codebook_sizes: Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 24)], ...], Meta(max_length=4096)] = ()
     """The size of each codebook, for codes; empty for other features."""
 
-    side: Annotated[tuple[SideSpec, ...], msgspec.Meta(max_length=64)] = ()
+    side: Annotated[tuple[SideSpec, ...], Meta(max_length=64)] = ()
     """The arrays that are stored beside the features."""
 
-    padded_to: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
+    padded_to: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     """The number of samples to which the extractor pads shorter clips, so that all of these have equally many frames;
     0 if it does not."""
 

@@ -212,7 +212,7 @@ def test_statistics_of_another_version_are_refused(tmp_path):
     caches = [made_cache(tmp_path / digit, make_features(5, (5,)), fingerprint=digit * 64) for digit in "01"]
     moments(caches[0]).save(tmp_path / "s.npz")
     Cmvn.load(tmp_path / "s.npz", cache=caches[0])
-    with pytest.raises(StoreError, match=r"s.npz: statistics of fbank80-0{12}, but the cache is fbank80-1{12}"):
+    with pytest.raises(StoreError, match=r"s.npz: is of fbank80-0{12}, but the cache is fbank80-1{12}"):
         Cmvn.load(tmp_path / "s.npz", cache=caches[1])
 
 
@@ -280,10 +280,10 @@ def test_what_does_not_vary_and_what_is_padding_does_no_harm():
         (lambda x: global_cmvn()(x[..., :4]), r"\[4, 11, 4\]: give floats \[batch, frames, 5\]"),
         (lambda x: global_cmvn()(x.long()), "features is torch.int64"),
         (lambda x: normalize_utterances(x.long()), "features is torch.int64"),
-        (lambda x: global_cmvn()(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, and features"),
+        (lambda x: global_cmvn()(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, for 4 rows on"),
         (lambda x: global_cmvn()(x, torch.ones(4)), "lengths is torch.float32"),
-        (lambda x: normalize_utterances(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, and features"),
-        (lambda x: grouped()(x, None, ["anna"]), "a name or an integer for each of 4 rows"),
+        (lambda x: normalize_utterances(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, for 4 rows on"),
+        (lambda x: grouped()(x, None, ["anna"]), "give 4 names or integers, one per row"),
         (lambda x: grouped()(x, None, torch.ones(4)), "groups is torch.float32"),
         (lambda x: Cmvn(MEAN, STD[:4]), r"mean is \[5\] and std \[4\]"),
         (lambda x: Cmvn(MEAN, -STD), "std must not be negative"),

@@ -265,7 +265,7 @@ def test_compiled_models_may_make_masks():
         (lambda: attention_mask(None), "padding is a NoneType: give a tensor"),
         (lambda: for_multihead_attention(5), "mask is a int: give a tensor"),
         (lambda: padding_mask(torch.tensor([0.5, 1.0])), "lengths is torch.float32"),
-        (lambda: padding_mask(torch.tensor(3)), "give integers"),
+        (lambda: padding_mask(torch.tensor(3)), "give a tensor of integers"),
         (lambda: padding_mask(torch.tensor([3]), -2), "num_frames is -2"),
         (lambda: attention_mask(torch.ones(2, 3)), "padding is torch.float32"),
         (lambda: attention_mask(torch.ones(2, 3) > 0, torch.ones(3, 3)), "frames is torch.float32"),
