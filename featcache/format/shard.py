@@ -210,12 +210,14 @@ class Shard(Group[ShardInfo]):
         """The items, or those of these numbers, without their features."""
         table = self.table
         ids, paths = table.ids, table.paths
+        segments = [table[name] for name in ("start", "duration", "channel")]
+        columns = {name: table[column] for name, column in ITEM_COLUMNS.items()}
         for at in range(len(table)) if numbers is None else numbers:
             if at >= len(table):  # an index that is sealed, and wrong all the same
                 raise self._damaged("items", f"there is no item {at}")
-            segment = [table[name][at].item() for name in ("start", "duration", "channel")]
-            own = {name: table[column][at].item() for name, column in ITEM_COLUMNS.items()}
+            own = {name: column.item(at) for name, column in columns.items()}
             own["by_ffmpeg"] = bool(own["by_ffmpeg"])
+            segment = (column.item(at) for column in segments)
             yield Item(**Utterance.of_columns(ids[at], paths[at], *segment).row(), **own)
 
     def check_table(self) -> None:

@@ -182,10 +182,9 @@ def _marks(run: Path) -> Iterator[_Mark]:
 
 
 def _was_fatal(run: Path) -> bool:
-    try:
+    with suppress(OSError):
         return (run / _CRASH).stat().st_size > 0
-    except OSError:
-        return False
+    return False
 
 
 def remove_marks(run: Path) -> None:

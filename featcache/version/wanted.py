@@ -204,11 +204,8 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
     damaged, ledger, records = list[str](), list[str](), list[str]()
     wanted = [*read_all_wanted(version, damaged, index)]
     known = {name for one in wanted for name in one.names}
-    findings = [
-        Unfinished(one.manifest, len(one), len(numbers), len(standing))
-        for one, numbers, standing in find_missing(wanted, index, read_failures(version, ledger))
-        if len(numbers)
-    ]
+    gaps = find_missing(wanted, index, read_failures(version, ledger))
+    findings = [Unfinished(one.manifest, len(one), len(rows), len(failed)) for one, rows, failed in gaps if len(rows)]
     if ledger and findings:  # it may have said that they have failed
         count = counted(sum(one.missing for one in findings), "utterance")
         findings, ledger = [], [f"{what}: {count} may be missing, or have failed" for what in ledger]
