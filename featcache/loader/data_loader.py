@@ -257,7 +257,7 @@ def _whole(dataset: Any) -> FeatureDataset:
     if isinstance(dataset, Subset):
         return _whole(dataset.dataset).subset(dataset.indices)
     if not isinstance(dataset, FeatureDataset):
-        wanted = "featcache.DataLoader takes a FeatureDataset, or a Subset of one, torch.utils.data.DataLoader any"
+        wanted = "featcache.DataLoader takes a FeatureDataset, or a Subset of one; torch.utils.data's takes any"
         raise ArgumentError(f"dataset is a {type(dataset).__name__}: {wanted}")
     return dataset
 

@@ -32,7 +32,7 @@ _Value = TypeVar("_Value")
 Move: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Brings a tensor to a device."""
 
-_SLOW = "a worker process takes longer to pass a batch on than to read it: featcache.DataLoader is ten times as fast"
+_SLOW = "a worker process takes longer to pass a batch on than to read it: featcache.DataLoader is about 10× as fast"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Spans:
 
 
 def frames_between(lengths: Ints, rate: float, start: ArrayLike, duration: ArrayLike | None) -> tuple[Ints, Ints]:
-    """The first frame, and the number of frames, of a span of time in each utterance, of `rate` frames a second.
+    """The first frame, and the number of frames, of a span of time in each utterance, at `rate` frames a second.
 
     `start` and `duration` are in seconds: one number, or one for each utterance `[n]`; without a duration, to the end.
     The number of frames is rounded, but at least one, or as many as there are. Raises ArgumentError if a span is
