@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from featcache.errors import MOST_THREADS, ConfigError, require_int
 
 Waveforms = Sequence[NDArray[np.float32]]
+"""The samples of several clips, each `[num_samples]`."""
 
 MAX_CPU_THREADS = 8
 """The most threads that are used by default on a CPU: login nodes are shared, and with more the disk is the limit."""
