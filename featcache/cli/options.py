@@ -246,15 +246,13 @@ trust_remote_code = flag("--trust-remote-code", _REMOTE_CODE, expose_value=False
 
 
 def read_manifest(source: str, reading: Mapping[str, Any], keys: Sequence[str] = (), **options: Any) -> Manifest:
-    """Read a manifest, and say on stderr what there is to say about it.
+    """Read a manifest, and say on stderr what there is to say about it. Raises ArgumentError if a name that `--set`
+    gives is none of its placeholders.
 
     Args:
         reading: What `manifest_format` gives.
         keys: The keys of configs that `--set` could have meant.
         options: Other arguments of `featcache.manifest.read_manifest`.
-
-    Raises:
-        ArgumentError: A name that `--set` gives is none of the manifest's placeholders.
     """
     from featcache.manifest.read import read_manifest as read
 

@@ -1,6 +1,5 @@
-"""The audio files of a manifest as they are now: whether they are there, what their headers say, whether they have
-changed since extraction, whether they are the files that a version was extracted from at all, and whether those that
-have failed would fail again."""
+"""The audio files of a manifest as they are now: whether they exist, what their headers say, whether they have changed
+since extraction, whether a version was extracted from them at all, and whether failed ones would fail again."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def row_seconds(manifest: Manifest, known: NDArray[np.float64], speed: NDArray[n
 
 
 def rows_of_first_copy(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows in the container of the first one, if it has to be copied: then it is the only one that should be, since
-    the run begins with it. Else none."""
+    """The rows in the first one's container, if it must be copied: no other should be, as the run begins with it."""
     containers = [_copied_container(manifest, row) for row in rows.tolist()]
     return rows.compress([container is not None and container == containers[0] for container in containers])
 
@@ -287,8 +285,7 @@ _FILES_AT_ONCE = 256
 """Files that a thread looks at before it says so."""
 
 NOT_SAID = "length_not_in_header"
-"""The reason of a row whose file is at a URL, and has no header that says how long it is, as an MP3 without a header
-frame, or M4A. Its audio may be good."""
+"""The reason of a row at a URL whose header gives no length, as in some MP3 and M4A. Its audio may be good."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,13 +293,11 @@ class FileHeaders:
     """What the headers of the files of a manifest's rows say."""
 
     durations: NDArray[np.float64]
-    """The duration of each row: as the manifest says, else the seconds from its start to the end of its file, `[rows]`;
-    NaN for failures."""
+    """Each row's seconds: the manifest's, else from its start to the end of its file, `[rows]`; NaN for failures."""
     headers: dict[int, Header]
     """The headers of the files of the rows that were looked at, and are good."""
     failures: dict[int, tuple[str, str]]
-    """The rows of which nothing is known, each with the reason, of `featcache.errors.Reason` or `NOT_SAID`, and a
-    message."""
+    """The rows of which nothing is known: the reason, of `featcache.errors.Reason` or `NOT_SAID`, and a message."""
 
 
 def read_headers(manifest: Manifest, threads: int, report: Callable[[int], object], every: bool = False) -> FileHeaders:

@@ -85,8 +85,7 @@ def plan_corpus(
         folder: The corpus, which is made if it is missing.
         given: Manifests, or patterns.
         options: Those of the job. Its partition is one of the parts; of a corpus's single manifest, one of its rows.
-        reading: How manifests are read: arguments of `read_manifest`. The root does not count: rows have paths as they
-            are in the manifest.
+        reading: Arguments of `read_manifest`. The root does not count: rows have paths as they are in the manifest.
         is_list: Whether even one manifest makes a corpus.
 
     Raises:

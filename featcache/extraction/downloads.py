@@ -91,12 +91,8 @@ class Downloads:
             return for_files and len(self._containers) < self._wanted_containers + _CONTAINERS_AHEAD
 
     def expect(self, utterances: Iterable[Utterance]) -> bool:
-        """Begin to fetch what a batch needs: files, which will be taken in this order, once for each run of equal
-        paths, and containers.
-
-        Returns:
-            Whether there is any.
-        """
+        """Begin to fetch what a batch needs: files, to be taken in this order, once for each run of equal paths, and
+        containers. Returns whether there is any."""
         is_any = False
         for path, _ in groupby(utterances, key=lambda utterance: utterance.path):
             if "://" not in path and not isinstance(self._root, Url):

@@ -71,16 +71,13 @@ def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: Eve
 def run_extraction(
     plan: ExtractionPlan, engine: Engine, report: Callable[[Progress], Any] = lambda _: None, stop: Event | None = None
 ) -> Summary:
-    """Extract what is missing.
+    """Extract what is missing. Raises StoreError if the cache cannot be written: what was committed stays.
 
     Args:
         plan: What to do. Nobody else is at work in its versions: see `exclusively`.
         engine: Does the shard tasks: `featcache.engines.local.run_locally`, for example.
         report: Called with the progress now and then, from worker threads, by one at a time.
         stop: Set it to end the run: what has been taken is finished and committed, and nothing more is taken.
-
-    Raises:
-        StoreError: The cache cannot be written. What was committed stays.
     """
     began = perf_counter()
     control = RunControl(Progress(), report, stop or Event(), plan.options.failure_limit)
@@ -121,8 +118,7 @@ def _fill(plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine,
 
 
 def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
-    """Sweep a version that lacks nothing, and keep what the manifest wants of it; if it can be written, and nobody is
-    at work in it."""
+    """Sweep a complete version and keep what the manifest wants of it, if it can be written and nobody is at work."""
     version = Version.open(planned.path)
     with suppress(StoreError), nullcontext() if plan.options.partition else version.at_work("extract"):
         version.store.sweep()
@@ -230,8 +226,7 @@ class Summary:
     interrupted: bool = False
     """Whether the run was stopped before its end."""
     too_many_failures: str = ""
-    """That more utterances have failed than were allowed, and how many, or why else the run was given up; empty if it
-    was not."""
+    """That more utterances failed than were allowed, and how many, or why else the run was given up; empty if not."""
     traceback: str = ""
     """That of the exceptions that an extractor has raised again and again, if that is why; otherwise empty."""
     processes: int = 1

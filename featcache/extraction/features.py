@@ -228,17 +228,14 @@ def until_it_fits(
     compute: Callable[[int, bool], _Result], extractor: Extractor[Params], lengths: Collection[int], device: Device
 ) -> _Result:
     """Compute a batch, again if it does not fit into memory: in smaller batches, and at last with nothing beside it.
+    Raises DoesNotFitError if a single row does not fit.
 
     Args:
-        compute: Gets the number of rows of a batch of the shortest, and whether to have the device for itself. May be
-            called several times.
+        compute: Gets the number of rows of a batch of the shortest, and whether to have the device for itself.
         extractor: The extractor. If a batch of rows does not fit, its batches are smaller from then on, in all threads.
             An extractor that takes no rows gets one clip at a time.
         lengths: The numbers of samples of the rows, with their padding. Batches of the shortest rows have the most:
             once these have one row, no other batch has more.
-
-    Raises:
-        DoesNotFitError: A single row does not fit.
     """
     shortest, alone = min(lengths), False
     while True:

@@ -30,8 +30,7 @@ from featcache.version.records import Run
 from featcache.version.version import Version, library_versions
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
-"""`extract` includes waiting for a GPU; `wait` is for the disk, for a batch that comes first, or for a GPU while
-nothing may be decoded."""
+"""`extract` also waits for a GPU; `wait` is for the disk, a batch before, or a GPU if nothing may be decoded."""
 
 
 @dataclass
@@ -45,8 +44,7 @@ class VersionCounts:
     seconds: float = 0.0
     """Seconds of worker threads that computing the features took."""
     upsampled: int = 0
-    """Utterances whose file has a lower sample rate than the config: the upper part of their spectrum is empty. Copies
-    do not count."""
+    """Utterances, without copies, whose file has a lower rate than the config: the top of their spectrum is empty."""
     downsampled: int = 0
     """Utterances whose file has a higher sample rate than the config. Copies do not count."""
     silent: int = 0
@@ -73,8 +71,7 @@ class Progress:
     shards: int = 0
     """Committed shards."""
     too_many_failures: str = ""
-    """That more utterances have failed than were allowed, and how many, that no audio can be fetched any more, or that
-    an extractor raises exceptions; empty if not."""
+    """That more failed than allowed, and how many, that no audio can be fetched, or an extractor raises; else empty."""
     traceback: str = ""
     """That of such an exception; empty if there are none."""
     versions: dict[str, VersionCounts] = field(default_factory=dict)
@@ -147,8 +144,7 @@ class RunControl:
         self.stop.set()
 
     def check(self, is_end: bool = False) -> None:
-        """Stop the run if an extractor raises exceptions again and again, or too many utterances of a version have
-        failed; `is_end` if nothing more follows."""
+        """Stop if an extractor keeps raising, or a version has too many failures; `is_end` if nothing more follows."""
         for counts in self.progress.versions.values():
             tried = counts.failed + counts.extracted
             if self.max_failures and (fault := self.max_failures.fault(counts.failed, tried, is_end)):

@@ -32,11 +32,8 @@ SHARD_MEGABYTES = 128.0
 
 @dataclass(frozen=True)
 class Options:
-    """What a run may choose. What it extracts has the same values, whatever it chooses: these are the config's.
-
-    Raises:
-        ArgumentError: One of the options is invalid.
-    """
+    """What a run may choose. What it extracts has the same values, whatever it chooses: these are the config's. Raises
+    ArgumentError if one of the options is invalid."""
 
     device: str | None = None
     """`cpu`, `cuda`, `cuda:1`; with the local engine also `all` or several, as `cuda:0,cuda:2`, each of which gets a
@@ -100,8 +97,7 @@ class Options:
 
     @cached_property
     def devices(self) -> list[str]:
-        """The devices of this machine that each have a process which extracts; empty if there are none. Raises
-        ConfigError if there is no such device."""
+        """This machine's devices that each have a process to extract. Raises ConfigError if one does not exist."""
         names = self.device or ""
         return parse_devices(names) if self.engine == LOCAL and (names == ALL or "," in names) else []
 

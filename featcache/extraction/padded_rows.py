@@ -199,8 +199,7 @@ def compute_now(given: Extracted | PendingRows, device: Device, times: WorkerTim
 def compute_rows(rows: list[Row], device: Device) -> list[ClipFeatures | AudioError]:
     """Compute rows of one version and one padded length, in batches of as many as the extractor wants.
 
-    If a batch does not fit on the device, this and all later ones become smaller. A single row that does not fit is
-    tried again with nothing beside it.
+    If a batch does not fit on the device, it and all later ones become smaller; a single row is tried again alone.
 
     Returns:
         What each row gave, in their order.
@@ -275,7 +274,7 @@ _Probes = Iterable[Mapping[str, Any]]
 def choose_batching(
     extractor: Extractor[Params], probes: _Probes, device: str, request: str | None = None, allow_mismatch: bool = False
 ) -> BatchingChoice:
-    """Decide how a run puts rows together.
+    """Decide how a run puts rows together. Raises ConfigError if a request is unknown, or too loose and not allowed.
 
     If the user requests nothing, it is the loosest batching that the extractor declares and that the device's newest
     probe, if there is one, found to be clean: at the config's precision, it changed no frame by more than rounding.
@@ -286,9 +285,6 @@ def choose_batching(
         device: The label of the device.
         request: What the user asks for, one of `BATCHINGS`.
         allow_mismatch: Accept the request even if it is looser than what is declared or was found to be clean.
-
-    Raises:
-        ConfigError: The request is unknown, or it is looser than that and was not allowed.
     """
     kind = type(extractor).__name__
     if not isinstance(extractor, RowExtractor):

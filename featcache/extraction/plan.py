@@ -88,11 +88,9 @@ def plan_extraction(
     options: Options,
     only: Strings | None = None,
 ) -> ExtractionPlan:
-    """Plan a run: compare the manifest with what each config's version holds, and build the extractors of those that
-    lack something.
+    """Plan a run: compare the manifest with each config's version, and build the extractors of incomplete ones.
 
-    For these, in the whole process, torch gets one thread of its own, and TF32 is turned off: see
-    `Device.configure_torch`.
+    For these, the process's torch gets one thread of its own, and TF32 is turned off: see `Device.configure_torch`.
 
     Args:
         manifest: The utterances.
@@ -143,8 +141,7 @@ class _Rows:
 
 
 def _rows_of_run(plan: ExtractionPlan, copies: Copies) -> _Rows:
-    """The manifest with its copies, or a partition of it, and how long each row lasts: by the manifest or the source,
-    else by files' headers.
+    """The manifest with copies, or a partition of it, and each row's seconds: its own, else the source's or a header's.
 
     A partition depends on the manifest, and on nothing else that may differ between the jobs of an array: it is a slice
     of the utterances, cut by their durations if all have one, else by their number."""

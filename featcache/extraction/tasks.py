@@ -1,5 +1,4 @@
-"""What a manifest wants, without what the version holds, is the shards still to make. Pure: nothing here reads audio or
-writes.
+"""What a manifest wants, without what the version holds, is the shards still to make. Nothing is read or written.
 
 The manifest is partitioned once, by its rows alone, into ranges of about a shard each. A range without any
 extracted row is one task, whatever happened to the others: so a run that was killed and resumed makes exactly
@@ -59,7 +58,7 @@ class ShardTask:
 def want(
     manifest: str, keys: Sequence[NDArray[np.uint64]], index: Index, before: Iterable[Wanted], again: ArrayLike = ()
 ) -> Wanted:
-    """What a run over a manifest wants.
+    """What a run over a manifest wants. Raises ManifestError if two ids have the same hash.
 
     A row that is there in the same form keeps its generation, another one of its id gets the next; so do those that are
     to be extracted `again`, by their numbers, because their audio has changed, for example.
@@ -69,9 +68,6 @@ def want(
         keys: The hashes of its rows' ids, and of the rows, each uint64 `[rows]`.
         before: The wanted sets that are kept.
         again: The numbers of rows that are to be extracted although they are there.
-
-    Raises:
-        ManifestError: Two ids have the same hash.
     """
     id_hash, row_hash = keys
     if not are_distinct(id_hash):

@@ -42,8 +42,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, eq=False)
 class BuiltConfig:
-    """A config and its extractor, which is built when it is first asked for: where nothing is to be extracted, it need
-    not be."""
+    """A config and its extractor, built when first asked for: where nothing is to be extracted, it need not be."""
 
     config: Config
     device: Device
@@ -211,8 +210,7 @@ def _refuse_dtype(config: Config, spec: FeatureSpec) -> None:
 
 def new_version_notes(cache: Location, info: VersionInfo) -> list[str]:
     """How a version that does not exist yet differs from those of the same name with other fingerprints. Raises
-    ArgumentError if there is a version with this fingerprint, whose folder has been renamed, or whose config has
-    another name."""
+    ArgumentError if a version has this fingerprint, but its folder has been renamed, or its config has another name."""
     notes, names = list[str](), list[str]()
     with suppress(StoreError):  # what is wrong with the place is said when it is written to
         names = [name for name in version_names(cache) if name != info.folder_name]  # which another run may have made

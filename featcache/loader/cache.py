@@ -382,11 +382,8 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
 
 
 def tensor_in(out: torch.Tensor | Memory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """A tensor of any content: the beginning of `out`, or one in memory that it gives.
-
-    Raises:
-        ArgumentError: `out` is not a contiguous tensor in CPU memory, of this dtype and large enough.
-    """
+    """A tensor of any content: the beginning of `out`, or one in memory that it gives. Raises ArgumentError if `out` is
+    not a contiguous tensor in CPU memory, of this dtype and large enough."""
     wanted, needed = tensor_of(np.empty(0, dtype)), math.prod(shape)
     if callable(out):
         memory = out(needed * dtype.itemsize)

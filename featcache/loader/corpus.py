@@ -82,11 +82,7 @@ class Corpus(Cache):
         return [part.name for part in self._joined.parts]
 
     def part(self, name: str) -> Cache:
-        """The version of one part, by the part's name.
-
-        Raises:
-            StoreError: There is no such part.
-        """
+        """The version of one part, by the part's name. Raises StoreError if there is no such part."""
         part = self.part_of(name)
         return Cache(part.version, check=self.check, index=part.index, tiers=self._tiers)
 

@@ -162,20 +162,14 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of training in the epoch: after the batches that it has received, not after those made ahead.
-
-        Raises:
-            ArgumentError: The sampler keeps no state.
-        """
+        Raises ArgumentError if the sampler keeps no state."""
         sampler = self._stateful()
         # as the sampler counts: it may be in another pass by now
         return {"sampler": sampler.state_dict(consumed=min(sampler.given, self._latest.received))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration yield what was left when the state was taken; see `BucketBatchSampler`.
-
-        Raises:
-            ArgumentError: `state` is not such a state, or the sampler keeps no state.
-        """
+        """Let the next iteration yield what was left when the state was taken; see `BucketBatchSampler`. Raises
+        ArgumentError if it is not such a state, or the sampler keeps none."""
         try:
             inner = state["sampler"]
         except (KeyError, TypeError) as error:

@@ -151,15 +151,12 @@ class BucketBatchSampler(Sampler[list[int]]):
     def state_dict(self, *, consumed: int | None = None) -> dict[str, Any]:
         """Which utterances of the epoch are left, for all ranks together; small, of plain numbers and text.
 
-        All ranks must be at the same step, as in synchronous training. Then all have the same state, and one rank saves
-        it.
+        All ranks must be at the same step, as in synchronous training: then one saves the state, which all share.
+        Raises ArgumentError if the pass has not yielded `consumed` batches.
 
         Args:
             consumed: How many batches of this pass training has consumed. By default, all that were yielded, which is
                 too many if a DataLoader's workers take batches ahead.
-
-        Raises:
-            ArgumentError: The pass has not yielded that many.
         """
         now = self._pass
         consumed = self.given if consumed is None else require_int("consumed", consumed, 0)
@@ -174,11 +171,8 @@ class BucketBatchSampler(Sampler[list[int]]):
 
         If all arguments except the rank are the same as then, these are exactly the batches that would have followed.
         Otherwise, for example with another `world_size` or a smaller `max_frames`, new batches are made of the
-        remaining utterances.
-
-        Raises:
-            ArgumentError: `state` is not the state of such a sampler, or is for other utterances.
-        """
+        remaining utterances. Raises ArgumentError if `state` is not that of such a sampler, or is for other
+        utterances."""
         try:
             digest, epoch = state["lengths"], require_int("epoch", state["epoch"], 0)
             parts = [(Rules(**part["rules"]), require_int("rounds", part["rounds"], 0)) for part in state["parts"]]
