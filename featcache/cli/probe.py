@@ -32,13 +32,11 @@ _NEAR = 16
 @options.trust_remote_code
 @options.as_json()
 def probe(config: str, manifest: str, cache: Location | None, utterances: int, **reading: Any) -> None:
-    """Measure, on this device, how batching and precision change the values of CONFIG, with some of the
-    MANIFEST's utterances.
+    """Measure on this device how batching and precision change the values of CONFIG, with utterances of MANIFEST.
 
-    Each utterance is extracted alone, in batches of equal length, and in padded batches, at every precision
-    that the device has, and compared with the same utterance alone in fp32. Codes that differ are either
-    ties, where the distances of two codewords differ by less than rounding, or mismatches. The fastest
-    combination without mismatches is named.
+    Each utterance is extracted alone, in batches of equal length, and in padded batches, at every precision that the
+    device has, and compared with itself alone in fp32. Codes that differ are either ties, where the distances of two
+    codewords differ by less than rounding, or mismatches. The fastest combination without mismatches is named.
 
     \b
     Examples:

@@ -1,8 +1,7 @@
 """The process of a command: its standard streams, a bar on its terminal, and the signals that end it.
 
-The streams are open, stdout is for results alone, and messages never decide how the work ends. If a stream is closed
-(`2>&-`), the next file that is opened gets its number, and whatever a library prints goes into that file. So
-`/dev/null` is put in its place.
+The streams are open, stdout is for results alone, and messages never decide how the work ends. If one is closed
+(`2>&-`), the next opened file gets its number, and what a library prints; so `/dev/null` takes its place.
 
 On damaged files, libsndfile's readers of SDS and of G.72x print to C's stdout, and offer no way to turn that off. That
 would be in the middle of a result which a program reads, or after it: C keeps what is printed to a file or a pipe until

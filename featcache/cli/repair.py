@@ -36,11 +36,9 @@ def repair(path: Location, manifest: str, device: str | None, threads: int | Non
     its utterances are re-extracted; if that version is not in the same cache, or has no sound shard of the same name,
     the shard is moved to the folder `aside` of the version.
 
-    What is damaged in the records of what is wanted and has failed is removed; the next `featcache extract` makes up
-    for it.
+    Damaged records of what is wanted and has failed are removed; the next `featcache extract` makes up for it.
 
-    Only the damaged utterances need to be in the manifest, and their audio files must exist. Otherwise nothing
-    is removed.
+    The manifest needs only the damaged utterances, and their audio files must exist; else nothing is removed.
 
     \b
     Example:

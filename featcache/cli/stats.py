@@ -36,8 +36,7 @@ def stats(
     """Compute the mean and variance of every dimension of a version's features in one pass: over all frames and, with
     --by, for each speaker or other group. For codes, report how many are used.
 
-    The same utterances give the same bits, however they are spread over shards, or over the parts of a corpus, and with
-    any number of threads.
+    The same utterances give the same bits, however spread over shards or a corpus's parts, with any number of threads.
 
     \b
     Examples:
@@ -134,8 +133,7 @@ def _say_codes(usage: Usage) -> dict[str, Any]:
 def fit_kmeans(
     path: Location, k: int, output: Path, force: bool, seed: int, frames: int | None, device: str | None, threads: int
 ) -> None:
-    """Fit k-means to the frames of a version, and write the centroids to a file: the `weights` of the extractor
-    `units`.
+    """Fit k-means to a version's frames, and write the centroids to a file: the `weights` of the extractor `units`.
 
     Frames are drawn uniformly from the whole version. On one device, the same seed gives the same centroids.
 

@@ -45,9 +45,8 @@ def verify(path: Location, manifest: str | None, data: bool, sources: str | None
     utterance, non-finite values, frame counts, duplicate ids, shards of other versions; whether utterances are
     missing that a manifest wants; and the records of what is wanted and has failed.
 
-    Audio files are looked at only with --sources. Exits with 1 if something is damaged, missing or
-    changed; with 3 if not, but utterances are in the failure ledger. `featcache repair` repairs damage;
-    `featcache extract` adds what is missing.
+    Only --sources looks at audio files. Exits with 1 if something is damaged, missing or changed; else with 3 if
+    utterances are in the failure ledger. `featcache repair` repairs damage; `featcache extract` adds what is missing.
 
     \b
     Examples:

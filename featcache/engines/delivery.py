@@ -1,7 +1,6 @@
 """Appends extracted batches to their shards in order, and commits complete shards in a thread of its own.
 
-A shard is in memory until it is committed. If the run is stopped, shards that are not complete are committed as they
-are: see `Delivery.commit_part`."""
+A shard is in memory until it is committed. If the run is stopped, `Delivery.commit_part` commits incomplete ones."""
 
 from __future__ import annotations
 

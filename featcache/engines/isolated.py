@@ -1,7 +1,6 @@
 """Extracts suspects, one by one, in a process of their own: if one crashes that process, nothing else is lost.
 
-The run after a crash does this with what was in flight. If memory runs out, the system ends that process rather than
-this one."""
+The run after a crash does this with what was in flight. If memory runs out, the system ends that process, not this."""
 
 from __future__ import annotations
 
@@ -41,13 +40,10 @@ class IsolatedProcess:
         return "" if process is None else process.end()
 
     def extract(self, batch: Sequence[Utterance], times: WorkerTimes) -> Iterator[list[Extracted | PendingRows]]:
-        """Extract a batch, one utterance after the other. An utterance that crashes the other process fails.
+        """Yield what each version gets of each utterance of a batch. One that crashes the other process fails.
 
         If the other process cannot even begin (a GPU may have no room for a second model), utterances fail too: in this
         process they might crash everything again.
-
-        Yields:
-            For each utterance, what each version gets.
 
         Raises:
             ExtractorError: The extractor broke its contract in the other process.
@@ -137,8 +133,7 @@ def serve(connection: Connection) -> None:
 def _prepare(
     connection: Connection, setup: Setup, choices: Sequence[BatchingChoice], device_name: str
 ) -> tuple[Device, list[BatchExtractor]]:
-    """The device, and for each config what extracts for it alone. `choices` are how the rows of each config are put
-    together."""
+    """The device, and for each config what extracts for it alone. `choices` are how each config's rows are batched."""
 
     def wait(seconds: float) -> None:
         """Wait for audio, unless the run says that it is being stopped, or has ended: nothing else comes meanwhile."""

@@ -6,8 +6,7 @@ of utterances, to decode it and, unless it becomes rows, extract it; otherwise, 
 that do not fill a batch. On a GPU, some workers do rows only, and the others everything else. One thread beyond the
 budget waits for the disk, flushing finished shards while the workers go on.
 
-When the run is stopped, no more utterances are taken, and those that were are finished. Then the shards that have begun
-are committed with what is in them."""
+When the run is stopped, no more utterances are taken; those that were are finished, and begun shards are committed."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ _POLL_SECONDS = 0.2
 def run_locally(group: JobGroup, tasks: Iterator[ShardTask], control: RunControl) -> None:
     """Do shard tasks for a group of versions; returns when all are committed or the run was stopped.
 
-    Marks in the runs' folders say what is in flight. What may have crashed an earlier run is extracted in a process of
-    its own.
+    Marks in the runs' folders say what is in flight. What may have crashed an earlier run has a process of its own.
 
     Raises:
         StoreError: The cache cannot be written. What was committed stays.

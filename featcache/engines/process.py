@@ -1,8 +1,6 @@
-"""Another Python process with the same modules, at the other end of a connection; what it needs to extract as this one
-does; and what passes of its errors.
+"""Another Python process with the same modules, over a connection: what it needs to extract alike, and how errors pass.
 
-Signals from a terminal or a scheduler do not reach it: it ends when the connection is closed, which a process that
-ends in whatever way does."""
+Signals of a terminal or scheduler do not reach it: it ends with the connection, which ends with this process."""
 
 from __future__ import annotations
 

@@ -91,8 +91,7 @@ def actors_on(nodes: Sequence[dict[str, float]], device: str | None, threads: in
     """How many actors there are on a cluster, and the device and the threads of each: an actor for each GPU if there
     are any; otherwise for every so many cores.
 
-    `nodes` are the resources of each node, as Ray counts them; `device` may forbid GPUs or ask for them; `threads` is
-    the budget of an actor."""
+    `nodes` are each node's resources as Ray counts; `device` may forbid or ask for GPUs; `threads` is per actor."""
     gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
     if device == "cuda" and not gpus:
         raise ArgumentError("device 'cuda': the Ray cluster has no GPU")

@@ -1,8 +1,7 @@
 """A process that does what it is told: it builds extractors once, does chunks of tasks, and commits their shards.
 
-It has a ledger of its own in each version, and holds nothing that is lost with it but the shards under way. What it is
-told are messages, and what it says are events, which any transport may carry: the connections of `devices.py`, the
-actors of `ray.py`."""
+It has a ledger of its own in each version, and holds nothing that is lost with it but the shards under way. It is told
+messages and says events, which any transport may carry: the connections of `devices.py`, the actors of `ray.py`."""
 
 from __future__ import annotations
 

@@ -80,11 +80,8 @@ class SourceVersion:
     def extract(
         self, root: AudioLocation, configs: Sequence[BuiltConfig], batch: Sequence[Utterance], times: WorkerTimes
     ) -> Iterator[list[Extracted | PendingRows]]:
-        """Make the features of a batch from those of the version, for every config.
-
-        Yields:
-            For one part of the batch after the other, the results of all configs in their order.
-        """
+        """Make the features of a batch from the version's. Yields, for one part of the batch after the other, the
+        results of all configs in their order."""
         for at in range(0, len(batch), _UTTERANCES):
             started = perf_counter()
             utterances = batch[at : at + _UTTERANCES]

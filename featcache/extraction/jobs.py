@@ -30,7 +30,7 @@ from featcache.version.records import Run
 from featcache.version.version import Version, library_versions
 
 STAGES = ("decode", "resample", "extract", "write", "wait")
-"""`extract` also waits for a GPU; `wait` is for the disk, a batch before, or a GPU if nothing may be decoded."""
+"""`extract` includes waits for a GPU; `wait` is for the disk, a batch before, or a GPU if nothing may be decoded."""
 
 
 @dataclass

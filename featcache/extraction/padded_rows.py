@@ -197,13 +197,10 @@ def compute_now(given: Extracted | PendingRows, device: Device, times: WorkerTim
 
 
 def compute_rows(rows: list[Row], device: Device) -> list[ClipFeatures | AudioError]:
-    """Compute rows of one version and one padded length, in batches of as many as the extractor wants.
+    """What rows of one version and padded length give, in their order; computed in batches as the extractor wants.
 
-    If a batch does not fit on the device, it and all later ones become smaller; a single row is tried again alone.
-
-    Returns:
-        What each row gave, in their order.
-    """
+    If a batch does not fit on the device, this and all later ones become smaller. A single row that does not fit is
+    tried again with nothing beside it."""
     results: list[ClipFeatures | AudioError] = []
 
     def compute_next(count: int, alone: bool) -> list[ClipFeatures | AudioError]:

@@ -1,7 +1,6 @@
 """An opened corpus: the versions of its parts as one sequence. A position counts through all parts, by their names.
 
-The indexes of all parts are mapped when the corpus is opened, and stay where they are: what is asked of a position is
-looked up in the index of its part."""
+The parts' indexes are mapped when the corpus is opened, and stay apart: a position is looked up in its part's index."""
 
 from __future__ import annotations
 
@@ -182,8 +181,7 @@ class _JoinedIndex:
 
 
 class _JoinedColumn:
-    """A column over all parts, as an array: of a batch, only what is asked for is read. Something may be added to the
-    numbers of each part."""
+    """A column over all parts, as an array: only what is asked for is read. Each part's numbers may get an offset."""
 
     def __init__(self, index: _JoinedIndex, columns: list[NDArray[np.int64]], added: Sequence[int] = ()) -> None:
         self._index, self._columns = index, columns

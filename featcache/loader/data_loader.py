@@ -55,8 +55,7 @@ class DataLoader:
 
     There is nothing to decode, so there are no worker processes: threads gather each batch straight into a reused,
     padded buffer. For a GPU, buffers are page-locked, and copied on a stream of their own. Features, lengths and
-    numeric columns are tensors on the device. On the CPU, a batch's memory is reused once nothing refers to its
-    tensors.
+    numeric columns are tensors on the device. On the CPU, a batch's memory is reused once no tensor refers to it.
 
     `DataLoader(dataset, batch_size=32)` makes a `BucketBatchSampler` of its own, with everything that it offers: the
     same batches on every machine, ranks, and exact resume. Its batches are in another order than the dataset, also
@@ -73,15 +72,13 @@ class DataLoader:
         device: The device for the batches.
         prefetch: How many batches to prepare while training works on one; by default 2, or 8 if their bytes are asked
             of an object store. There each has a thread; else there is at most one per core.
-        dtype: Converts features to this dtype, on the device; by default, they keep their stored dtype. With several
-            versions, a dictionary by name, or one dtype for all versions that it fits: a float dtype leaves codes as
-            they are.
+        dtype: Converts features to this dtype, on the device; by default, they keep their stored dtype. Of several
+            versions, a dictionary by name, or one for all that it fits: a float dtype leaves codes as they are.
         transform: Called with each batch as training would get it, on the device and after `dtype`; what it returns is
             what training gets. The loader's threads call it, up to `prefetch` at once and ahead of training; on a GPU,
             on the stream of the copies. The batch is its own: it may write to the tensors.
         batching: Instead of `batch_sampler`, `max_frames` or `batch_size` or both, and `shuffle` (by default true),
-            `seed`, `drop_last`, `rank`, `world_size` and `shards_in_memory`: the arguments of `BucketBatchSampler`,
-            which describes them.
+            `seed`, `drop_last`, `rank`, `world_size` and `shards_in_memory`: arguments of `BucketBatchSampler`.
 
     Attributes:
         dataset: The dataset, or that of the subset's utterances: `FeatureDataset.subset`.
@@ -356,8 +353,7 @@ class ShardsAhead:
             yield from ((rows, self._reading(number, rows)) for number, rows in rest)
 
     def _expect(self, window: list[tuple[int, list[int]]]) -> bool:
-        """Fetch what the batches of a window read, as soon as there is room; whether all that is expected has been
-        begun."""
+        """Fetch what a window's batches read, as soon as there is room; whether all that is expected has begun."""
         last = {key: number for number, rows in window for key in self._wanted(rows)}
         with self._changed:
             self._batches += [number for number, _ in window]

@@ -243,8 +243,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         gather: Callable[[FrameRanges], torch.Tensor] = FrameRanges.gather,
         move: Move = lambda tensor: tensor,
     ) -> dict[str, Any]:
-        """The batch of the given rows in an epoch: `gather` makes the padded frames, and `move` takes all else that is
-        a tensor to where they are."""
+        """The batch of rows in an epoch: `gather` makes the padded frames, and `move` takes all other tensors there."""
         at = self._rows(rows)
         versions = self.frame_ranges(at, epoch)
         columns = {

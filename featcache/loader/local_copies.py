@@ -199,8 +199,7 @@ class CopiedShards(Shards):
 
 
 class FolderShards(CopiedShards):
-    """The shards of a version in a folder, which are copied in the background once they are read, and read from their
-    copies as soon as these are complete."""
+    """A version's shards in a folder, copied in the background once read, and then read from the complete copies."""
 
     def __init__(self, version: Version, index: Index, check: bool, places: Sequence[Place]) -> None:
         super().__init__(version, index, check, places)

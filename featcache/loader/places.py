@@ -355,8 +355,7 @@ LocalCopy: TypeAlias = _CopyOnDisk | _CopyInMemory
 
 
 class _PrivateMemory:
-    """Copies in this process's own memory, found and made as those of a `Disk` are. A forked child begins with those of
-    its parent."""
+    """Copies in the process's own memory, found and made as a `Disk`'s are. A forked child begins with its parent's."""
 
     def __init__(self, limit: int, idle_seconds: float | None) -> None:
         self.where, self.setting, self.limit = "memory", "ram", limit

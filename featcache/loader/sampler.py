@@ -75,8 +75,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         shards: The number of each utterance's shard, from 0: `dataset.shards`. Needed with `shards_in_memory`.
 
     Keyword Args:
-        max_frames: The limit on the frames of a batch including padding, rows × longest. An utterance without frames
-            counts as one frame.
+        max_frames: The limit on a batch's frames with padding: rows × longest. An utterance without any counts as one.
         batch_size: The limit on the rows of a batch. At least one of the two limits must be given.
         shuffle: By default true. If false, the longest batches come first, in the same order in every epoch.
         seed: The seed of the order; not negative, by default 0.
@@ -90,8 +89,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             of other shards do not share a batch. Rounds over the ranks, and what is dropped, are those of each window.
 
     Raises:
-        ArgumentError: The arguments contradict each other, or utterances are longer than `max_frames`; also a
-            ValueError.
+        ArgumentError: The arguments contradict each other, or utterances exceed `max_frames`; also a ValueError.
     """
 
     @naming(_DEFAULTS)
@@ -334,8 +332,7 @@ def batches_of(lengths: Ints, positions: Ints | None, rules: Rules, epoch: int, 
     """Make an epoch's batches.
 
     Args:
-        lengths: The lengths of all utterances, in frames; integers `[utterances]`. None is longer than
-            `rules.max_frames`.
+        lengths: The lengths of all utterances, in frames; integers `[utterances]`, at most `rules.max_frames`.
         positions: The positions of the utterances that are to be in the batches; all of them by default.
         epoch: The epoch; with `rules.shuffle`, each has other batches.
         shards: The number of each utterance's shard, from 0, integers `[utterances]`; with `rules.shards_in_memory`.

@@ -209,8 +209,7 @@ def find_utterances(
     columns: Names = None,
     classes: Classes = (),
 ) -> tuple[Utterances, list[str]]:
-    """The utterances of a manifest, with all their copies, and the ids of those that are skipped; without a manifest,
-    those of the first version.
+    """The utterances of a manifest, or else of the first version, with all copies, and the ids of those skipped.
 
     The copies of an utterance are next to each other, each with the columns of its row. The arguments are those of
     `FeatureDataset`, which lists the errors."""
@@ -331,8 +330,7 @@ def _with_copies(manifest: Manifest, names: Names, types: Types, caches: Sequenc
 
 
 def _ids_of_copies(caches: Sequence[Cache], copies: bool) -> tuple[Strings, Columns]:
-    """The ids and columns of those of the first version's utterances that are copies that all versions have. Raises
-    ArgumentError if there are none."""
+    """The ids and columns of the first version's copies that all have. Raises ArgumentError if there are none."""
     first = caches[0]
     there = copies_of(first.config)
     if all(copies_of(cache.config).are_plain for cache in caches):
