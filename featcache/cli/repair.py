@@ -36,7 +36,7 @@ def repair(path: Location, manifest: str, device: str | None, threads: int | Non
     its utterances are re-extracted; if that version is not in the same cache, or has no sound shard of the same name,
     the shard is moved to the folder `aside` of the version.
 
-    Damaged records of what is wanted and has failed are removed; the next `featcache extract` makes up for it.
+    Damage in the records of what is wanted and has failed is removed; the next `featcache extract` makes up for it.
 
     The manifest needs only the damaged utterances, and their audio files must exist; else nothing is removed.
 
