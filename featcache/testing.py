@@ -5,8 +5,7 @@
     class TestMine(featcache.testing.ExtractorSuite):
         config = "my.yaml"  # or its content, as a dict
 
-pytest then runs each check. If a check fails, it says what is violated, and by which clip. The suite needs pytest and
-the extra `extract`.
+pytest runs each check; a failure says what is violated, and by which clip. It needs pytest and the extra `extract`.
 """
 
 from __future__ import annotations

@@ -200,8 +200,7 @@ def tied_frames(
     Args:
         quantize: Turns latents `[R, F, D]` into codes `[R, F, Q]`, frame by frame.
         latents: The latents of `codes`, float32 `[F, D]`.
-        codes: The codes, `[F, Q]`. Every frame differs from `others`.
-        others: The other codes, `[F, Q]`.
+        codes, others: Two choices of codes, `[F, Q]`, which differ in every frame.
 
     Returns:
         Bool `[F]`.

@@ -63,11 +63,8 @@ def copy_version(
     The cache need not exist. At most as many shards as there are `threads` are copied at once; `report` is called after
     each, and no more are begun once `stop` is set.
 
-    Raises:
-        ArgumentError: The cache is a corpus, or where the version is.
-        StoreError: Something cannot be read or written, or another version has that name there.
-        DamagedError: The version's own metadata is damaged.
-    """
+    Raises ArgumentError if the cache is a corpus, or where the version is; StoreError if something cannot be read or
+    written, or another version has that name there; DamagedError if the version's own metadata is damaged."""
     stop = stop or threading.Event()
     given, path = (str(place.resolve()) for place in (cache, version.path))
     if given == path.rpartition("/")[0] or f"{given}/".startswith(f"{path}/"):
@@ -113,13 +110,9 @@ def copy_version(
 
 
 def copy_parts_list(corpus: Location, to: Location) -> None:
-    """List the parts of a corpus in another, too, where they are copied to; others that it lists stay.
-
-    Raises:
-        ArgumentError: There is the cache of one manifest.
-        DamagedError: What a corpus says of a part is not what was written.
-        StoreError: It cannot be written.
-    """
+    """List the parts of a corpus in another, too, where they are copied to; others that it lists stay. Raises
+    ArgumentError if that is the cache of one manifest; DamagedError if what a corpus says of a part is not what was
+    written; StoreError if the list cannot be written."""
     if versions := version_names(to):
         raise ArgumentError(f"{to}: is the cache of one manifest, with {listing(versions)}: give another folder")
     for part in read_parts(corpus):

@@ -89,12 +89,10 @@ class Measured:
     """The share of values that differ by more than rounding."""
     disturbed: float = 0.0
     """The share of frames whose latents or features batching changes by more than rounding, compared with each
-    utterance alone at this same precision. For codes without known latents: of frames in which a code differs. A code
-    may stay the same though its frame is disturbed, as in the silence at the end of a clip; in another clip it will
-    not."""
+    utterance alone at the same precision. For codes without known latents: of frames in which a code differs. A code
+    may stay the same in a disturbed frame, as in the silence at the end of a clip, but in another clip it will not."""
     relative: float = 0.0
-    """The largest difference of a frame from the reference, relative in norm: of its latents, or without latents of its
-    features."""
+    """The frames' largest difference from the reference, relative in norm: of latents, or without them of features."""
     absolute: float = 0.0
     """The largest difference of any latent or feature."""
     first: int = 0
@@ -416,8 +414,7 @@ def _compute_rows(extractor: RowExtractor[Params], clips: Clips, device: Device,
 def _compute_batches(
     extractor: Extractor[Params], batches: Sequence[_Batch], num_samples: int, device: Device, alone: bool = False
 ) -> _Timed:
-    """Compute batches, in which so many samples count for the speed: as many at once as extraction does, or with
-    `alone` one after the other."""
+    """Compute batches, with so many samples for the speed: as many at once as in extraction, or `alone`, one by one."""
 
     def compute_batch(batch: _Batch) -> dict[int, ClipResult]:
         with device.slot(alone):

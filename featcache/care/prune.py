@@ -77,9 +77,8 @@ class Pruned:
 
 
 def ids_to_keep(version: Version, manifest: Manifest, *, force: bool = False) -> _Hashes:
-    """The hashes of the ids that a manifest has, with all copies: what `prune` is to keep of a version. Raises
-    ManifestError if none of the version's utterances is in the manifest; or, without `force`, it names other files for
-    them, or lacks more than a few."""
+    """The hashes of a manifest's ids, with all copies: what `prune` keeps of a version. Raises ManifestError if it has
+    none of the version's utterances; or, without `force`, names other files for them, or lacks more than a few."""
     manifest = expand(manifest, copies_of(version.info.config))
     hashes, index = manifest.ids.hashes(), open_index(version)
     lacking = int((~np.isin(index.id_hash, hashes)).sum())
@@ -163,10 +162,8 @@ def prune(
         report: Called after each shard.
         stop: Once it is set, no more shards are begun.
 
-    Raises:
-        LockedError: A run, a repair or another prune is under way.
-        StoreError: The version has changed since the plan, or cannot be written. Whatever is wanted is still there.
-    """
+    Raises LockedError if a run, a repair or another prune is under way; StoreError if the version has changed since the
+    plan, or cannot be written: whatever is wanted is still there."""
     with version.at_work("prune"):
         now, needed = _plan(version, wanted_ids)
         if replace(now, leftovers=plan.leftovers) != plan:
@@ -210,12 +207,8 @@ def _take_away(
 
 def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
     """Publish some items of a shard, whose numbers rise, with all that is known of them; returns the name of the shard
-    that has them. If it is the same one, its files are written again.
-
-    Raises:
-        DamagedError: One of these items, or the table, is not what was written.
-        StoreError: It cannot be written. Nothing has been removed.
-    """
+    that has them. If it is the same one, its files are written again. Raises DamagedError if one of these items, or the
+    table, is not what was written; StoreError if it cannot be written: nothing has been removed."""
     shard.check_table()
     builder = ShardBuilder(shard.spec)
     sides = {side.name: shard.side(side.name) for side in shard.spec.side}
@@ -271,13 +264,9 @@ def what_is_kept(version: Version, *, force: bool) -> list[str]:
 
 
 def remove_version(version: Version, *, force: bool = False) -> None:
-    """Remove a version, with everything in its folder. After a kill, it can be done again.
-
-    Raises:
-        ArgumentError: It has tags, or there are files of others in its folder, without `force`.
-        LockedError: A run, a repair or a prune is under way.
-        StoreError: Its folder is a link, or cannot be removed.
-    """
+    """Remove a version, with everything in its folder. After a kill, it can be done again. Raises ArgumentError if it
+    has tags, or files of others in its folder, without `force`; LockedError if a run, a repair or a prune is under way;
+    StoreError if its folder is a link, or cannot be removed."""
     if not force:
         what_is_kept(version, force=False)
     with version.at_work("rm"):

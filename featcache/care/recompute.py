@@ -60,9 +60,8 @@ class Recomputed:
 
 
 def recompute(version: Version, index: Index, positions: list[int], sources: SourceCheck, device: Device) -> Recomputed:
-    """Extract the items at `positions` of the index again, one by one, from the files they came from, which `sources`
-    finds. Raises ConfigError if the version's config names an extractor that is not registered, or its weights are not
-    here."""
+    """Extract the items at `positions` of the index again, one by one, from their files, which `sources` finds. Raises
+    ConfigError if the version's config names an extractor that is not registered, or its weights are not here."""
     built, result = built_again(version, device), Recomputed(len(positions))
     for position in positions:
         name, number = index.place(position)
@@ -143,8 +142,7 @@ def _are_near(values: Array, expected: Array, step: Array | float = 0.0) -> bool
 
 
 def _count_ties(built: BuiltConfig, item: Item, root: AudioLocation, again: Array, stored: Array) -> int:
-    """The number of differing codes `[frames, codebooks]` in frames where rounding decides; 0 if the extractor tells no
-    latents."""
+    """The number of codes `[frames, codebooks]` that differ in frames where rounding decides; 0 without latents."""
     extractor, device = built.extractor, built.device
     if not isinstance(extractor, CodecExtractor):
         return 0

@@ -85,8 +85,7 @@ class Report:
     surplus: int = 0
     """The number of utterances in the version that are not in the manifest."""
     repeated: int = 0
-    """The number of items that do not count, because others of their utterances do that are no newer. They cost space
-    and do no harm."""
+    """The number of items that do not count, since another, no newer, of their utterance does: they only cost space."""
     notes: list[str] = field(default_factory=list)
     """What is worth knowing and no damage."""
     interrupted: bool = False
@@ -94,8 +93,7 @@ class Report:
     shards_left_out: int = 0
     """The number of shards that were not looked at, because it was stopped before."""
     damaged_utterances: int | None = 0
-    """The number of utterances in damaged shards, which `utterances` does not count; None if a shard does not say how
-    many it holds."""
+    """The number of utterances in damaged shards, which are not in `utterances`; None if a shard does not tell."""
     recomputed: Recomputed | None = None
     """How some utterances that were extracted again compare; None if none were, which `verify` itself never does."""
 
@@ -124,9 +122,7 @@ def verify(
         report: Called after each shard; again if its audio files have been looked at.
         stop: If it is set, the verification ends where it is.
 
-    Raises:
-        StoreError: A shard may not be read.
-    """
+    Raises StoreError if a shard may not be read."""
     stop, checked = stop or threading.Event(), _Checked()
 
     def look() -> tuple[list[str], Report, Index | None]:
@@ -161,8 +157,7 @@ def _source_problem(file: object, fault: str, ids: list[str]) -> Problem:
 def _report(
     version: Version, there: list[str], checked: _Checked, data: bool, manifest: Manifest | None, interrupted: bool
 ) -> tuple[Report, Index | None]:
-    """What the checked shards, of all that are there, come to. And the index of the sound items that count; None if the
-    verification was stopped."""
+    """What all checked shards that are there come to; and the index of the sound items that count, None if stopped."""
     sound = [one.shard for one in checked.values() if one.shard is not None and not one.problems]
     damaged = {name: one.shard for name, one in checked.items() if one.problems}
     problems = []
@@ -296,13 +291,8 @@ def _against(manifest: Manifest, index: Index, failures: Mapping[str, Failure]) 
 
 
 def examine_shard(version: Version, name: str, data: bool, stopped: Callable[[], bool] = lambda: False) -> CheckedShard:
-    """Check a shard. With `data`, every byte of its features is read, else only everything else.
-
-    Raises:
-        ShardGoneError: There is no such shard any more.
-        StoreError: It cannot be read now.
-        StoppedError: `stopped` said so.
-    """
+    """Check a shard. With `data`, every byte of its features is read, else only everything else. Raises ShardGoneError
+    if there is no such shard any more; StoreError if it cannot be read now; StoppedError if `stopped` said so."""
     shard = None
     try:
         shard = version.shard(name)

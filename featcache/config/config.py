@@ -104,11 +104,8 @@ class Config:
         return copies_of({"augment": self.augment and self.augment.model_dump()})
 
     def build(self, device: torch.device) -> extractors.Extractor[extractors.Params]:
-        """Build the extractor, ready to run on `device`.
-
-        Raises:
-            ConfigError: The parameters contradict each other or the sample rate, or weights cannot be loaded.
-        """
+        """Build the extractor, ready to run on `device`. Raises ConfigError if the parameters contradict each other or
+        the sample rate, or weights cannot be loaded."""
         try:
             with without_downloads(self.is_recorded):
                 return self.extractor_class(self.params, self.audio.sample_rate, device)
@@ -139,11 +136,7 @@ class Config:
 
 def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
     """Read a config from a YAML file, or a packaged one by its name; values by their dotted keys are `set` in it, as
-    `{"params.num_mel_bins": 40}`.
-
-    Raises:
-        ConfigError: The file cannot be read, or has faults; the message lists all of them.
-    """
+    `{"params.num_mel_bins": 40}`. Raises ConfigError, which lists all faults, if it cannot be read, or has any."""
     text, folder = packaged_configs().get(str(source)), None
     if text is None:
         folder = Path(source).absolute().parent
@@ -197,9 +190,7 @@ def config_from(document: dict[str, Any], source: str = _NAMELESS, folder: Path 
 
     In messages, the config is called `source`. Relative paths are relative to `folder`, or to the current one.
 
-    Raises:
-        ConfigError: The config has faults; the message lists all of them, each with its dotted path.
-    """
+    Raises ConfigError if the config has faults; the message lists all of them, each with its dotted path."""
     faults: list[str] = []
     document = {key: value for key, value in document.items() if value is not None or key not in SECTIONS}
     file = _validated(ConfigFile, document, folder, faults)
@@ -246,10 +237,8 @@ def recorded_config(document: Any, source: str = _NAMELESS) -> Config:
     A cache is data, whoever made it. So only registered extractors are imported, unless `--trust-remote-code` says
     otherwise, and weights are only looked for on this machine, now and whenever the config is used.
 
-    Raises:
-        ConfigError: The config names an extractor that is not registered, or has faults; the message lists all of them,
-            each with its dotted path.
-    """
+    Raises ConfigError if the config names an extractor that is not registered, or has faults; the message lists all of
+    them, each with its dotted path."""
     if not isinstance(document, dict):
         raise ConfigError(f"config {source}: expected a mapping")
     if isinstance(name := document.get("extractor"), str):

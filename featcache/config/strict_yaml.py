@@ -14,8 +14,7 @@ _MOST_VALUES = 100_000
 
 
 def load_yaml(text: str) -> Any:
-    """The only document of a text. Raises ValueError if it is no YAML, or too large; the message is one line that says
-    where."""
+    """The only document of a text. Raises ValueError, in one line that says where, if it is no YAML, or too large."""
     try:
         return yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:

@@ -47,8 +47,7 @@ os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, aft
 
 
 def seal(data: bytes, where: object = "") -> bytes:
-    """The same document with its seal in the last `"checksum": "00000000"`. Raises StoreError if it is larger than what
-    is read."""
+    """The document with its seal in the last `"checksum": "00000000"`. Raises StoreError if it is too large to read."""
     if len(data) > AT_MOST_BYTES:
         held = f"{len(data):,} bytes of metadata, and at most {AT_MOST_BYTES:,} are read"
         raise StoreError(f"{where}: {held}: extract with a larger --shard-size")
@@ -77,9 +76,7 @@ def parse(data: bytes, kind: type[_T], where: Location | str, version: object = 
         where: Names the document in messages.
         version: The place of the version that `featcache repair` can repair it in, if it can.
 
-    Raises:
-        DamagedError: Its seal does not match, it is too large, or it is not what was declared.
-    """
+    Raises DamagedError if its seal does not match, it is too large, or it is not what was declared."""
     try:
         if data.count(b"[") + data.count(b"{") > _AT_MOST_CONTAINERS:
             raise ValueError(f"more than {_AT_MOST_CONTAINERS:,} lists and objects")

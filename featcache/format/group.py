@@ -142,11 +142,8 @@ class Group(Generic[_I]):
         kind: What its document must be.
         columns: The columns that its table must have; it may have more.
 
-    Raises:
-        FileNotFoundError: It is not there.
-        DamagedError: From everything that reads: it is not what was written.
-        StoreError: It cannot be read now.
-    """
+    Raises FileNotFoundError if it is not there; StoreError if it cannot be read now; and from everything that reads,
+    DamagedError if it is not what was written."""
 
     def __init__(self, store: Store, key: str, fingerprint: str, kind: type[_I], columns: Mapping[str, str]) -> None:
         self.store = store
@@ -246,8 +243,7 @@ class Group(Generic[_I]):
 
 
 def read_attributes(data: bytes, kind: Any, where: object, version: object) -> Any:
-    """What the sealed `zarr.json` of a group says, which must be what `kind` declares. Raises DamagedError if it is not
-    what was written."""
+    """What a group's sealed `zarr.json` says, as `kind` declares. Raises DamagedError if it is not what was written."""
     return parse(data, _envelope(kind), str(where), version).attributes.featcache
 
 

@@ -39,9 +39,7 @@ def group_files(document: Mapping[str, Any], table: Table, arrays: Arrays, no_co
         no_code: What Zarr libraries read where the chunk of integer `features` is missing.
         where: Names the version in messages.
 
-    Raises:
-        StoreError: The document is too large.
-    """
+    Raises StoreError if the document is too large."""
     stored = _zarr_group({**arrays, "items": table.matrix, "text": table.text}, no_code, {})
     files = {path: data for path, data in stored.items() if path != MARK}
     sizes = {path: (len(data), checksum_of(path, data)) for path, data in sorted(files.items())}
@@ -108,9 +106,7 @@ class ShardBuilder:
                 copied.
             side: Its entries of every side array of the version; likewise.
 
-        Raises:
-            ExtractorError: It is not what the version holds. Nothing has been added.
-        """
+        Raises ExtractorError if it is not what the version holds. Nothing has been added then."""
         _refuse_other_arrays("features", "are", features, self._spec.stored_dtype, self._spec.item_shape)
         names = {spec.name for spec in self._spec.side}
         if side.keys() != names:

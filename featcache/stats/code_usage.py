@@ -58,10 +58,8 @@ def usage(
         cache: A cache of codes, or a corpus of them.
         manifest, threads, report: As for `featcache.stats.moments`.
 
-    Raises:
-        StoreError: The cache holds no codes, no utterances, or a code beyond the size of its codebook.
-        ManifestError, MissingItemError, DamagedError: As `moments` raises them.
-    """
+    Raises StoreError if the cache holds no codes, no utterances, or a code beyond the size of its codebook; and, as
+    `moments` does, ManifestError, MissingItemError and DamagedError."""
     spec, path = cache.spec, cache.version.path
     if not spec.codebook_sizes:
         raise StoreError(f"{path}: holds {spec.units}, {spec.dtype}: only codes are counted")

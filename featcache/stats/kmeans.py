@@ -94,8 +94,7 @@ def fit_version(
 
 def draw_frames(version: Version, index: Index, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
     """Draw different frames of the version, each with the same probability: float32 `[count, D]`. Frames are numbered
-    in the order of the hashes of their utterances' ids, so the draw does not depend on which shard holds an
-    utterance."""
+    in the order of the hashes of their utterances' ids, so the draw does not depend on their shards."""
     utterances = index.by_hash.astype(np.int64)
     ends = np.cumsum(index.num_frames[utterances])
     chosen = np.sort(generator.choice(int(ends[-1]), count, replace=False, shuffle=False))
@@ -165,9 +164,8 @@ def _assign(frames: torch.Tensor, centroids: torch.Tensor, pool: ThreadPoolExecu
 
 
 def first_centroids(frames: torch.Tensor, k: int, generator: np.random.Generator) -> torch.Tensor:
-    """The greedy k-means++ of Arthur and Vassilvitskii (2007), float32 `[k, D]`: each centroid is one of the frames
-    `[n, D]`, drawn with a probability proportional to its squared distance from those before it; of a few draws, the
-    one that leaves the least distance."""
+    """Greedy k-means++ (Arthur and Vassilvitskii, 2007), float32 `[k, D]`: each centroid is one of the frames `[n, D]`,
+    drawn in proportion to its squared distance from those before; of a few draws, that of the least distance left."""
     centred = frames - frames.mean(0)
     squares = centred.square().sum(1)
 

@@ -1,5 +1,4 @@
-"""Mean and variance of every dimension of a version's features, of all frames and of each group of utterances; and the
-file that keeps them.
+"""Mean and variance of each dimension of a version's features, of all frames and groups of utterances; and their file.
 
 The cache is read in one pass, in the order of its shards. An utterance is cut into pieces of 256 frames, counted from
 its own beginning. For each piece, the sums of x - c and of (x - c)² are computed in float64, where c is close to the
@@ -97,12 +96,8 @@ class Stats:
         return np.flatnonzero(std <= _STILL * np.median(std)).tolist()
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the file: an `.npz` of the fields by their names. Equal statistics give equal bytes.
-
-        Raises:
-            ArgumentError: The file exists, and `overwrite` is not set.
-            StoreError: It cannot be written.
-        """
+        """Write the file: an `.npz` of the fields by their names. Equal statistics give equal bytes. Raises
+        ArgumentError if it exists, and `overwrite` is not set; StoreError if it cannot be written."""
         refuse_to_replace(Path(path), overwrite)
         arrays: dict[str, Any] = {"format": FORMAT, **vars(self), "by": self.by or ""}
         if self.by is None:
@@ -113,11 +108,7 @@ class Stats:
 
     @classmethod
     def load(cls, path: str | Path) -> Stats:
-        """Read the file. Nothing in it is ever unpickled.
-
-        Raises:
-            StoreError: There is no such file, or it is not a file of statistics.
-        """
+        """Read the file; nothing is ever unpickled. Raises StoreError if there is none, or it holds no statistics."""
         place = Path(path)
         try:
             data = io.BytesIO(open_store(place.parent).read(place.name, _AT_MOST_BYTES))
@@ -227,8 +218,7 @@ def _shift(chosen: Selection) -> Array:
 
 
 def _piece_sums(pieces: ShardPieces, shift: Array) -> tuple[Array, Array]:
-    """The sums of x - shift and of (x - shift)² over each piece, float64 `[pieces, dims]`; a StoreError if an utterance
-    holds NaN or infinity."""
+    """Sums of x - shift and (x - shift)² over each piece, float64 `[pieces, dims]`; StoreError at NaN or infinity."""
     features, cache = pieces.read(), pieces.cache
     sums, squares = np.empty((2, len(pieces.starts), len(shift)))
     with np.errstate(invalid="ignore"):

@@ -32,8 +32,7 @@ _U = TypeVar("_U")
 
 
 class Opened(Protocol):
-    """An opened file, read from where it lies. What the disk refuses becomes an error, never a signal. Safe to use from
-    several threads.
+    """An opened file, read where it lies, by any number of threads. What the disk refuses is an error, never a signal.
 
     Raises:
         DamagedError: From every method: the file ends too early, or the disk cannot read it.
@@ -52,8 +51,7 @@ class Opened(Protocol):
 
 
 class Store(Protocol):
-    """Files by their keys, which are paths below `location`. Safe to use from several threads and in forked processes;
-    it is pickled as its location.
+    """Files by their keys: paths below `location`. Safe in threads and forked processes; pickled as the location.
 
     Raises:
         FileNotFoundError: From every method that reads: there is no such file.

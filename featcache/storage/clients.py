@@ -96,10 +96,8 @@ def client(base: str, *, retries: bool = True) -> Any:
         base: `s3://bucket`, `https://host`.
         retries: Whether obstore is to repeat requests that fail.
 
-    Raises:
-        StoreError: The URL, or what the environment says of it, makes no sense; obstore's error is its cause.
-        MissingDependencyError: obstore is not installed.
-    """
+    Raises StoreError if the URL, or what the environment says of it, makes no sense, with obstore's error as its cause;
+    MissingDependencyError if obstore is not installed."""
     with _lock:
         return _connected(base, retries)
 
@@ -129,8 +127,7 @@ _connected = lru_cache(_MOST_CLIENTS)(_connect)
 
 
 def seconds_to_wait() -> float:
-    """How long a store is waited for that does not answer. Raises ArgumentError if the environment says something else
-    than a number of seconds."""
+    """The seconds to wait for a store that does not answer. Raises ArgumentError if the environment names no number."""
     text = os.environ.get(_SECONDS, str(_SECONDS_TO_WAIT))
     with suppress(ValueError):
         if 0 < (seconds := float(text)) <= 86400:
@@ -218,11 +215,8 @@ def asked(place: ObjectPath, request: Callable[[Any, str], _T], *, is_long: bool
     """What a request about a file returns, by the connection and the file's key; it is made again if that breaks. One
     that `is_long` sends or fetches so much that it may take a while.
 
-    Raises:
-        FileNotFoundError: There is no such file.
-        DamagedError: It ends before what is to be read.
-        StoreError: It cannot be read or written.
-    """
+    Raises FileNotFoundError if there is no such file; DamagedError if it ends before what is to be read; StoreError if
+    it cannot be read or written."""
     given_up_at = time.monotonic() + seconds_to_wait()
     for pause in (*_PAUSES, None):
         try:

@@ -189,8 +189,7 @@ def will_need(array: NDArray[Any]) -> None:
     """Have the kernel begin to read an array's part of a mapped file, without waiting for it.
 
     Copying from cold maps one after another waits for the disk whenever the kernel's own readahead falls short. If all
-    are asked for beforehand, they are read side by side. Arrays that are not mapped, or in memory already, are left
-    alone."""
+    are asked for first, they are read side by side. Arrays not mapped, or already in memory, are left alone."""
     if array.nbytes:
         address = array.__array_interface__["data"][0]
         start = address // mmap.PAGESIZE * mmap.PAGESIZE

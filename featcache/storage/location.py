@@ -63,9 +63,7 @@ def as_location(name: str, text: str | Path | ObjectPath) -> Location:
         name: The argument's name, for messages.
         text: A path, or a URL of one of `SCHEMES`.
 
-    Raises:
-        ArgumentError: It is a URL of another kind, without a bucket, with what may be a secret, or was made a `Path`.
-    """
+    Raises ArgumentError for a URL of another kind, without a bucket, with what may be a secret, or made a `Path`."""
     if isinstance(text, ObjectPath):
         return text
     if isinstance(text, str):

@@ -111,8 +111,7 @@ def _read_part(store: Store, name: str) -> Part:
 
 
 def put_part(corpus: Location, part: Part) -> None:
-    """Record what is known of a part, in the place of what was. Each job writes of its own parts alone. Raises
-    StoreError if it cannot be written."""
+    """Replace what is known of a part; each job does so for its own. Raises StoreError if it cannot be written."""
     open_store(corpus).put(f"{PARTS}/{part.name}.json", encode_line(msgspec.to_builtins(part)))
 
 

@@ -144,15 +144,13 @@ def index_name(version: Version, names: Iterable[str]) -> str:
 
 
 def load_index(version: Version, names: Sequence[str]) -> Index | None:
-    """The index of these shards that is kept, every byte of which has been compared with its checksum; None if there is
-    none, or anything is wrong with it. Raises StoreError if the store cannot be reached, which is no reason to read all
-    shards."""
+    """The kept index of these shards, every byte of it compared with its checksum; None if there is none, or anything
+    is wrong with it. Raises StoreError if the store cannot be reached, which is no reason to read all shards."""
     return _read_index(version, index_name(version, names))
 
 
 def _read_index(version: Version, name: str) -> Index | None:
-    """The index of this name; None if there is none, it is not what was written, or of others, or leads out of its
-    lists."""
+    """The index of this name; None if it is not there, not what was written, of others, or leads out of its lists."""
     try:
         group = Group(version.store, f"index/{name}", version.info.fingerprint, IndexInfo, COLUMNS)
         info, table = group.info, group.table
@@ -182,13 +180,9 @@ def open_index(version: Version, *, keep: bool = True) -> Index:
 
 
 def keep_index(version: Version) -> tuple[Index, bool]:
-    """The index of all shards of a version, which is on disk; and whether it had to be built.
-
-    Raises:
-        DamagedError: A shard's document or table is damaged.
-        StoreError: It cannot be kept.
-        MissingDependencyError: zarr-python is not installed.
-    """
+    """The index of all shards of a version, which is on disk; and whether it had to be built. Raises DamagedError if a
+    shard's document or table is damaged; StoreError if the index cannot be kept; MissingDependencyError if zarr-python
+    is not installed."""
     if (index := load_index(version, version.shard_names())) is not None:
         return index, False
     index = version.reading(lambda: build_index(version))

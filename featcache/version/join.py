@@ -78,8 +78,7 @@ class RowStatus:
     """What a version holds and lacks of a manifest's rows."""
 
     positions: Numbers
-    """The position in the index of the item of each row's id, whatever it was made from, int64 `[rows]`; -1 if there is
-    none."""
+    """Where the index has the item of each row's id, whatever it was made from, int64 `[rows]`; -1 if it has none."""
     present: NDArray[np.bool_]
     """Whether that item is the row's, bool `[rows]`: it was made from the same path, start, duration and channel, and
     its file has not changed since, as far as is known."""
@@ -123,8 +122,7 @@ def join(rows: RowKeys, index: Index, failures: Mapping[str, Failure]) -> RowSta
 
 
 def with_other_files(status: RowStatus, manifest: Manifest, version: Version, index: Index) -> RowStatus:
-    """The same, without the rows whose files are another corpus's with the same ids and paths, as far as a sample
-    tells."""
+    """The same without rows whose files are another corpus's of the same ids and paths, as far as a sample tells."""
     other, _ = find_other_files(manifest, status, version, index)
     present = status.present.copy()
     present[other] = False
@@ -137,13 +135,11 @@ def find_other_files(
     """Find the rows whose file is another than the one of the same path that their item was extracted from.
 
     A sample of the files is looked at; none if the version was extracted under the manifest's root. If a corpus was
-    moved, its files have the same sizes, and there are none under the old root any more; if it was copied, they are
-    equal.
+    moved, its files have the same sizes, and none are under the old root any more; if copied, they are equal.
 
     Args:
         status: What the version holds of the manifest's rows, or of copies of them, beside each other.
-        sizes_of: Asks servers and containers for the sizes of files, in bytes; by default, what is not a file of this
-            machine by itself is left out.
+        sizes_of: Asks servers and containers for files' sizes, in bytes; by default, only plain local files count.
 
     Returns:
         The numbers of the rows, or of the copies, rising, int64 `[n]`; and how many files were looked at.
@@ -178,8 +174,7 @@ def find_other_files(
 
 
 def are_few(count: int, utterances: int) -> bool:
-    """Whether so many of a version's utterances may get other files, or go, without a word from the user: a few per
-    cent, and one in any case."""
+    """Whether so many of a version's utterances may get other files, or go, unasked: a few per cent, and always one."""
     return count <= max(1.0, _FEW * utterances)
 
 
@@ -192,9 +187,7 @@ def refuse_paths(manifest: Manifest, status: RowStatus, version: Version, index:
         version, index: What it is to be the manifest of.
         remedy: What to do if it is another corpus, and if it is not; by default, of an extraction.
 
-    Raises:
-        ManifestError: More than a few utterances have other paths.
-    """
+    Raises ManifestError if more than a few utterances have other paths."""
     copies = len(copies_of(version.info.config))
     rows, utterances = np.flatnonzero(status.again), len(index) // copies
     if are_few(len(np.unique(rows // copies)), utterances):

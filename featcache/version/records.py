@@ -95,8 +95,7 @@ def manifest_roots(version: Version) -> set[str]:
 
 
 def failures_as_manifest(version: Version) -> Manifest:
-    """The failures of a version that stand, as rows with the columns `reason` and `message`: those of a copy are of its
-    utterance."""
+    """A version's standing failures, as rows with the columns `reason` and `message`; a copy's are of its utterance."""
     copies = copies_of(version.info.config)
     failures = standing_failures(version, open_index(version))
     rows = {id_.removesuffix(copies.copy_of(id_).suffix): failure for id_, failure in failures.items()}
@@ -136,8 +135,7 @@ class _ProbeRecord(msgspec.Struct):
 
 
 def write_probe(version: Version, document: dict[str, Any]) -> None:
-    """Keep what a probe of the version's extractor has measured: any document that JSON can hold. Raises StoreError if
-    it cannot be written."""
+    """Keep what a probe of the version's extractor measured, as JSON. Raises StoreError if it cannot be written."""
     version.store.put(f"probes/{new_name()}.json", encode_line({"probe": document}))
 
 

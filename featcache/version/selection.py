@@ -117,9 +117,8 @@ def _several(folders: Sequence[Location], tag: str | None = None) -> StoreError:
 def select_versions(path: Location, name: str | None = None, tag: str | None = None) -> list[Version]:
     """The version at `path` (see `version_folders`), or every version in the cache at `path` that is called `name`.
 
-    With a tag, with which the path may end, as in `features/fbank80@paper`: those of them that have it, as they were
-    when they were tagged. Raises StoreError if there is no version, or no such tag; DamagedError if the metadata of
-    such a version is damaged."""
+    With a tag at the path's end, as in `features/fbank80@paper`: those that have it, as they were when tagged. Raises
+    StoreError if there is no version, or no such tag; DamagedError if the metadata of such a version is damaged."""
     path, of_path = split_tag(path)
     tag = of_path if tag is None else tag
     versions = _opened(path, name, tag)

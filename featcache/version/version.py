@@ -1,5 +1,4 @@
-"""A version: everything extracted under one fingerprint, as one Zarr group in the cache. docs/format.md says what is in
-its folder."""
+"""A version: everything extracted under one fingerprint, a Zarr group in the cache, as docs/format.md describes."""
 
 from __future__ import annotations
 

@@ -139,8 +139,7 @@ def read_wanted(version: Version, name: str, index: Index | None = None) -> Want
 
 
 def read_all_wanted(version: Version, damaged: list[str] | None = None, index: Index | None = None) -> Iterator[Wanted]:
-    """All wanted sets that are not damaged, as `read_wanted` reads them. The others are passed over, and named in
-    `damaged`."""
+    """All sound wanted sets, as `read_wanted` reads them; damaged ones are passed over, and named in `damaged`."""
     for name in version.store.names("wanted"):
         try:
             with suppress(FileNotFoundError):  # a run has taken it away since
