@@ -136,7 +136,7 @@ class Config:
 
 def load_config(source: str | Path, set: Values | None = None) -> Config:  # noqa: A002
     """Read a config from a YAML file, or a packaged one by its name; values by their dotted keys are `set` in it, as
-    `{"params.num_mel_bins": 40}`. Raises ConfigError, which lists all faults, if it cannot be read, or has any."""
+    `{"params.num_mel_bins": 40}`. Raises ConfigError, which lists all faults, if the file cannot be read or has any."""
     text, folder = packaged_configs().get(str(source)), None
     if text is None:
         folder = Path(source).absolute().parent
