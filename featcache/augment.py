@@ -99,8 +99,7 @@ class Augmentation(nn.Module):
 
 
 def require_range(name: str, value: float | tuple[float, float]) -> tuple[float, float]:
-    """Return a range (low, high) as it is, and a number as the range from it to itself; an ArgumentError if it is
-    neither."""
+    """Return a range (low, high) as it is, a number as the range from it to itself; an ArgumentError for all else."""
     low, high = value if isinstance(value, tuple) else (value, value)
     if not (is_number(low) and is_number(high) and low <= high):
         raise ArgumentError(f"{name} is {value!r}: give a number, or a range (low, high)")

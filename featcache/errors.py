@@ -313,8 +313,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def refuse_url(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a URL, or almost one, where a path is wanted, by an ArgumentError: as a path it would name a folder called
-    `s3:`."""
+    """Refuse a URL, or almost one, where a path is wanted, by an ArgumentError: as a path it would be in `s3:`."""
     if isinstance(path, str):
         refuse_almost_url(name, path)
     if is_url(path):

@@ -65,8 +65,7 @@ class CachedFeatures:
         return storage.cast(self.pa_type)
 
     def decode_example(self, value: str, token_per_repo_id: Any = None) -> NDArray[Any]:
-        """The features of an utterance; a MissingItemError or a DamagedError if the cache does not have it, or it is
-        damaged."""
+        """The features of an utterance; a MissingItemError if the cache does not have it, a DamagedError for damage."""
         features = cache_of(self.path)[value]
         return features if features.flags.writeable else features.copy()
 

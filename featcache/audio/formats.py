@@ -214,8 +214,7 @@ class Header(NamedTuple):
     sample_rate: int
     """In Hz."""
     num_samples: int
-    """The number of samples, but no more than the file has room for, if that can be told; `UNKNOWN` if the header does
-    not say."""
+    """The number of samples, no more than the file has room for, if that can be told; `UNKNOWN` if not said."""
     num_channels: int
     shortfall: str | None = None
     """What the file lacks of what it promises; None if nothing is known to be missing."""

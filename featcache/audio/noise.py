@@ -131,8 +131,7 @@ class Noise:
 
 
 def read_noise(manifest: str | Path) -> list[NoiseClip]:
-    """The noises of a manifest, in its order, by the headers of their files. Raises a ValueError of one line that names
-    all faults."""
+    """A manifest's noises, in its order, by their files' headers. Raises a ValueError of one line with all faults."""
     if not Path(manifest).is_file():  # a config may be a stranger's: a pipe would wait, and a device never end
         raise ValueError(f"{manifest}: cannot be read: not a file")
     try:

@@ -120,8 +120,7 @@ class Recording:
         return not self._is_copy and (status.st_size, status.st_mtime_ns) != self.stamp
 
     def count_samples(self) -> int:
-        """The samples of each channel, by decoding them: where the header does not say it. Raises AudioError if it is
-        damaged."""
+        """The samples of each channel, by decoding them, if the header does not say. Raises AudioError for damage."""
         while len(self._read(_BLOCK)):
             pass
         if self.damage:

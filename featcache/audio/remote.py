@@ -68,8 +68,7 @@ class FileStamp(NamedTuple):
 
 
 class Fetched:
-    """A file that was fetched, or the beginning of one: `data` has its bytes, or as many as were fetched, or a `file`
-    without a name."""
+    """A file that was fetched, or its beginning: `data` has as many bytes as were fetched, or a `file` without name."""
 
     def __init__(self, stamp: FileStamp, data: Any = None, file: io.FileIO | None = None) -> None:
         self.stamp = stamp
@@ -178,8 +177,7 @@ def fetch_beginning(url: Url) -> Fetched:
 
 
 def stamp_of(url: Url, tries: int = FEW_TRIES, wait: Wait = time.sleep) -> FileStamp:
-    """What tells whether the file has changed, without fetching it. Raises AudioError if there is none, or the server
-    does not answer."""
+    """What tells whether the file has changed, without fetching it. Raises AudioError for none, or no answer."""
 
     def head(store: ObjectStore, key: str) -> FileStamp:
         try:

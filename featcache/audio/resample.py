@@ -83,8 +83,7 @@ def error_if_too_long(num_samples: int, rate: float, max_seconds: float | None) 
 
 
 def to_mono(samples: NDArray[np.float32], channel: Channel) -> NDArray[np.float32]:
-    """Mix the channels of `[num_samples, channels]`, or take one (NO_SUCH_CHANNEL): float32 `[num_samples]`,
-    contiguous."""
+    """Mix channels, `[num_samples, channels]`, or take one (NO_SUCH_CHANNEL): contiguous float32 `[num_samples]`."""
     num_channels = samples.shape[1]
     if channel == "mix" and num_channels > 1:
         mixed = samples[:, 0] + samples[:, 1]

@@ -31,8 +31,7 @@ pyarrow = partial(manifests.pyarrow, "audio in Parquet, Arrow or .tar.zst")
 
 
 class ArrowIndex:
-    """The places of the values in the columns of bytes of a file, in either of Arrow's formats. Raises AudioError if it
-    is none."""
+    """The places of values in a file's columns of bytes, in either of Arrow's formats. Raises AudioError for others."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         arrow = pyarrow()
@@ -55,8 +54,7 @@ class ArrowIndex:
         self.num_bytes = sum(places.nbytes for places in self._columns.values())  # the memory that it takes
 
     def find(self, name: str) -> ByteRange:
-        """Where the bytes of a column's row lie. Raises AudioError if there is no such column or row, or it has no
-        bytes."""
+        """Where a row's bytes of a column lie. Raises AudioError if there is no such column or row, or no bytes."""
         column, row = _column_and_row(name, self._columns)
         places = self._columns[column].T
         if row >= len(places) and self._fault:
@@ -138,8 +136,7 @@ def _fields_with_bytes(schema: Any) -> dict[str, str]:
 
 
 def _places(column: Any, whole: Any) -> NDArray[np.int64]:
-    """Where a column's values begin in the file, and their sizes, int64 `[2, rows]`; a ValueError if they are not in it
-    as they are."""
+    """Where a column's values begin in the file, their sizes, int64 `[2, rows]`; a ValueError if they are packed."""
     values = column.field("bytes") if pyarrow().types.is_struct(column.type) else column
     count = len(values)
     _, ends, data = values.buffers()

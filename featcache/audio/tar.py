@@ -77,8 +77,7 @@ class TarIndex:
         self.num_bytes = 24 * len(order)  # the memory that it takes
 
     def find(self, name: str) -> ByteRange:
-        """Where the bytes of a member lie. Raises AudioError if there is none, it is no file, or the tar was cut short
-        before its end."""
+        """Where a member's bytes lie. Raises AudioError if there is none, it is no file, or is cut off."""
         place = self._find(_hash(name))
         if place is None and self._fault:
             raise AudioError(Reason.TRUNCATED, f"the tar {self._fault}, and what is left has no such member")

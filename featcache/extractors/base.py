@@ -57,8 +57,7 @@ class Params(Section):
     """The base of every extractor's parameters."""
 
     locations: ClassVar[frozenset[str]] = frozenset()
-    """Names of parameters that say where something is. They are not in the fingerprint, which has the digest of what is
-    there instead."""
+    """Names of parameters that say where something is: the fingerprint has the digest of what is there instead."""
 
     added_later: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that were added when there were already versions without them. Their default is what the
@@ -178,8 +177,7 @@ class Extractor(ABC, Generic[P]):
 
 
 def find(name: str) -> type[Extractor[Params]]:
-    """The extractor class of a registered name, an entry point, or `package.module:Class`; a ConfigError lists the
-    known ones.
+    """The extractor class of a registered name, entry point or `package.module:Class`; a ConfigError lists the known.
 
     It imports the module, which may run any code. A name that comes from a cache must pass `require_registered` first.
     """

@@ -29,8 +29,7 @@ _MOST_SHORT_BLOCKS = 3
 
 COLUMN_MULTIPLE = 16
 """A block's products with a matrix have a multiple of this many columns (`with_whole_columns`), so that all rows of the
-result have the same alignment. If they do not, MKL computes rows differently: seen with 5, 6, 7, 9, 10 and 11
-columns."""
+result have the same alignment. If they do not, MKL computes rows differently: seen with 5, 6, 7, 9, 10, 11."""
 
 
 def aligned_rows(like: torch.Tensor, rows: int, length: int) -> torch.Tensor:

@@ -101,8 +101,7 @@ class ModelExtractor(RowExtractor[M]):
         return f"chunks that share {chunk.overlap:g} s are not exact for {name}: `featcache probe` measures by how much"
 
     def pieces(self, num_samples: int) -> list[Piece]:
-        """The whole clip as one piece, or its chunks; a ConfigError if their overlap, in whole hops, is not shorter
-        than they are."""
+        """The whole clip as one piece, or its chunks; a ConfigError if their overlap, in whole hops, is as long."""
         chunk = self.params.chunk
         if chunk is None or num_samples <= (size := self._samples(chunk.seconds)):
             return [Piece(0, num_samples, 0, self.num_frames(num_samples))]

@@ -94,8 +94,7 @@ class Convolution:
     """What the columns hold, as in `torch.nn.functional.pad`; `constant` is zero. A row too short to be reflected is
     first extended by zeros, as in EnCodec (`EncodecConv1d._pad1d`)."""
     activation: Activation | None = None
-    """What is applied to the rows first, without an extra pass over memory, since rows are copied anyway to be
-    padded."""
+    """What is applied to the rows first, without a pass of its own: rows are copied anyway, to be padded."""
 
     @property
     def sides(self) -> tuple[int, int]:

@@ -58,8 +58,7 @@ class Rows:
     features: torch.Tensor
     """The features, `[R, F, *item_shape]` of `spec.dtype`."""
     side: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """For each side array in `spec.side`, by name, `[R, n, *item_shape]` with that array's item shape: n entries for
-    each piece."""
+    """Each side array in `spec.side`, by name, `[R, n, *item_shape]`, of its item shape: n entries for each piece."""
 
 
 class RowExtractor(Extractor[P]):

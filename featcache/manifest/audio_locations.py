@@ -161,7 +161,6 @@ def _is_folder(container: Path) -> bool:
 
 
 def as_root(text: str) -> AudioLocation:
-    """A root as a command line or a record has it: a folder, or the beginning of URLs; an ArgumentError if it may have
-    a secret."""
+    """A root, as a command line or a record has it: a folder, or URLs' beginning; an ArgumentError for secrets."""
     refuse_secrets("--root", text)
     return Url(text) if is_audio_url(text) else Path(text)

@@ -178,8 +178,7 @@ def _durations_by_ends(places: Sequence[int], cells: Cells, starts: Sequence[flo
 
 
 def _between(start: float, end: float) -> float:
-    """The seconds from a start to an end, in decimals as they are written; NaN without an end. A ValueError says that
-    there are none."""
+    """The seconds from a start to an end, in decimals as written; NaN without an end, a ValueError for none."""
     first = 0.0 if math.isnan(start) else start
     if (seconds := round(end - first, 9)) <= 0:
         raise ValueError(f"is {end}, and the row starts at {first}")

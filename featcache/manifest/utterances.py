@@ -109,8 +109,7 @@ def refused_command(path: str) -> str:
 
 
 def refuse_secrets(cell: Any, allow_queries: bool) -> None:
-    """Raise a ValueError, which does not quote it, if a cell has a URL that gives access to something, whatever its
-    column."""
+    """Raise a ValueError, which does not quote it, if a cell of any column has a URL that gives access to something."""
     if isinstance(cell, str) and (fault := secret_in(cell, allow_query=allow_queries)):
         remedy = "give the URL without it, and credentials by the environment; --allow-queries takes a harmless query"
         raise ValueError(f"{fault}, and would be stored in the cache: {remedy}")

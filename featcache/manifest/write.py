@@ -23,8 +23,7 @@ AudioFile = tuple[int, int, int]
 
 
 def format_to_write(target: Path, name: str | None) -> str:
-    """The format to write: the one named, or the one that a file's suffix means; an ArgumentError if there is none
-    such."""
+    """The format to write: the one named, or the one of the file's suffix; an ArgumentError if there is no such one."""
     chosen = name or PLAIN.get(suffix_of(target))
     if chosen not in WRITTEN:
         what = f"--to: there is no {name!r}: choose" if name else f"-o: {target} does not say the format: give --to"

@@ -194,8 +194,7 @@ def download(model: HubModel) -> None:
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:
-    """The files of a repository to download: JSON, and then the weights under their best name, which are only there if
-    the rest is."""
+    """A repository's files to download: JSON, then the weights by their best name: once they are there, all are."""
     jsons = [name for name in names if name.endswith(".json")]
     weights = ([name for name in names if re.fullmatch(pattern, name)] for pattern in _NAMES_OF_WEIGHTS)
     return jsons + next(filter(None, weights), [])

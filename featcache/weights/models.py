@@ -78,8 +78,7 @@ def weights_error(path: Path | str, what: str) -> ConfigError:
 
 
 def read_json(located: Located, name: str) -> dict[str, Any]:
-    """One of the folder's JSON files; {} if it does not exist. Raises ConfigError if it is not JSON, or not a
-    mapping."""
+    """One of the folder's JSON files; {} if it does not exist. Raises ConfigError if it is no mapping in JSON."""
     path = located.folder / name
     if not path.exists():
         return {}
@@ -243,8 +242,7 @@ def _modern_name(name: str) -> str:
 
 
 def transformers_class(name: str, needed_for: str) -> Any:
-    """A class of transformers, by its name; a MissingDependencyError if it or a package that it needs cannot be
-    imported."""
+    """A class of transformers, by its name; a MissingDependencyError if it, or what it needs, cannot be imported."""
     try:
         import transformers
 

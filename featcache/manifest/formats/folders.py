@@ -77,8 +77,7 @@ def has_metadata(source: Source) -> bool:
 
 
 def read_audiofolder(source: Source) -> Iterator[Batch]:
-    """The rows of all metadata, whose `file_name` is relative to their folder; a ManifestError if a folder has none, or
-    two kinds."""
+    """The rows of all metadata, whose `file_name` is relative to their folder; a ManifestError for none, or two."""
     found = _here_or_below(source, _METADATA.__contains__)
     folders = [os.path.dirname(path) for path in found]
     if not found or len(set(folders)) < len(folders):
@@ -110,8 +109,7 @@ def _names_files(source: Source, path: str) -> bool:
 
 
 def is_dataset(source: Source) -> bool:
-    """Whether it is a folder that `save_to_disk` has written, or Parquet with a column of audio, in a file or below a
-    folder."""
+    """Whether it is a folder by `save_to_disk`, or Parquet with a column of audio, a file or below a folder."""
     if not source.is_folder:
         return source.is_parquet and bool(parquet_table(source.stream).audio)
     if _is_saved(source):

@@ -115,8 +115,7 @@ def _plain_segments(lines: Sequence[list[str]], recordings: dict[str, str]) -> d
 
 
 def _segment(recordings: dict[str, str], fields: list[str]) -> tuple[str, str, float, float | None, str | None]:
-    """The cells of a line of `segments`, or a ValueError. Without an end, a segment goes on to the end of its
-    recording."""
+    """The cells of a line of `segments`, or a ValueError. A segment without an end goes on to its recording's."""
     if not 4 <= len(fields) <= 5:
         raise ValueError(f"{len(fields)} fields, but utterance, recording, start and end are expected")
     id_, name, start_text, end_text, *rest = fields
@@ -156,8 +155,7 @@ def _lookup(source: Source, name: str) -> Callable[[Sequence[str]], list[str]]:
 
 
 def _fields(stream: BinaryIO, faults: Faults, base: int, most: int = -1) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """The fields, between the white space of ASCII alone, of the lines that are not blank, and the lines' places, some
-    at a time."""
+    """The fields, between white space of ASCII alone, of lines that are not blank, and their places, some at a time."""
     first = base + 1
     for text in texts_of(stream, faults, base):
         # If so, all white space in it are line ends and spaces between fields.

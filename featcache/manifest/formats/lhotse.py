@@ -106,8 +106,7 @@ def is_lhotse(source: Source) -> bool:
 
 
 def read_lhotse(source: Source) -> Iterator[Batch]:
-    """Recordings, supervisions (a ManifestError if their recordings are not beside them), or cuts, also those of a
-    folder."""
+    """Recordings, supervisions (a ManifestError if their recordings are not beside them), or cuts, also a folder's."""
     for places, cells in _cuts_of_folder(source) if is_shar(source) else _rows_of_file(source):
         there = {name: values for name, values in cells.items() if name == "id" or values.count(None) < len(values)}
         yield places, {"path": cells["path"], **there}
@@ -159,8 +158,7 @@ class _SharTar:
 
 
 def _audio_beside(source: Source) -> dict[str, Audio]:
-    """The audio of the recordings beside supervisions, by id; a ManifestError if there are none. Lhotse names the files
-    alike."""
+    """The recordings' audio beside supervisions, in a file of a like name, by id; a ManifestError if there is none."""
     beside = source.path.with_name(source.path.name.replace("supervisions", "recordings"))
     if beside == source.path or not beside.is_file():
         there = "" if beside == source.path else f", and there is no {beside.name} beside them"

@@ -224,8 +224,7 @@ class Source:
 
     @cached_property
     def names(self) -> Mapping[str, bool]:
-        """The names of what is in the folder, hidden files left out, and whether each is a folder; none if it is a
-        file."""
+        """The names in the folder, without hidden files, and whether each is a folder; none if it is a file."""
         if not self.is_folder:
             return {}
         with os.scandir(self.path) as entries:
@@ -249,8 +248,7 @@ class Source:
 
     @cached_property
     def first_lines(self) -> list[str]:
-        """The first 200 lines that are not blank, but at most 1 MiB, without their ends; none if it is no text in
-        UTF-8."""
+        """The first 200 lines that are not blank, of at most 1 MiB, without their ends; none if it is not UTF-8."""
         if self.is_parquet or self.head.startswith(_UTF_16):
             return []
         text = self.head.decode("utf-8-sig", errors="replace")

@@ -149,8 +149,7 @@ def json_rows(stream: BinaryIO, faults: Faults, base: int = 0, of: Any = dict[st
 
 
 def _slowly_decoded(line: str, of: Any) -> Any:
-    """An object that msgspec refuses: Python's own parser says what is wrong, in a ValueError, or reads it, as it does
-    NaN."""
+    """An object that msgspec refuses: Python's own parser says why, in a ValueError, or reads it, as it does NaN."""
     try:
         row = json.loads(line)
         json.dumps(row, ensure_ascii=False).encode()  # an escape may be half of a surrogate pair, which is no text
@@ -330,8 +329,7 @@ def _without_bytes(batches: Iterable[Any], row: int = 0) -> Iterator[tuple[int, 
 
 
 def _numbered(batches: Iterator[Any]) -> Iterator[Batch]:
-    """The numbers of each batch's rows, and their cells. NaN is no value, as in tables in memory: what is missing among
-    numbers."""
+    """The numbers of each batch's rows, and their cells. NaN is no value, as in tables in memory: a missing number."""
     types, done = pyarrow().types, 0
     while (batch := _checked(next, batches, None)) is not None:
         cells: Cells = _checked(batch.to_pydict)
