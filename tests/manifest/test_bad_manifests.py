@@ -252,7 +252,7 @@ def test_what_is_packed_is_no_manifest(scratch):
         assert refused(path).startswith("is a tar, not a manifest: ")
     for pack in (bz2.compress, lzma.compress, lambda data: gzip.compress(gzip.compress(data))):
         (scratch / "a.csv").write_bytes(pack(b"id,path\na,x.wav\n"))
-        assert refused(scratch / "a.csv").startswith("is compressed, but not once by gzip: unpack it")
+        assert refused(scratch / "a.csv").startswith("is compressed; only gzip, once, is read: unpack it")
     (scratch / "a.csv").write_bytes(bytes(99) + os.urandom(99))
     assert refused(scratch / "a.csv").startswith("is neither text nor Parquet")
     _, arrow = write_tables(scratch, [b"a"])

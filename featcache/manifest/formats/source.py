@@ -42,7 +42,7 @@ _NO_MANIFESTS = {
     rb".{257}ustar": "is a tar, not a manifest: list its members (`tar tf FILE.tar > list.txt`), for --root FILE.tar",
     rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]|FORM....AIF|NIST_1A\n|caff\0|\.snd\0|#!AMR|\xff[\xe0-\xfd]": _AUDIO,
     rb"\0...ftyp|\x1a\x45\xdf\xa3": _AUDIO,
-    rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": "is compressed, but not once by gzip: unpack it",
+    rb"\xfd7zXZ|\x28\xb5\x2f\xfd|BZh[1-9]1AY|PK\x03\x04|\x1f\x8b": "is compressed; only gzip, once, is read: unpack it",
     rb"ARROW1|\xff\xff\xff\xff": "is an Arrow file: give the folder that save_to_disk of datasets wrote, or Parquet",
 }
 """What begins like this is plainly no table or list."""
