@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @version_or_corpus
 @options.manifest("Also remove the utterances that are not in it.")
 @options.manifest_format
-@options.flag("--force", "Remove even more than 5% of a version, or by a MANIFEST with other files for what stays.")
+@options.flag("--force", "Remove even more than 5% of a version, or where MANIFEST names other files for what stays.")
 @options.dry_run
 @options.yes
 @options.as_json()

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from featcache.version.version import Version
 
 _SHOWN = 20
-_SOURCES = "Also compare audio files, by size and mtime (stat, the default) or content; at URLs, those of --manifest."
+_SOURCES = (
+    "Also compare the audio files with what was extracted, by size and mtime (stat, the default), or by a hash of all "
+    "bytes (content). At URLs, only those of --manifest are asked for."
+)
 
 
 @click.command(short_help="Check a cache: what is damaged, missing, changed.")
