@@ -42,16 +42,16 @@ class _LocalPath(click.Path):
 
     def _fault(self, path: str) -> str | None:
         """What is wrong with a path, if anything: in a line, where click would print its usage."""
-        if not self.file_okay and not os.path.isdir(path):
-            if os.path.exists(path):
-                return f"{path} is not a folder"
-            if self.exists:
-                return f"there is no folder {path}"
-            if os.path.islink(path):
-                return f"{path} is a link to {os.readlink(path)}, which is not there"
-        if not self.dir_okay and os.path.exists(path) and not os.path.isfile(path):
+        is_there = os.path.exists(path)  # asked once, and first: another run may make it meanwhile
+        if is_there and not self.file_okay and not os.path.isdir(path):
+            return f"{path} is not a folder"
+        if is_there and not self.dir_okay and not os.path.isfile(path):
             return f"{path} is not a file"
-        return None
+        if is_there or self.file_okay:
+            return None
+        if self.exists:
+            return f"there is no folder {path}"
+        return f"{path} is a link to {os.readlink(path)}, which is not there" if os.path.islink(path) else None
 
 
 def _name(param: click.Parameter | None) -> str:

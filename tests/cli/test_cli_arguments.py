@@ -1,5 +1,6 @@
 """What is given on the command line, and cannot be: one line that names the option, exit code 2, nothing written."""
 
+import os
 from pathlib import Path
 
 import click
@@ -186,3 +187,16 @@ def test_in_python_a_device_is_a_name_or_torchs_own(plain, scratch):
         featcache.extract(plain.manifest(), cache=scratch / "c", options=featcache.Options(3))
     options = featcache.Options(torch.device("cpu"))
     assert featcache.extract(plain.manifest(), cache=scratch / "c", options=options).device == "cpu"
+
+
+def test_a_cache_that_another_run_makes_at_this_moment_is_a_folder(plain, scratch, monkeypatch):
+    """Just after it was asked for: as two runs that begin together do."""
+    cache, is_folder = scratch / "cache", os.path.isdir
+
+    def made_meanwhile(path):
+        found = is_folder(path)
+        cache.mkdir(exist_ok=True)
+        return found
+
+    monkeypatch.setattr(os.path, "isdir", made_meanwhile)
+    run_here("extract", plain.manifest(), "-o", cache)
