@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,14 @@ _in_stores: weakref.WeakSet[ObjectShards] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 
 
+class Copying(TypedDict, total=False):
+    """What `featcache.open` takes to keep shards nearer."""
+
+    ram: str | float | None
+    copy_to: str | Path | None
+    copy_limit: str | float | None
+
+
 @dataclass(frozen=True)
 class Tiers:
     """What a cache keeps nearer, and how much of it, in bytes: the arguments of `featcache.open`, checked."""
@@ -77,7 +85,9 @@ class Tiers:
     copy_limit: int | None = None
 
     @classmethod
-    def parse(cls, ram: str | float | None, copy_to: str | Path | None, copy_limit: str | float | None) -> Tiers:
+    def parse(
+        cls, ram: str | float | None = None, copy_to: str | Path | None = None, copy_limit: str | float | None = None
+    ) -> Tiers:
         """The tiers. An ArgumentError refuses an invalid size or folder, or a limit without a folder."""
         if copy_limit is not None and copy_to is None:
             raise ArgumentError(f"copy_limit is {copy_limit!r}, but nothing is copied without copy_to=")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError
+from featcache.errors import ArgumentError, FeatcacheWarning, MissingDependencyError, StoreError, naming
 from featcache.loader.cache import Cache
 from featcache.storage.location import parse_location
 from featcache.version.selection import corpus_of, select_configured, select_version
 from featcache.version.wanted import find_lacking
+
+if TYPE_CHECKING:
+    from featcache.loader.local_copies import Copying
 
 
 class _Config(Protocol):
@@ -23,6 +26,7 @@ class _Config(Protocol):
     def resolved(self) -> dict[str, Any]: ...
 
 
+@naming({"ram": None, "copy_to": None, "copy_limit": None})
 def open(  # noqa: A001
     path: str | Path,
     name: str | None = None,
@@ -31,9 +35,7 @@ def open(  # noqa: A001
     tag: str | None = None,
     check: bool = False,
     strict: bool = False,
-    ram: str | float | None = None,
-    copy_to: str | Path | None = None,
-    copy_limit: str | float | None = None,
+    **copying: Unpack[Copying],
 ) -> Cache:
     """Open a version of a cache for reading; or of a corpus, which gives a `Corpus`: all its parts as one sequence.
 
@@ -66,10 +68,10 @@ def open(  # noqa: A001
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"path is {path!r}: give the folder of a cache, or its URL")
     tiers = None
-    if (ram, copy_to, copy_limit) != (None, None, None):
+    if any(value is not None for value in copying.values()):
         from featcache.loader.local_copies import Tiers
 
-        tiers = Tiers.parse(ram, copy_to, copy_limit)
+        tiers = Tiers.parse(**copying)
     location = parse_location("path", path)
     config = None if config is None else _load(config)
     if (found := corpus_of(location)) is not None:
