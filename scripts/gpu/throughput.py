@@ -202,7 +202,7 @@ def files(step: Step, speed: float) -> Manifest:
 
 def end_to_end(
     step: Step, config: Config, manifest: Manifest, threads: int | None = None
-) -> tuple[float, dict[str, float | None]]:
+) -> tuple[float, dict[str, Any]]:
     """Times real time from files to shards, once that is planned, and what else there is to know: `filled` is the share
     of what batches of rows hold that is audio."""
     held: Counter[str] = Counter()
@@ -227,6 +227,7 @@ def end_to_end(
         "threads": options.threads,
         "failed": sum(summary.failed_by_reason.values()),
         "busy": gpu.share,
+        "in quarters": gpu.quarters,
         "filled": held["audio"] / held["samples"] if held else None,
         **{f"% {stage}": 100 * it for stage, it in summary.stages.items()},
     }
@@ -270,7 +271,7 @@ def sweep(step: Step, name: str, limit: float) -> None:
             if constant == "ROW_SECONDS":
                 rows.ROW_SECONDS[kind] = value
             found, figures = end_to_end(step, config, manifest, threads)
-        shown = {figure: figures.get(figure) for figure in ("busy", "filled", "GiB at most")}
+        shown = {figure: figures.get(figure) for figure in ("busy", "in quarters", "filled", "GiB at most")}
         step.record("sweep", model=name, constant=constant, value=value, speed=found, **shown)
 
 

@@ -193,6 +193,11 @@ class GpuUse:
         """The share of the time; None where nobody tells."""
         return sum(self._samples) / len(self._samples) / 100 if self._samples else None
 
+    @property
+    def quarters(self) -> list[float]:
+        """That of each quarter of the time: a short run may do nothing but write in the last one."""
+        return [round(float(part.mean()) / 100, 2) for part in np.array_split(self._samples, 4) if len(part)]
+
     def text(self, passes: Sequence[Pass]) -> str:
         """The share, for people; without NVML what the steps of these passes took, with gaps between kernels."""
         if self._device.type != "cuda":
