@@ -2,12 +2,12 @@
 
     python scripts/scale/bucket.py [--shards 2000] [--latency 0 50]
 
-The store is moto's S3 on loopback, behind a proxy that counts requests and holds each back for the latency in ms; both
-share the cores with what is measured. Shards are uploaded as a run uploads them, of a few tiny items each."""
+The store is an S3 server on loopback that holds everything in memory, counts requests, and holds each back for the
+latency in ms; it shares the cores with what is measured. Shards are uploaded as a run uploads them, of a few tiny items
+each."""
 
 import os
 import sys
-from collections import Counter
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -24,7 +24,7 @@ from featcache.version.index import keep_index
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from harness import Table, options, present
 from made_up import add_shard, make_version
-from object_stores import BUCKET, s3_server
+from s3_in_memory import s3_in_memory
 
 ITEMS = 4
 FEATURES = [np.zeros((2, 8), np.uint16)] * ITEMS
@@ -32,25 +32,22 @@ FEATURES = [np.zeros((2, 8), np.uint16)] * ITEMS
 
 def main() -> None:
     asked = options(__doc__, shards=2000, latency=[0.0, 50.0])
-    with s3_server() as proxy:
-        os.environ |= proxy.environment
-        proxy.empty()
-        present(asked, measure(proxy, asked.shards, asked.latency))
+    with s3_in_memory() as server:
+        os.environ |= server.environment
+        present(asked, measure(server, asked.shards, asked.latency))
 
 
-def measure(proxy, shards: int, latencies: list[float]) -> Table:
-    url = f"s3://{BUCKET}/cache"
+def measure(server, shards: int, latencies: list[float]) -> Table:
+    url = "s3://speech/cache"
     version = make_version(parse_location("cache", url), FEATURES)
     table = Table("what, at a latency", {"seconds": "{:.1f}", "CPU s": "{:.1f}", "requests": "{}"})
 
     def step(what: str, function, latency: float = 0.0, each: int = 1) -> None:
-        proxy.requests.clear()
-        proxy.seconds = latency / 1000
+        server.requests(latency / 1000)
         start, cpu = perf_counter(), process_time()
         function()
         taken = perf_counter() - start, process_time() - cpu
-        proxy.seconds = 0.0
-        counts = ", ".join(f"{count / each:g} {method}" for method, count in sorted(Counter(proxy.requests).items()))
+        counts = ", ".join(f"{count / each:g} {method}" for method, count in sorted(server.requests().items()))
         table.add(f"{what}, {latency:g} ms", *taken, counts)
 
     def upload(numbers: range) -> None:

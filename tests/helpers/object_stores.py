@@ -139,12 +139,12 @@ def s3_of_module(s3_of_session):
 def s3(s3_of_module, monkeypatch):
     """The server, counted from now on, and the environment that leads to it."""
     s3_of_module.reset()
-    _lead(monkeypatch, s3_of_module)
+    lead(monkeypatch, s3_of_module)
     yield s3_of_module
     s3_of_module.reset()
 
 
-def _lead(patch, s3):
+def lead(patch, s3):
     """Have this process find the server, with clients that it has not used before, and that do not wait long."""
     for name, value in s3.environment.items():
         patch.setenv(name, value)
@@ -169,5 +169,5 @@ def upload(folder, url):
 def upload_for_module(s3, folder, url):
     """The same before the tests of a module, with clients that are not theirs."""
     with pytest.MonkeyPatch.context() as patch:
-        _lead(patch, s3)
+        lead(patch, s3)
         upload(folder, url)

@@ -1,4 +1,5 @@
-"""What every store promises: one suite for a folder, the memory of a process, and S3; see `featcache.storage.base`."""
+"""What every store promises: one suite for a folder, the memory of a process, S3 as moto has it, and as benchmarks do;
+see `featcache.storage.base`."""
 
 import os
 import pickle
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from object_stores import any_store
+from object_stores import any_store, lead
+from s3_in_memory import s3_in_memory
 
 from featcache.errors import DamagedError
 from featcache.storage.base import MARK, checked_key, open_store
@@ -24,13 +26,22 @@ def shard(name: str) -> dict[str, bytes]:
     return {MARK: b"{}" + data[:5], "features/c/0/0": data, "features/zarr.json": b"{}", "text/c/0": b"", "items": data}
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
-def store(request, scratch):
+@pytest.fixture(scope="module")
+def s3_of_benchmarks():
+    with s3_in_memory() as server:
+        yield server
+
+
+@pytest.fixture(params=["folder", "memory", "s3", "s3 of benchmarks"])
+def store(request, scratch, monkeypatch):
     if request.param == "folder":
         return open_store(scratch / "cache" / "version")
     pytest.importorskip("obstore")
-    if request.param == "s3":
+    if request.param == "s3 of benchmarks":
+        lead(monkeypatch, request.getfixturevalue("s3_of_benchmarks"))
+    elif request.param == "s3":
         request.getfixturevalue("s3")
+    if request.param.startswith("s3"):
         return open_store(parse_location("root", f"s3://speech/{uuid.uuid4()}"))
     return open_store(any_store())
 
