@@ -80,8 +80,7 @@ def _document(version: Version, utterance: str) -> dict[str, Any]:
     from featcache.version.join import describe_origin
 
     cache = Cache(version, check=True)
-    features = cache[utterance]
-    document = {**describe_origin(version, utterance), **_summary(features)}
+    document = {**describe_origin(version, utterance), **_summary(cache[utterance])}
     if cache.spec.is_quantized:
         scale, _ = cache.quantization([utterance])[0]
         least, most = float(scale.min()), float(scale.max())

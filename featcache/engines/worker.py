@@ -221,6 +221,8 @@ class _Worker:
 
     def do(self, work: Work) -> None:
         """Do tasks, record what has been done so far as the outcome, as these may be the last ones, and say it."""
+        for job in self.jobs:
+            job.run.record()
         group = JobGroup(self.jobs, self._setup.root, self._source, work.suspects)
         run_locally(group, iter(work.tasks), self._control)
         for job in self.jobs:

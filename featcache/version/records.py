@@ -53,7 +53,7 @@ class Run:
         self._version = version
         self._record = RunRecord(name=self.id, started=started.isoformat(), asked=asked)
         self._ledgers = 0
-        self._write()
+        self.record()
 
     def fail(self, failures: Iterable[Failure]) -> None:
         """Enter failures in the ledger."""
@@ -62,17 +62,18 @@ class Run:
 
     def finish(self, outcome: dict[str, Any]) -> None:
         """Record the outcome of the run, which has ended."""
-        self._record.finished, self._record.outcome = datetime.now(UTC).isoformat(), outcome
-        self._write()
+        self._record.outcome = outcome
+        self.record(datetime.now(UTC).isoformat())
 
-    def _write(self) -> None:
+    def record(self, finished: str | None = None) -> None:
+        """Record when it has finished; None if it goes on, also after an end."""
+        self._record.finished = finished
         self._version.store.put(f"runs/{self.id}.json", encode_line(msgspec.to_builtins(self._record)))
 
 
 def new_name(now: datetime | None = None) -> str:
     """A fresh name that begins with a time, by default now."""
-    now = now or datetime.now(UTC)
-    return f"{now:{_TIME}}Z-{secrets.token_hex(2)}"
+    return f"{now or datetime.now(UTC):{_TIME}}Z-{secrets.token_hex(2)}"
 
 
 def run_names(store: Store) -> list[str]:

@@ -15,7 +15,7 @@ from pausing import interrupt
 
 import featcache
 from featcache.version.in_flight import InFlight, Suspects, find_suspects
-from featcache.version.records import Run, run_names
+from featcache.version.records import Run, read_run, run_names
 from featcache.version.version import Version
 
 ONE_THREAD = featcache.Options("cpu", 1)
@@ -88,6 +88,17 @@ def test_a_clip_that_crashes_its_process_ends_in_the_ledger(cli, plain, scratch)
     assert (code, deaths) == (3, 1)
     assert_it_cost_itself_alone(cli, plain, config, scratch / "c", "segfault")
     assert "crashed 1" in cli(*job).with_code(3).out
+
+
+def test_a_worker_that_is_killed_after_it_did_some_of_its_work_has_not_finished(cli, plain, scratch):
+    manifest, config = crashing(plain, "SIGKILL"), write_config(scratch, "Crashing")
+    rows = manifest.read_text().splitlines(keepends=True)
+    manifest.write_text("".join([rows[0], *rows[3:], rows[1], rows[2]]))  # the culprit comes last
+    job = ("extract", manifest, "-c", config, "-o", scratch / "c", "--device", "cpu,cpu", "--shard-size", ONE_EACH)
+    cli(*job).with_code(3)
+    store = only_version(scratch / "c").store
+    runs = [read_run(store, name) for name in run_names(store)]
+    assert any(run.outcome.get("extracted") for run in runs if not run.finished)
 
 
 @pytest.mark.slow
