@@ -41,6 +41,7 @@ class Request(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
     answer: Callable[[Request], object]
 
     def handle_error(self, *_: object) -> None:
