@@ -49,16 +49,19 @@ def require_same(version: DatasetVersion, dataset: FeatureDataset, found: NDArra
         raise ArgumentError(f"{where}, of which only the first is found: pass the cache of one part, corpus.part(name)")
 
 
+def folder_of(cache: Cache) -> str:
+    """Its version's folder, with `@` and its tag if it has one: what `open` takes, and toolkits' manifests name."""
+    return f"{cache.version.path}{f'@{cache.version.tag}' if cache.version.tag else ''}"
+
+
 def remember(cache: Cache) -> str:
-    """Let `cache_of` return this cache, with the options that it was opened with; returns its version's folder."""
-    folder = str(cache.version.path)
-    _open_caches[folder] = cache
-    return folder
+    """Let `cache_of` return this cache, with the options that it was opened with; returns its `folder_of`."""
+    _open_caches[folder_of(cache)] = cache
+    return folder_of(cache)
 
 
 def cache_of(folder: str | Path) -> Cache:
-    """The cache of a version's folder, which is all that other toolkits' manifests can name: the one that was last
-    remembered for this folder; if there is none, one is opened, and kept open."""
+    """The cache that was last remembered for a `folder_of`; if there is none, one is opened, and kept open."""
     if (cache := _open_caches.get(str(folder))) is None:
         cache = _open_caches[str(folder)] = open(folder)
     return cache

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.adapters.caches import cache_of, missing_toolkit, remember, whole_dataset
+from featcache.adapters.caches import cache_of, folder_of, missing_toolkit, remember, whole_dataset
 from featcache.errors import StoreError
 from featcache.loader.cache import Cache
 from featcache.loader.dataset import FeatureDataset
@@ -37,7 +37,7 @@ class Reader(FeaturesReader):  # type: ignore[misc]
     another file, saved cuts read its new features.
 
     Args:
-        storage_path: The version's folder.
+        storage_path: The version's folder, and `@` and a tag if it is of one.
     """
 
     name = "featcache"
@@ -147,4 +147,4 @@ def _array(cache: Cache, id_: str, num_frames: int, start: float) -> TemporalArr
 
 def _storage(cache: Cache, id_: str) -> dict[str, str]:
     """Where Lhotse finds an utterance's array."""
-    return {"storage_type": Reader.name, "storage_path": str(cache.version.path), "storage_key": id_}
+    return {"storage_type": Reader.name, "storage_path": folder_of(cache), "storage_key": id_}

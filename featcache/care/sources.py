@@ -137,7 +137,8 @@ def _fault(file: _File, hashes: ContentHashes) -> str | None:
                 return "is not a file any more"
             size, mtime_ns = status.st_size, status.st_mtime_ns
         elif by_content:
-            size, mtime_ns = copy_of(location).stamp
+            copy = copy_of(location)
+            size, mtime_ns = copy.stamp
         else:
             size, mtime_ns = stamp_now(location)
         if size not in (file.size, None):

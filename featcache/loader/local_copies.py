@@ -281,10 +281,12 @@ class FolderShards(CopiedShards):
 
     def _open_file(self, number: int) -> Frames:
         copy = self._copied.get(number)
-        if copy is None or copy.path is None:
-            return super()._open_file(number)
-        opened, features = Directory(copy.path.parent).open(copy.path.name, None), self._features[number]
-        return Frames(opened, features.shape, features.dtype, str(copy.path), None)
+        if copy is not None and copy.path is not None:
+            with suppress(FileNotFoundError):  # the folder may go at any time
+                opened, features = Directory(copy.path.parent).open(copy.path.name, None), self._features[number]
+                return Frames(opened, features.shape, features.dtype, str(copy.path), None)
+            self._copied.pop(number, None)
+        return super()._open_file(number)
 
 
 class ObjectShards(CopiedShards):

@@ -290,7 +290,8 @@ def _of_parts(versions: Sequence[DatasetVersion], manifest: Any, of_manifest: Ca
             inside = version.positions
             at.append(np.where(inside < 0, inside, inside + corpus.part_of(part).start))
     source, ids = str(manifest), Strings.concatenate([one.ids for one in found])
-    columns = {name: _joined(source, name, [one.columns for one in found]) for name in found[0].columns}
+    names = dict.fromkeys(name for one in found for name in one.columns)
+    columns = {name: _joined(source, name, [one.columns for one in found]) for name in names}
     joined = [replace(version, positions=np.concatenate(at)) for version, at in zip(versions, positions, strict=True)]
     return Utterances(source, ids, columns, joined)
 

@@ -146,13 +146,18 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
     row_places, faults = array("q"), source.faults
     for places, cells in found:
         values = {column.name: _values(column, places, cells, source) for column in COLUMNS}
-        if "start" in cells and "duration" not in cells:
-            values |= _durations_by_ends(places, cells, values["start"], source)
+        if "start" in cells and np.isnan(values["duration"]).any():
+            values["duration"] = _by_ends(places, cells, values["start"], values["duration"], source)
         if "id" not in cells and "path" in cells:
             segments = values["path"], values["start"], values["duration"], values["channel"]
             why = "there is no id, and the path, which stands for it, "
             values["id"] = faults.parsed(places, why, default_id, *segments, default="")
+            if source.has_ids and row_places:
+                faults.add(places[0], "id is missing")
             source.has_ids = False
+        elif not source.has_ids:
+            faults.add(row_places[0], "id is missing")
+            source.has_ids = True
         if source.carry:
             values |= {name: _as_texts(cells[name]) for name in cells if name not in SPELLINGS}
         for name in values:
@@ -166,19 +171,24 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
     return texts | numbers, row_places
 
 
-def _durations_by_ends(places: Sequence[int], cells: Cells, starts: Sequence[float], source: Source) -> Cells:
-    """The column of durations that starts and ends make, if there are ends."""
+def _by_ends(
+    places: Sequence[int], cells: Cells, starts: Sequence[float], durations: Sequence[float], source: Source
+) -> Sequence[float]:
+    """The durations, and of rows that have none, those that starts and ends make, if there are ends."""
     ends = [name for name in cells if name.strip().lower() in ENDS]
     if len(ends) > 1:
         source.faults.add(places[0], f"{listing(map(repr, ends))} both end the row: leave one, or give durations")
     if len(ends) != 1:
-        return {}
-    stops = _values(START._replace(name=ends[0]), places, cells, source)
-    return {"duration": source.faults.parsed(places, f"{ends[0]} ", _between, starts, stops, default=math.nan)}
+        return durations
+    wanted = [end if math.isnan(given) else None for end, given in zip(cells[ends[0]], durations, strict=True)]
+    stops = _values(START._replace(name=ends[0]), places, {ends[0]: wanted}, source)
+    return source.faults.parsed(places, f"{ends[0]} ", _between, starts, stops, durations, default=math.nan)
 
 
-def _between(start: float, end: float) -> float:
-    """The seconds from a start to an end, in decimals as written; NaN without an end, a ValueError for none."""
+def _between(start: float, end: float, duration: float) -> float:
+    """The seconds from a start to an end, in decimals as written, or without an end the duration; a ValueError for 0."""
+    if math.isnan(end):
+        return duration
     first = 0.0 if math.isnan(start) else start
     if (seconds := round(end - first, 9)) <= 0:
         raise ValueError(f"is {end}, and the row starts at {first}")
