@@ -186,7 +186,7 @@ def _by_ends(
 
 
 def _between(start: float, end: float, duration: float) -> float:
-    """The seconds from a start to an end, in decimals as written, or without an end the duration; a ValueError for 0."""
+    """The seconds from a start to an end, as decimals; without an end, the duration. A ValueError for none."""
     if math.isnan(end):
         return duration
     first = 0.0 if math.isnan(start) else start
