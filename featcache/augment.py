@@ -48,8 +48,7 @@ class Draws:
     def up_to(self, most: Tensor) -> Tensor:
         """For each integer in `most` a whole number from 0 to it, inclusive, int64. The probabilities of any two
         numbers up to 10^6 differ by less than one part in 10^12."""
-        drawn = torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device)
-        return drawn % (most + 1)
+        return torch.randint(_LARGE, most.shape, generator=self.generator, device=self.device) % (most + 1)
 
     def beta(self, alpha: float, count: int) -> Tensor:
         """Numbers from the distribution Beta(alpha, alpha), float32 `[count]`."""
@@ -323,8 +322,7 @@ class SpecAugment(Augmentation):
 
 def _stretches(draws: Draws, count: int, lengths: Tensor, longest: Tensor, size: int) -> Tensor:
     """Mark `count` stretches in each row, each 0 to `longest` wide and within `lengths`: bool `[batch, size]`."""
-    most = longest[:, None].expand(-1, count)
-    widths = draws.up_to(most)
+    widths = draws.up_to(longest[:, None].expand(-1, count))
     starts = draws.up_to(lengths[:, None] - widths)
     at = torch.arange(size, device=lengths.device)
     return ((at >= starts[..., None]) & (at < (starts + widths)[..., None])).any(1)

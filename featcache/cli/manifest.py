@@ -84,6 +84,5 @@ def manifest(manifest: str, output: Path, to: str | None, threads: int | None, f
         write_file(output, packed(data, output))
     written = len(read) - len(failures)
     say_json({"output": str(output), "format": kind, "utterances": written, "failed": len(failures)})
-    tell = note if is_printed else say
-    tell(f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}")
+    (note if is_printed else say)(f"{output}: {counted(written, 'row')} as {kind}, read as {read.format}")
     return FAILURES_LEFT if failures else 0

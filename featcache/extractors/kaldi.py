@@ -156,8 +156,7 @@ class _Kaldi(FrameExtractor[K]):
             torch.mul(frames, self._params.waveform_scale, out=squares)
         else:
             squares.copy_(windowed)
-        energy = squares.square_().sum(dim=1)
-        return filled, energy.clamp_(min=max(_EPSILON, self._params.energy_floor)).log_()
+        return filled, squares.square_().sum(dim=1).clamp_(min=max(_EPSILON, self._params.energy_floor)).log_()
 
     def _spec(self, num_values: int, units: str) -> FeatureSpec:
         scale, rate = self._params.waveform_scale, self._sample_rate

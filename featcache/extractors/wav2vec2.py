@@ -203,8 +203,7 @@ class WavLMAttention(nn.Module):
 
     def _gates(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The factors of the bias for each frame, `[R, H, F, 1]`."""
-        projected = self._replaced.gru_rel_pos_linear(self._heads(hidden_states))
-        scores = projected.unflatten(-1, (2, 4)).sum(-1)
+        scores = self._replaced.gru_rel_pos_linear(self._heads(hidden_states)).unflatten(-1, (2, 4)).sum(-1)
         # Torch computes what remains of a tensor after its last full vector, here the last frames of the last row, by
         # another function. So enough frames are added to fill the last vector.
         frames = scores.shape[2]
