@@ -222,7 +222,7 @@ def find_lacking(version: Version, index: Index) -> list[Unfinished | str]:
 def forget_rows(version: Version, wanted_ids: NDArray[np.uint64]) -> None:
     """Have no manifest want rows whose ids do not have one of these hashes. Raises DamagedError if one cannot be read:
     what it wants would be missing."""
-    for one in (read_wanted(version, name) for name in version.store.names("wanted")):
+    for one in [read_wanted(version, name) for name in version.store.names("wanted")]:  # saving removes some
         stays = np.isin(one.rows[0], wanted_ids)
         if not stays.all():
             Wanted(one.manifest, one.rows[:, stays], one.instead_of).save(version)

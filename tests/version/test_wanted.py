@@ -312,6 +312,16 @@ def test_rows_that_nobody_wants_any_more_are_forgotten(version):
     assert missing(version) == {"m": {"a", "c"}}
 
 
+@pytest.mark.parametrize(("larger", "smaller"), ["mn", "nm"])
+def test_rows_are_forgotten_of_a_manifest_whose_others_are_all_that_another_wants(version, larger, smaller):
+    """It takes that one's place, whichever of the two is read first."""
+    plan(version, larger, B)
+    plan(version, smaller, A)
+    forget_rows(version, Strings.of(A).hashes())
+    (wanted,) = read_all_wanted(version)
+    assert (wanted.manifest, wanted.names, len(wanted)) == (larger, {name_of("m"), name_of("n")}, len(A))
+
+
 def test_of_a_tag_nothing_is_lacking(version):
     run(version, "m", A, stop=1)
     make_tag(version, "paper", open_index(version))
