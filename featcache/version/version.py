@@ -238,7 +238,7 @@ class Version:
             names = self.shard_names()
             try:
                 return read()
-            except ShardGoneError:
+            except (ShardGoneError, DamagedError):  # which both say of a file that is missing now
                 if {*names} <= {*self.shard_names()}:
                     raise
 

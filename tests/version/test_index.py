@@ -16,6 +16,7 @@ from small_shards import INFO, create, item, write
 
 from featcache.care.verify import verify
 from featcache.errors import DamagedError, MissingDependencyError, StoreError
+from featcache.format.shard import Shard
 from featcache.strings import Strings
 from featcache.version.index import Index, Maker, build_index, keep_index, load_index, open_index
 from featcache.version.version import ShardGoneError, Version
@@ -158,6 +159,28 @@ def test_a_shard_that_is_gone_and_one_that_is_damaged_are_told_apart(version):
     shutil.rmtree(version.path / "index")
     with pytest.raises(DamagedError, match=f"{second.name}/text/c/0: damaged: its checksum does not match"):
         open_index(version)
+
+
+def test_a_shard_that_is_taken_away_while_it_is_read_is_looked_for_again_and_a_damaged_one_is_not(version, monkeypatch):
+    """A repair comes between its document and its table: what counts of it is in another one by then."""
+    first = write(version, [item("a"), item("b")])
+    check_table, looks = Shard.check_table, []
+
+    def overtaken(shard: Shard) -> None:
+        looks.append(shard.name)
+        if len(looks) == 1:
+            write(version, [item("a")])
+            shutil.rmtree(shard.folder)
+        check_table(shard)
+
+    monkeypatch.setattr(Shard, "check_table", overtaken)
+    assert [*open_index(version, keep=False).ids] == ["a"]
+    second = looks[1]
+    assert looks == [first.name, second]
+    flip(version.shard(second).folder / "text/c/0", 0)
+    with pytest.raises(DamagedError, match=f"{second}/text/c/0: damaged: its checksum does not match"):
+        open_index(version)
+    assert looks[2:] == [second]
 
 
 # Damage
