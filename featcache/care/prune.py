@@ -233,13 +233,13 @@ def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
 def _forget_failures(version: Version, index: Index, run: str) -> None:
     """Keep of the ledger what stands: once an item has gone, an old failure of it is not to stand again. Where not all
     records can be read, it is left as it is."""
-    damaged: list[str] = []
+    names, damaged = version.store.names("failures"), list[str]()
     failures = read_failures(version, damaged)
     missing = find_missing([*read_all_wanted(version, damaged)], index, failures)
     standing = [*dict.fromkeys(failure for _, _, of_rows in missing for failure in of_rows)]
     if len(standing) < len(failures) and not damaged:
         with suppress(StoreError):
-            rewrite_failures(version, f"{run}.000000", standing)
+            rewrite_failures(version, names, f"{run}.000000", standing)
 
 
 # A whole version

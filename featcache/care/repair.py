@@ -221,11 +221,12 @@ class _Repair:
     def _mend_records(self) -> int:
         """Remove damaged lines of the ledger, and damaged wanted sets; returns how many there were."""
         version, lines = self.version, list[str]()
+        names = version.store.names("failures")
         failures = read_failures(version, lines)
         if lines:  # at a second look, too? A disk may refuse once
             failures = read_failures(version, lines := [])
         if lines:
-            rewrite_failures(version, f"{new_name()}.000000", failures)
+            rewrite_failures(version, names, f"{new_name()}.000000", failures)
         damaged = damaged_wanted(version)
         for name in damaged:
             version.store.remove(f"wanted/{name}")

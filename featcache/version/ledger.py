@@ -93,10 +93,10 @@ def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
     return {id_: failure for id_, failure in latest.items() if extracted[id_] < failure.generation}
 
 
-def rewrite_failures(version: Version, name: str, failures: Sequence[Failure]) -> None:
-    """Put a file of these failures in the place of the whole ledger."""
-    before = version.store.names("failures")
+def rewrite_failures(version: Version, read: Iterable[str], name: str, failures: Sequence[Failure]) -> None:
+    """Put a file of these failures in the place of files of the ledger, which were listed before they were `read`: a
+    job of an array may write others meanwhile."""
     put_failures(version, name, failures)
-    for other in before:
+    for other in read:
         if other != name:
             version.store.remove(f"failures/{other}")

@@ -21,7 +21,7 @@ from featcache.manifest.segments import SegmentColumns
 from featcache.storage.base import open_store
 from featcache.strings import Strings
 from featcache.version.index import open_index
-from featcache.version.ledger import Failure, put_failures, read_failures
+from featcache.version.ledger import Failure, put_failures, read_failures, rewrite_failures
 from featcache.version.tags import at_tag, make_tag
 from featcache.version.version import Version
 from featcache.version.wanted import Wanted
@@ -109,6 +109,22 @@ def test_what_failed_of_two_rows_of_an_id_stays_failed_of_both(version):
         add(version, ["a"], run)
     prune_all(version)
     assert {*read_failures(version)} == {*standing}
+
+
+def test_what_a_job_of_an_array_enters_in_the_ledger_meanwhile_stays(version, monkeypatch):
+    """It takes no lock: what it has written has not been read, when the ledger is written again."""
+    early, late = (Failure(id=id_, path="b.wav", reason="empty", message="") for id_ in "ab")
+    put_failures(version, "run 1", [early])
+
+    def rewrite(*arguments: object) -> None:
+        put_failures(version, "run 2", [late])
+        rewrite_failures(*arguments)
+
+    monkeypatch.setattr("featcache.care.prune.rewrite_failures", rewrite)
+    for run in (1, 2):
+        add(version, ["a"], run)
+    prune_all(version)
+    assert read_failures(version) == [late]
 
 
 @pytest.mark.parametrize("folder", ["failures", "wanted"])

@@ -16,6 +16,7 @@ from make_cache import add_shard
 import featcache.care.repair
 from featcache.format.group import CHECKSUM_BYTES
 from featcache.manifest.read import read_manifest
+from featcache.version.ledger import Failure, put_failures, read_failures, rewrite_failures
 
 
 def test_repair_looks_for_all_that_it_needs_before_it_removes_anything(cli, plain, cache, scratch):
@@ -71,6 +72,22 @@ def test_repair_brings_back_what_had_failed_once(cli, plain, scratch, written):
         flip(only_version(cache).shard(name).folder / CHUNKS["features"], 100)
     assert cli("repair", cache, "--manifest", plain.manifest()).code in (0, 3)
     assert items(cache) == expected
+
+
+def test_what_a_job_of_an_array_enters_in_the_ledger_meanwhile_stays(plain, cache, monkeypatch):
+    """It takes no lock: what it has written has not been read, when damaged lines are removed."""
+    first, second, late = (Failure(id=id_, path="b.wav", reason="empty", message="") for id_ in "abc")
+    version = only_version(cache)
+    put_failures(version, "run 1", [first, second])
+    flip(version.path / "failures" / "run 1", 5)
+
+    def rewrite(*arguments: object) -> None:
+        put_failures(version, "run 2", [late])
+        rewrite_failures(*arguments)
+
+    monkeypatch.setattr(featcache.care.repair, "rewrite_failures", rewrite)
+    assert mend(cache, plain.manifest()).records == 1
+    assert {*read_failures(version)} == {second, late}
 
 
 def test_repair_of_what_is_sound_does_nothing(cli, plain, cache):
