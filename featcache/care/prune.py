@@ -31,7 +31,7 @@ from featcache.version.wanted import find_missing, forget_rows, read_all_wanted
 
 _Hashes = NDArray[np.uint64]
 _Needed = dict[str, list[int]]
-"""Of each shard that goes, those of older generations first: the numbers of its items that stay, rising."""
+"""Of each shard that goes, those first of which older generations go: the numbers of its items that stay, rising."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _plan(version: Version, wanted_ids: _Hashes | None, staying: Sequence[str] =
             at = index.find_hashes(hashes)
             is_needed[at[at >= 0]] = True
     generation = np.zeros(len(index.shards), np.uint64)
-    np.maximum.at(generation, index.shard, index.generation)
+    np.maximum.at(generation, index.shard[~is_needed], index.generation[~is_needed])  # of what goes
     surplus = np.array([shard.items for shard in index.summaries], np.int64)
     surplus -= np.bincount(index.shard[is_needed], minlength=len(surplus))
     is_tagged = np.array([name in tagged for name in index.shards], bool)

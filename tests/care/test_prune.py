@@ -19,6 +19,7 @@ from featcache.care.verify import verify
 from featcache.errors import ArgumentError, DamagedError, LockedError, StoreError
 from featcache.manifest.segments import SegmentColumns
 from featcache.storage.base import open_store
+from featcache.storage.directory import Directory
 from featcache.strings import Strings
 from featcache.version.index import open_index
 from featcache.version.ledger import Failure, put_failures, read_failures, rewrite_failures
@@ -89,6 +90,25 @@ def test_an_older_item_of_a_tag_does_not_count_again(version):
     assert prune_all(version, ["a"]).removed == 0
     assert items_of(version) == now
     assert items_of(at_tag(version, "paper")) == before
+
+
+def test_what_was_replaced_does_not_count_again_while_the_rest_goes(version, monkeypatch):
+    """Whatever the generations of what stays of its shard."""
+    add(version, ["a"], 1)
+    write(version, [item("x"), item("a", generation=5)], row=2)
+    write(version, [item("x", generation=2)], np.full((3, 2), 7), row=3)
+    before, remove, counting = items_of(version), Directory.remove, []
+
+    def watched(store: Directory, key: str) -> None:
+        remove(store, key)
+        if key.startswith("shards/"):
+            counting.append(items_of(version))
+
+    monkeypatch.setattr(Directory, "remove", watched)
+    assert prune_all(version, ["a"]).removed == 3
+    assert len(counting) == 3
+    assert all(items.items() <= before.items() for items in counting)
+    assert [*items_of(version)] == ["a"]
 
 
 def test_a_failure_that_was_made_up_for_does_not_stand_again(version):
