@@ -27,7 +27,7 @@ from featcache.version.selection import PARTS, version_names
 from featcache.version.version import Version
 
 _MOST_PARTS = 1 << 16
-_PART_NAME = r"[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,199}"
+_PART_NAME = r"[^./\x00-\x1f\x7f\ud800-\udfff][^/\x00-\x1f\x7f\ud800-\udfff]{0,199}"
 _FileHash = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{16})?\Z")]
 
 
@@ -67,7 +67,7 @@ class Part(msgspec.Struct, frozen=True):
     rows: Count = 0
     """The rows of the manifest when it was extracted last, as are the next three; 0 if it never was."""
     size: Count = 0
-    mtime_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
+    mtime_ns: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
     """When the manifest's file was changed last, in ns since 1970."""
     hash: _FileHash = ""
     """The XXH3-64 of the manifest's bytes, 16 hex digits."""
@@ -161,7 +161,7 @@ def by_part_name(manifests: Iterable[Path]) -> dict[str, Path]:
             raise ArgumentError("-: standard input is one manifest, and the parts of a corpus are named after files")
         name = part_name(manifest)
         if not re.fullmatch(_PART_NAME, name) or name == PARTS:
-            rule = "no dot at its beginning, no control characters, at most 200 characters"
+            rule = "no dot at its beginning, no control characters, at most 200 characters, UTF-8"
             raise ArgumentError(f"{manifest}: {name!r} cannot name a part: give the manifest another name: {rule}")
         if parts.setdefault(name, manifest).absolute() != manifest.absolute():
             raise ArgumentError(f"{parts[name]} and {manifest} would both be the part {name}: rename one of them")

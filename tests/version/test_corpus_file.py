@@ -1,5 +1,7 @@
 """What a corpus says of its parts is a stranger's like everything else: it is checked before it is used."""
 
+import os
+
 import msgspec
 import pytest
 from damage import each_flip
@@ -54,6 +56,13 @@ def test_what_is_no_part_is_refused(corpus, name, value):
         read_parts(corpus)
 
 
+def test_a_manifest_may_be_older_than_1970(corpus):
+    """Its file's time says so, if it was copied by a tool that keeps odd ones."""
+    part = Part("p0", "/manifests/p0.csv", rows=2, mtime_ns=-1)
+    put_part(corpus, part)
+    assert read_parts(corpus) == [part]
+
+
 def test_a_corpus_is_listed_only_if_a_part_is_gone(corpus, monkeypatch):
     """In a bucket that takes a request for each part."""
     names, listed = Directory.names, []
@@ -106,7 +115,7 @@ def test_parts_are_named_after_their_manifests(tmp_path):
     names = {"a.parquet": "a", "b.1.csv.gz": "b.1", "c": "c", "d.JSONL": "d"}
     assert [part_name(tmp_path / name) for name in names] == [*names.values()]
     assert [*by_part_name(tmp_path / name for name in reversed(names))] == ["a", "b.1", "c", "d"]
-    for odd in (".hidden.csv", "a\nb.csv", "parts.csv"):
+    for odd in (".hidden.csv", "a\nb.csv", "parts.csv", os.fsdecode(b"caf\xe9.csv")):
         with pytest.raises(ArgumentError, match="cannot name a part"):
             by_part_name([tmp_path / odd])
     with pytest.raises(ArgumentError, match="would both be the part a"):
