@@ -264,9 +264,9 @@ def what_is_kept(version: Version, *, force: bool) -> list[str]:
 
 
 def remove_version(version: Version, *, force: bool = False) -> None:
-    """Remove a version, with everything in its folder. After a kill, it can be done again. Raises ArgumentError if it
-    has tags, or files of others in its folder, without `force`; LockedError if a run, a repair or a prune is under way;
-    StoreError if its folder is a link, or cannot be removed."""
+    """Remove a version, with everything in its folder. Outside of buckets, the next sweep removes what a kill
+    leaves of it. Raises ArgumentError if it has tags, or files of others in its folder, without `force`; LockedError if
+    a run, a repair or a prune is under way; StoreError if its folder is a link, or cannot be removed."""
     if not force:
         what_is_kept(version, force=False)
     with version.at_work("rm"):

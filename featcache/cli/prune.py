@@ -115,6 +115,7 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
       featcache rm features/fbank80@paper --yes
     """
     from featcache.care.prune import remove_version, what_is_kept
+    from featcache.storage.base import open_store
     from featcache.version.index import open_index
     from featcache.version.selection import split_tag, version_folders, version_of_tag
     from featcache.version.tags import read_tag, remove_tag, tag_names
@@ -127,6 +128,8 @@ def rm(path: Location, force: bool, dry_run: bool, yes: bool) -> None:
             read_tag(version, tag)  # which says that there is none
         what, size = f"{version.path}@{tag}: the tag; no features", 0
     else:
+        if not (dry_run or open_store(place).exists("")):
+            open_store(place).sweep()  # an `rm` of it may have been killed, which has left something beside it
         folders = version_folders(place)
         if folders != [place] and folders[0].parent == place:
             there = listing(folder.name for folder in folders)

@@ -10,7 +10,8 @@ In `work/` is what is being written, what is being removed, and what the dead ha
 of his own there, `<boot>-<random>/`, and holds a lock on it. Whatever ends him, the kernel lets go of the lock: so what
 nobody holds is a leftover. Locks of other machines, and of this one before it was started again, say nothing: what is
 theirs is a leftover once nothing in it has changed for a day. What is to be removed is renamed first, to
-`removed-<random>`. So it disappears as a whole, and a removal never follows a folder to its place."""
+`removed-<random>`; a whole store to `.removed-<random>` beside it. So it disappears as a whole, and a removal never
+follows a folder to its place."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ _SAID_BYTES = 1000
 _DAY_SECONDS = 86400.0
 _WRITTEN = re.compile(r"[0-9a-f]{8}-[0-9a-f]{16}")
 _REMOVED = re.compile(r"removed-[0-9a-f]{16}")
+_DESTROYED = re.compile(r"\.removed-[0-9a-f]{12}")
 
 _FLUSHES = 8
 """Files that are flushed side by side: a disk flushes many together in little more time than one."""
@@ -164,10 +166,12 @@ class Directory:
         if path.is_symlink():
             raise StoreError(f"{path}: is a symbolic link to {os.readlink(path)}: remove that folder, and the link")
         with _writing_to(path, "removed"):
+            _removed(path.parent, _DESTROYED, remove=True)
             hidden = path.with_name(f".removed-{secrets.token_hex(6)}")
             path.rename(hidden)
             flush(path.parent)
-            shutil.rmtree(hidden)
+            with suppress(FileNotFoundError):  # a sweep beside it removes the rest
+                shutil.rmtree(hidden)
 
     @contextmanager
     def lock(self, who: str) -> Iterator[None]:
@@ -192,17 +196,16 @@ class Directory:
     def sweep(self, *, remove: bool = True) -> list[str]:
         """See `Store`: leftovers are names that are given here, and no others."""
         work, left = self.location / "work", list[str]()
-        with _writing_to(work), suppress(FileNotFoundError):
+        with suppress(OSError):
+            beside = Path(os.path.abspath(self.location)).parent
+            left += [f"../{name}" for name in _removed(beside, _DESTROYED, remove)]
+        with _writing_to(work), suppress(FileNotFoundError, NotADirectoryError):
             _refuse_link(work)
-            names = sorted(os.listdir(work))
-            left += filter(_REMOVED.fullmatch, names)
-            if remove:
-                for name in left:
-                    _discard(work / name)
-            if written := [*filter(_WRITTEN.fullmatch, names)]:
+            left += [f"work/{name}" for name in _removed(work, _REMOVED, remove)]
+            if written := sorted(filter(_WRITTEN.fullmatch, os.listdir(work))):
                 with suppress(OSError), in_work(work) as own:  # nothing is known of a folder that cannot be written
-                    left += [name for name in written if _is_left(work / name, own, remove)]
-        return [f"work/{name}" for name in left]
+                    left += [f"work/{name}" for name in written if _is_left(work / name, own, remove)]
+        return left
 
     @property
     def desk(self) -> Path:
@@ -334,6 +337,14 @@ def remove_folder(path: Path, work: Path) -> None:
     flush(path.parent)
     flush(work)
     _discard(aside)
+
+
+def _removed(folder: Path, names: re.Pattern[str], remove: bool) -> list[str]:
+    """What has such a name in a folder, and whoever removed it has left; it is removed if it is to be."""
+    left = sorted(filter(names.fullmatch, os.listdir(folder)))
+    for name in left if remove else ():
+        _discard(folder / name)
+    return left
 
 
 def _is_left(path: Path, own: Path, remove: bool) -> bool:

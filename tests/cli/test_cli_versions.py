@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 from cache_contents import only_version
@@ -64,6 +65,20 @@ def test_nothing_is_removed_without_a_yes(version, monkeypatch):
         assert sorted(version.path.rglob("*")) == before
     assert json.loads(run("rm", cache / "fbank80", "--yes", "--json"))["removed"] is True
     assert list(cache.iterdir()) == []
+
+
+def test_what_a_killed_rm_has_left_goes(version):
+    """With a prune of the cache, or with the same command again, which finds no version any more."""
+    left = version.path.with_name(".removed-0123456789ab")
+    for command, code, said in (("prune", 0, "1 leftover of processes that are dead"), ("rm", 1, "no such cache")):
+        (left / "shards").mkdir(parents=True)
+        if command == "rm":
+            shutil.rmtree(version.path)
+        place = version.path if command == "rm" else version.path.parent
+        run(command, place, "--dry-run", code=code)
+        assert left.exists()
+        assert said in run(command, place, "--yes", code=code)
+        assert not left.exists()
 
 
 def test_a_whole_cache_and_what_is_no_version_are_not_removed(version, tmp_path):

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -145,6 +146,42 @@ def test_a_folder_of_which_something_is_gone_is_not_published(store, monkeypatch
     assert store.names("shards") == []
     assert store.names("work") == left
     assert store.sweep() == [f"work/{name}" for name in left]
+
+
+def test_what_a_killed_removal_of_a_store_has_left_beside_it_is_swept(store):
+    """By the store itself, which is gone, or by another one there; and nothing of another name."""
+    other = Directory(store.location.with_name("other"))
+    for each in (store, other):
+        each.publish(FILES, "shards/ab")
+
+    def destroy() -> None:
+        shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        store.destroy()
+
+    for each in (other, store):
+        assert join(fork(destroy)) == -signal.SIGKILL
+        assert not store.exists("")
+        (left,) = store.location.parent.glob(".*")
+        left.with_name(".removed-mine").mkdir()
+        assert each.sweep(remove=False) == [f"../{left.name}"]
+        assert left.exists()
+        assert each.sweep() == [f"../{left.name}"]
+        assert sorted(path.name for path in left.parent.iterdir()) == [".removed-mine", "other"]
+        left.with_name(".removed-mine").rmdir()
+        store.publish(FILES, "shards/ab")
+
+
+def test_a_removal_of_a_store_that_a_sweep_is_faster_with_is_done(store, monkeypatch):
+    store.publish(FILES, "shards/ab")
+    remove = shutil.rmtree
+
+    def overtaken(folder: Path, **options: bool) -> None:
+        remove(folder)
+        remove(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", overtaken)
+    store.destroy()
+    assert list(store.location.parent.iterdir()) == []
 
 
 # The lock of a run
