@@ -118,7 +118,7 @@ class Bucket:
                 passed(memoryview(data))
             return np.frombuffer(data, np.uint8)
         opened = self.open(key, num_bytes)
-        with _of_this_machine(tempfile.gettempdir()), tempfile.TemporaryFile() as file:
+        with _of_this_machine(), tempfile.TemporaryFile() as file:
             for block in opened.fetched():
                 if passed is not None:
                     passed(block)
@@ -245,9 +245,9 @@ class Bucket:
     @property
     def desk(self) -> Path:
         """Below the temporary folder (`TMPDIR`): of this user alone, and for everything that writes there the same."""
-        mine = Path(tempfile.gettempdir(), f"featcache-{os.getuid()}")
-        desk = mine / hashlib.sha256(str(self.location).encode()).hexdigest()[:16]
-        with _of_this_machine(desk):
+        name = hashlib.sha256(str(self.location).encode()).hexdigest()[:16]
+        with _of_this_machine(f"featcache-{os.getuid()}/{name}") as desk:
+            mine = desk.parent
             mine.mkdir(mode=0o700, exist_ok=True)
             status = mine.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
@@ -349,10 +349,11 @@ class _ObjectFile:
 
 
 @contextmanager
-def _of_this_machine(path: object) -> Iterator[None]:
-    """Within, a place on this machine is written to, and perhaps an object is read: that this is gone is said as is."""
+def _of_this_machine(name: str = "") -> Iterator[Path]:
+    """Within, a place below the temporary folder is written to. That an object is gone that is read is said as is."""
+    path: object = "a temporary folder"
     try:
-        yield
+        yield (path := Path(tempfile.gettempdir(), name))
     except OSError as error:
         if is_url(str(error.filename)):
             raise
