@@ -140,7 +140,7 @@ class Bucket:
         if folder:
             files = Bucket(self._place(folder)).walk("", lambda key: key.partition("/")[2] in ("", MARK))
             names = [key.partition("/")[0] for key, _ in files]
-        else:  # of versions, or of parts: there may be any number of files in each
+        else:  # of versions: there may be any number of files in each
             listing = asked(self.location, lambda bucket, key: bucket.list_with_delimiter(f"{key}/" if key else None))
             folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in listing["common_prefixes"]]
             marks = in_parallel(lambda name: self._is_file(f"{name}/{MARK}"), folders)
