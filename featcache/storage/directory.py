@@ -52,8 +52,9 @@ _NO_FILE = (errno.ENXIO, errno.ENODEV, errno.ELOOP)
 _NOT_DAMAGE = {
     *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    errno.ENAMETOOLONG,
 }
-"""Errors of the process or the network: the same file may be read another time, or by somebody else."""
+"""Errors of the process, the network or a name: the same file may be read another time, or by somebody else."""
 
 
 class Directory:
