@@ -220,8 +220,7 @@ class _Repair:
 
     def _mend_records(self) -> int:
         """Remove damaged lines of the ledger, and damaged wanted sets; returns how many there were."""
-        version, lines = self.version, list[str]()
-        names = version.store.names("failures")
+        version, lines, names = self.version, list[str](), self.version.store.names("failures")
         failures = read_failures(version, lines)
         if lines:  # at a second look, too? A disk may refuse once
             failures = read_failures(version, lines := [])

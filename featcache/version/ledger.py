@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from featcache.errors import DamagedError
 from featcache.format.documents import encode_line, parse
@@ -86,17 +85,13 @@ def standing_failures(version: Version, index: Index) -> dict[str, Failure]:
     there are none: what runs have tried is no part of it."""
     failures = [] if version.tag is not None else read_failures(version)
     latest = {failure.id: failure for failure in sorted(failures, key=lambda failure: failure.generation)}
-    positions = index.find(Strings.of(latest))
-    generations = np.zeros(len(latest), np.int64)
-    generations[positions >= 0] = index.generation[positions[positions >= 0]]
-    extracted = dict(zip(latest, generations.tolist(), strict=True))
-    return {id_: failure for id_, failure in latest.items() if extracted[id_] < failure.generation}
+    found = zip(latest.items(), index.find(Strings.of(latest)).tolist(), strict=True)
+    return {id_: one for (id_, one), at in found if at < 0 or index.generation[at] < one.generation}
 
 
 def rewrite_failures(version: Version, read: Iterable[str], name: str, failures: Sequence[Failure]) -> None:
     """Put a file of these failures in the place of files of the ledger, which were listed before they were `read`: a
     job of an array may write others meanwhile."""
     put_failures(version, name, failures)
-    for other in read:
-        if other != name:
-            version.store.remove(f"failures/{other}")
+    for other in {*read} - {name}:
+        version.store.remove(f"failures/{other}")

@@ -107,9 +107,8 @@ class Wanted:
         header = {"manifest": self.manifest, "rows": len(self), "crc32c": self.checksum}
         line = encode_line({**header, "instead_of": sorted(instead_of)})
         version.store.put(f"wanted/{self.name}", line + as_bytes(np.ascontiguousarray(self.rows, "<u8")))
-        for other in others:
-            if other.name != self.name:
-                version.store.remove(f"wanted/{other.name}")
+        for name in {other.name for other in others} - {self.name}:
+            version.store.remove(f"wanted/{name}")
 
 
 def name_of(manifest: str) -> str:
