@@ -207,11 +207,11 @@ def _take_away(
 
 def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
     """Publish some items of a shard, whose numbers rise, with all that is known of them; returns the name of the shard
-    that has them. If it is the same one, its files are written again. Raises DamagedError if one of these items, or the
-    table, is not what was written; StoreError if it cannot be written: nothing has been removed."""
+    that has them. If it is the same one, its files are written again. Raises DamagedError if one of these items, the
+    table or a side array is not what was written; StoreError if it cannot be written: nothing has been removed."""
     shard.check_table()
     builder = ShardBuilder(shard.spec)
-    sides = {side.name: shard.side(side.name) for side in shard.spec.side}
+    sides = {side.name: shard.side(side.name, check=True) for side in shard.spec.side}
     sound = shard.sound_items(numbers)
     for number, item in zip(numbers, shard.items(numbers), strict=True):
         found, features = next(sound, (None, None))

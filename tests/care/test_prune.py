@@ -177,6 +177,17 @@ def test_a_damaged_shard_stays_and_what_it_replaces_does_not_count_again(version
     assert {problem.shard for problem in verify(version).problems if problem.shard} == {first}
 
 
+def test_a_damaged_side_array_is_not_written_again_with_a_checksum_that_fits(scratch):
+    """A scale of an item that stays has another bit: nothing of the shard is taken for sound."""
+    features = make_features(4, (8,), "float32")
+    version = make_version(scratch / "cache", features, quantized=True)
+    (first,) = version.shard_names()
+    add_shard(version, {"utt-0": features["utt-0"]}, row=4, generation=2)
+    flip(version.shard(first).folder / "side_quantization/c/0/0/0", 200)
+    assert prune_all(version).damaged == (first,)
+    assert {problem.shard for problem in verify(version).problems} == {first}
+
+
 def test_a_damaged_table_or_tag_refuses_all(version):
     first = add(version, ["a", "b"], 1)
     tag(version, "paper")

@@ -49,9 +49,13 @@ def test_what_has_changed_is_told_and_extracted_again(cli, plain, scratch):
     assert {message.rpartition(": ")[2] for message in found.values()} == {"its container's mtime is another"}
     assert cli("verify", scratch / "c", "--sources=content", "--no-data").code == 0
     inside = {path.name: path.read_bytes() for path in plain.folder.glob("*.wav")}
-    write_tar(scratch / "audio_1.tar", {name: inside[name] for name in sorted(inside)[6:11]})
+    same_size = inside["10.wav"][:-1] + bytes([inside["10.wav"][-1] ^ 1])
+    others = {name: inside[name] for name in sorted(inside)[6:11]}
+    write_tar(scratch / "audio_1.tar", others | {"10.wav": same_size})
     told = cli("verify", scratch / "c", "--sources=content", "--no-data", "--json")
-    assert [problem["id"] for problem in told.json()["versions"][0]["problems"]] == ["utt-11"]
+    found = {problem["id"]: problem["message"] for problem in told.json()["versions"][0]["problems"]}
+    assert found.keys() == {"utt-10", "utt-11"}
+    assert found["utt-10"].endswith("10.wav: has changed since: other bytes, of the same number")
     again = cli("extract", corpus.manifest(), "-o", scratch / "c", "--check-sources", "--json")
     assert again.json()["versions"][0]["extracted"] == 5  # and what is gone cannot be
 
