@@ -207,8 +207,8 @@ def _take_away(
 
 def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
     """Publish some items of a shard, whose numbers rise, with all that is known of them; returns the name of the shard
-    that has them. If it is the same one, its files are written again. Raises DamagedError if one of these items, the
-    table or a side array is not what was written; StoreError if it cannot be written: nothing has been removed."""
+    that has them. If there is one of this name, its files are written again. Raises DamagedError if one of these items,
+    the table or a side array is not what was written; StoreError if it cannot be written: nothing has been removed."""
     shard.check_table()
     builder = ShardBuilder(shard.spec)
     sides = {side.name: shard.side(side.name, check=True) for side in shard.spec.side}
@@ -222,9 +222,9 @@ def rewrite(version: Version, shard: Shard, numbers: Sequence[int]) -> str:
     name, files = builder.files(
         fingerprint=info.fingerprint, row=info.row, manifest=info.manifest, made_by=info.made_by, where=version.path
     )
-    if name == shard.name:
+    if version.store.exists(f"shards/{name}"):  # which may be damaged
         for path, data in files.items():
-            version.store.put(f"{shard.key}/{path}", data)
+            version.store.put(f"shards/{name}/{path}", data)
     else:
         version.store.publish(files, f"shards/{name}")
     return name

@@ -18,7 +18,7 @@ import numpy as np
 from featcache.audio.remote import each_at_once
 from featcache.care.prune import rewrite
 from featcache.care.recompute import built_again
-from featcache.care.verify import Report, verify
+from featcache.care.verify import Report, examine_shard, verify
 from featcache.config import recorded_config
 from featcache.device import Device
 from featcache.engines.local import run_locally
@@ -198,12 +198,14 @@ class _Repair:
         return {f"{version.path}/{place}": stated} if owner is None else {}
 
     def _sound_owner(self, fingerprint: str, name: str) -> Version | None:
-        """The version of this fingerprint in the same cache, by which the shard of this name is sound."""
+        """The version of this fingerprint in the same cache, by which the shard of this name is sound. None if there is
+        none, or it has one of this name that is damaged."""
         with suppress(StoreError, FileNotFoundError):  # something else in the cache is damaged: it may still be needed
             for other in select_versions(self.version.path.parent):
                 if other.info.fingerprint == fingerprint:
                     Shard(self.version.store, name, fingerprint, other.info.spec).check_table()
-                    return other
+                    is_there = other.store.exists(f"shards/{name}/{MARK}")
+                    return None if is_there and examine_shard(other, name, data=True).problems else other
         return None
 
     def _count_missing(self, verified: Report, again: Strings, copies: Iterable[str]) -> int:

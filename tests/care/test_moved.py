@@ -77,6 +77,20 @@ def test_a_shard_that_was_moved_goes_back_to_its_version_or_aside(plain, two, pa
         shutil.rmtree(elsewhere)
 
 
+def test_a_shard_that_its_version_has_damaged_is_set_aside(plain, two, pair):
+    """A copy of it in another version, which is sound, is not thrown away for that one; and is its cure."""
+    a, b = pair
+    sound = values(versions(two)[0])
+    name = a.shard_names()[0]
+    copy = shutil.copytree(a.shard(name).folder, b.path / "shards" / name)
+    flip(a.shard(name).folder / CHUNKS["features"], 100)
+    assert mend(b.path, plain.manifest()).aside == {f"{b.path}/aside/{name}": a.info.fingerprint}
+    assert not copy.exists()
+    shutil.rmtree(a.shard(name).folder)
+    (b.path / "aside" / name).rename(a.path / "shards" / name)
+    assert values(a) == sound
+
+
 # The folder of a version that was copied, or renamed: it is what it was, and says what it is
 
 

@@ -14,7 +14,7 @@ from scratch import scratch_folder
 from small_shards import create, item, write
 
 import featcache
-from featcache.care.prune import plan_prune, prune, remove_version
+from featcache.care.prune import plan_prune, prune, remove_version, rewrite
 from featcache.care.verify import verify
 from featcache.errors import ArgumentError, DamagedError, LockedError, StoreError
 from featcache.manifest.segments import SegmentColumns
@@ -186,6 +186,22 @@ def test_a_damaged_side_array_is_not_written_again_with_a_checksum_that_fits(scr
     flip(version.shard(first).folder / "side_quantization/c/0/0/0", 200)
     assert prune_all(version).damaged == (first,)
     assert {problem.shard for problem in verify(version).problems} == {first}
+
+
+def test_what_an_earlier_prune_had_written_again_and_is_damaged_now_is_written_once_more(version):
+    """That prune was cut off before it removed the shard, whose sound items would go for damaged ones. (Whether these
+    count before that follows from the names of both shards.)"""
+    first = add(version, [f"u{number}" for number in range(4)], 1)
+    add(version, ["u0"], 2)
+    copy = rewrite(version, version.shard(first), [1, 2, 3])
+    before = items_of(version)
+    for path in CHUNKS.values():
+        flip(version.shard(copy).folder / path, 9)
+    assert rewrite(version, version.shard(first), [1, 2, 3]) == copy
+    assert verify(version).problems == []
+    prune_all(version)
+    assert items_of(version) == before
+    assert verify(version).problems == []
 
 
 def test_a_damaged_table_or_tag_refuses_all(version):
