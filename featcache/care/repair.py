@@ -7,7 +7,7 @@ shard or a shard of its sound utterances is there; and what was damaged is wante
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,9 +131,8 @@ class _Repair:
             if stop.is_set():
                 repaired.interrupted = True
                 return repaired
-            for name in plans:
-                if copies.get(name) != name:
-                    repaired.aside |= self._take_away(name)
+            for name in sorted(plans.keys() - copies.values()):  # what was written again is sound now
+                repaired.aside |= self._take_away(name)
             repaired.removed = verified.damaged_shards
             repaired.kept = sum(len(plan.kept) for plan in plans.values())
             repaired.missing = 0 if again is None else self._count_missing(verified, again, copies.values())
@@ -150,11 +149,11 @@ class _Repair:
     def _plan_shards(self, verified: Report) -> dict[str, _Plan]:
         """What is to be done with each damaged shard, by its name."""
         damaged = verified.damaged_shards
-        faulty = {problem.id for problem in verified.problems if problem.shard}
+        faulty = {(problem.shard, problem.id) for problem in verified.problems if problem.shard}
         index = load_index(self.version, self.version.shard_names()) if damaged else None
         return {name: self._plan(name, faulty, index) for name in damaged}
 
-    def _plan(self, name: str, faulty: set[str | None], index: Index | None) -> _Plan:
+    def _plan(self, name: str, faulty: Container[tuple[str | None, str | None]], index: Index | None) -> _Plan:
         """What of a damaged shard is sound; the index, if there is one, tells which of its items counted."""
         counting = None if index is None else index.ids.take(np.arange(*index.span(index.shards.index(name))))
         try:
@@ -165,7 +164,8 @@ class _Repair:
         ids = shard.table.ids
         kept: list[int] = []
         if not any(shard.file_fault(path) for path in shard.info.files if path.startswith("side_")):
-            kept = [number for number, _ in shard.sound_items([at for at, id_ in enumerate(ids) if id_ not in faulty])]
+            numbers = [at for at, id_ in enumerate(ids) if (name, id_) not in faulty]
+            kept = [number for number, _ in shard.sound_items(numbers)]
         others = ids.take(np.setdiff1d(np.arange(len(ids)), kept))
         if counting is not None:  # what others have replaced need not be extracted
             others = others.take(np.flatnonzero(np.isin(others.hashes(), counting.hashes())))

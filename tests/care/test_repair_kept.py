@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scratch import scratch_folder
 
 import featcache
+from featcache.care.prune import rewrite
 from featcache.care.repair import Repaired
 from featcache.errors import FeatcacheWarning, StoreError
 from featcache.format.shard import Shard
@@ -115,6 +116,20 @@ def test_what_lies_before_lost_bytes_is_kept(plain, sound, cache):
     data = (shard.folder / FEATURES).read_bytes()
     (shard.folder / FEATURES).write_bytes(data[: at + 2] + data[at + 4 :])
     assert mended(plain, sound, cache, set(ids[2:])).kept == 2
+
+
+def test_what_is_damaged_in_one_shard_is_kept_where_it_is_sound(plain, sound, cache, scratch):
+    """A repair was cut off once it had written sound items again. Then a bit of them flipped; its audio is lost."""
+    shard, version = victim(cache), only_version(cache)
+    flip(shard.folder / FEATURES, 0)
+    copy = version.shard(rewrite(version, shard, range(1, shard.info.items)))
+    flip(copy.folder / FEATURES, 0)
+    corpus = plain.copy(scratch / "corpus")
+    (row,) = (row for row in corpus.rows if row["id"] == copy.table.ids[0])
+    (corpus.folder / row["path"]).write_bytes(b"noise" * 100)
+    assert mend(cache, corpus.manifest()).kept == len(shard.table) - 1 + len(copy.table) - 1
+    assert items(cache) == items(sound)
+    assert check(cache).problems == []
 
 
 # Nothing to extract
