@@ -16,7 +16,7 @@ import numpy as np
 from featcache.audio.remote import StoppedError
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted
-from featcache.format.group import CHECKSUM_BYTES
+from featcache.format.group import CHECKSUM_BYTES, WRONG_CHECKSUM
 from featcache.format.shard import Shard
 from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.utterances import Manifest
@@ -306,7 +306,8 @@ def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator
     faults = [fault for path in paths if (fault := shard.file_fault(path))]
     faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
     if faults:
-        yield from (Problem("checksum" if "checksum" in fault else "structure", fault, shard.name) for fault in faults)
+        for fault in faults:
+            yield Problem("checksum" if fault.endswith(WRONG_CHECKSUM) else "structure", fault, shard.name)
         return
     yield from _item_problems(shard)
     if data:
@@ -357,5 +358,5 @@ def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Pro
         if item not in sound:
             what = "the checksum of its features does not match" if fault else "features are NaN or infinite"
             yield Problem("checksum" if fault else "non_finite", f"{ids[item]}: {what}", shard.name, ids[item])
-    if fault and ("checksum" not in fault or len(sound) == num_items):  # a disk that cannot be read, for example
+    if fault and (not fault.endswith(WRONG_CHECKSUM) or len(sound) == num_items):  # a bad disk, for example
         yield Problem("checksum", fault, shard.name)

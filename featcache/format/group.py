@@ -31,6 +31,9 @@ NAME_DIGITS = 16
 CHECKSUM_BYTES = 4
 """Behind the bytes of each chunk."""
 
+WRONG_CHECKSUM = "its checksum does not match"
+"""How the fault of a file ends that has other bytes than were written."""
+
 _CHUNK_CRC32C = 0x48674BC7
 """The CRC-32C of any bytes that their own CRC-32C follows."""
 
@@ -195,7 +198,7 @@ class Group(Generic[_I]):
             mapped = self.store.map(f"{self.key}/{path}", num_bytes + CHECKSUM_BYTES, passed if check else None)
         self._require(path, mapped.size, checksum_of(path, mapped))
         if check and crc != _CHUNK_CRC32C:
-            raise self._damaged(path, "its checksum does not match")
+            raise self._damaged(path, WRONG_CHECKSUM)
         return mapped[:-CHECKSUM_BYTES].view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
 
     def _chunk(self, name: str, shape: tuple[int, ...], dtype: str) -> tuple[str, int]:
@@ -230,7 +233,7 @@ class Group(Generic[_I]):
                 yield block
         is_right = (crc == _CHUNK_CRC32C and checksum_of(path, end) == checksum) if _is_chunk(path) else crc == checksum
         if not is_right:
-            raise self._damaged(path, "its checksum does not match")
+            raise self._damaged(path, WRONG_CHECKSUM)
 
     def file_fault(self, path: str) -> str:
         """Reads every byte of one of its files: what is wrong with it; empty if it is what was written."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from cache_contents import chunk_files, items, only_version
-from damage import CHUNKS, SPOIL, assert_repaired, flip, victim
+from damage import CHUNKS, SPOIL, assert_repaired, delete, flip, victim
+from make_cache import make_features, make_version
 
 import featcache.care.verify
 from featcache.care.verify import verify
@@ -42,6 +43,17 @@ def test_a_spoilt_file_is_found_and_repaired(cli, plain, sound, cache, file, spo
     assert "featcache repair" in verified.err
     assert_repaired(cli, cache, sound, plain)
     assert [os.stat(folder).st_ino for folder in others] == inodes
+
+
+@pytest.mark.parametrize("file", ["text/zarr.json", CHUNKS["features"]])
+def test_what_kind_of_fault_it_is_does_not_follow_from_where_the_cache_is(scratch, file):
+    kinds = []
+    for place in ("plain", "checksum"):
+        version = make_version(scratch / place, make_features(3))
+        (name,) = version.shard_names()
+        delete(version.shard(name).folder / file)
+        kinds.append([(problem.kind, problem.id) for problem in verify(version).problems])
+    assert kinds[0] == kinds[1] != []
 
 
 def test_the_quick_check_reads_no_features(cli, cache):
