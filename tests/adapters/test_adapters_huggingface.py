@@ -173,6 +173,20 @@ class TestSaved:
         assert run_script(cli, PRINT_ROWS, *arguments) == first
         assert {path: path.stat().st_mtime_ns for path in (tmp_path / "saved").glob("cache-*")} == cached
 
+    def test_rows_of_a_tag_are_read_by_the_tag_also_in_another_process(self, cli, tagged, tmp_path):
+        then, now = tagged
+        rows = to_hf(then)
+        rows.save_to_disk(tmp_path / "saved")
+        assert np.array_equal(to_hf(now)[0]["features"], now[0])
+        assert np.array_equal(rows[0]["features"], then[0])
+        code = """
+            import sys
+            import datasets
+            import featcache.adapters.huggingface
+            print(datasets.load_from_disk(sys.argv[1])[0]["features"].tobytes().hex())
+        """
+        assert run_script(cli, code, tmp_path / "saved") == f"{then[0].tobytes().hex()}\n"
+
 
 class TestCopy:
     def test_holds_the_features_themselves(self, made, tmp_path):

@@ -241,6 +241,20 @@ class TestTraining:
         ]
         assert printed.splitlines() == expected
 
+    def test_cuts_of_a_tag_are_read_by_the_tag_also_in_another_process(self, cli, tagged, tmp_path):
+        then, now = tagged
+        cut_set = cuts(then)
+        cut_set.to_file(tmp_path / "cuts.jsonl.gz")
+        assert np.array_equal(next(iter(cuts(now))).load_features(), now[0])
+        assert np.array_equal(next(iter(cut_set)).load_features(), then[0])
+        code = """
+            import sys
+            from lhotse import CutSet
+            import featcache.adapters.lhotse
+            print(float(next(iter(CutSet.from_file(sys.argv[1]))).load_features().sum()))
+        """
+        assert run_script(cli, code, tmp_path / "cuts.jsonl.gz") == f"{float(then[0].astype(np.float32).sum())}\n"
+
 
 class TestRefuses:
     def test_what_cuts_cannot_say(self, made):

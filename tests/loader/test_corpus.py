@@ -146,6 +146,13 @@ def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
     (tmp_path / "p0.csv").write_text("id,digit,speaker\np0-1-0,seven,x\n")
     with pytest.raises(ManifestError, match="the column 'digit' holds numbers in some manifests, text in others"):
         featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
+    for lacking in ("p0", "p2"):
+        for name in ("p0", "p2"):
+            (tmp_path / f"{name}.csv").write_text(
+                f"id{',age' * (name != lacking)}\n{name}-1-0{',7' * (name != lacking)}\n"
+            )
+        with pytest.raises(ManifestError, match="not all of these manifests have a column 'age': leave it out of"):
+            featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
 
 
 def test_the_copies_of_a_corpus_are_rows_with_their_speeds(tmp_path):

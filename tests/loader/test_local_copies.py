@@ -401,6 +401,21 @@ def test_the_folder_may_go_at_any_time(slow_folder, expected, disk):
     assert read_all(cache, expected)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda cache: cache.item(1, check=True),
+        lambda cache: cache.batch([1], check=True)[0].numpy(),
+        lambda cache: featcache.stats.moments(cache).mean,
+    ],
+)
+def test_the_folder_may_go_where_files_are_read(slow_folder, expected, disk, read):
+    cache = settled(slow_folder, copy_to=disk)
+    shutil.rmtree(disk)
+    assert np.array_equal(read(cache), read(featcache.open(slow_folder)))
+    assert read_all(cache, expected)
+
+
 def test_links_in_the_folder_of_copies_are_not_followed(slow_folder, expected, disk, tmp_path):
     """Neither to write a copy, nor to make room for one: what they lead to is not featcache's."""
     settled(slow_folder, copy_to=disk)

@@ -140,6 +140,14 @@ def test_a_column_that_only_later_json_lines_lack(written):
     assert faults_of(path) == ["line 4991: id is missing", "line 4996: path is missing"]
 
 
+def test_ids_that_only_some_json_lines_have_in_batches_of_their_own(written):
+    without = [{"path": f"{n}.wav"} for n in range(256)]
+    named = [{"id": f"u{n}", **row} for n, row in enumerate(without)]
+    for rows, line in (([*without, named[0]], 1), ([*named, without[0]], 257)):
+        path = written("\n".join(map(json.dumps, rows)), "train.jsonl")
+        assert faults_of(path) == [f"line {line}: id is missing"]
+
+
 BOTH_PATHS = "'WAV' and 'file' both mean path: name one of them path"
 STOP = "'Stop' is not read: give a duration, Stop - start, instead"
 

@@ -154,6 +154,19 @@ def test_an_end_stands_for_a_duration(tmp_path, name):
     assert read_manifest(tmp_path / name).columns["end_time"][0] == "0.3"
 
 
+def test_an_end_counts_in_rows_without_a_duration_whatever_others_have(written):
+    ends = [{"id": f"end-{n}", "path": "x.wav", "start": 1, "end": 2 + n} for n in range(256)]
+    timed = {"id": "timed", "path": "x.wav", "start": 1, "duration": 0.25, "end": 9}
+    expected = {row["id"]: row.get("duration", row["end"] - 1) for row in [timed, *ends]}
+    for rows in ([timed, *ends], [*ends, timed]):
+        manifest = read_manifest(written("\n".join(map(json.dumps, rows)), "train.jsonl"))
+        assert dict(zip(manifest.ids, manifest.duration.tolist(), strict=True)) == expected
+    manifest = read_manifest(
+        written("id,path,start,duration,end\na,x.wav,0.5,,1.0\nb,x.wav,0.5,0.25,none\nc,x.wav,,,\n")
+    )
+    np.testing.assert_array_equal(manifest.duration, [0.5, 0.25, math.nan])
+
+
 def test_json_values_are_carried_as_text(written):
     values = ["007", 7, 1.5, True, None, ["a", 1], {"k": "é"}, "", [None]]
     lines = [json.dumps({"id": f"u{i}", "path": "x.wav", "extra": value}) for i, value in enumerate(values)]
