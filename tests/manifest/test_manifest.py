@@ -209,6 +209,13 @@ def test_byte_order_mark_crlf_and_blank_lines(written):
         assert list(manifest.columns["text"]) == ["hi", "ho"]
 
 
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_cell_may_be_as_long_as_a_line(written, name, mark):
+    cells = "a", "x.wav", "é" * 2_000_000
+    manifest = read_manifest(written(f"{mark.join(('id', 'path', 'words'))}\n{mark.join(cells)}\n", name))
+    assert list(manifest.columns["words"]) == [cells[2]]
+
+
 def test_only_ids_are_required_without_audio(written):
     manifest = read_manifest(written("id,text\na,hi\nb,ho\n"), audio=False)
     assert rows_of(manifest) == [Utterance(id="a", path=""), Utterance(id="b", path="")]

@@ -23,6 +23,7 @@ from featcache.manifest.utterances import ENDS, SPELLINGS, meaning_of, shown
 _OTHER_ENDS = {"stop", "stop_time"}  # names of columns that are as often numbers of samples as seconds
 
 _ROWS_OF_PARQUET = 8192  # the rows that pyarrow gives at once
+_CELL = 4 << 20  # the most characters of a cell of CSV, which may have several lines: as a line has bytes
 
 
 class Table(NamedTuple):
@@ -80,6 +81,7 @@ def read_parquet(source: Source) -> Iterator[Batch]:
 
 def csv_rows(stream: BinaryIO, faults: Faults, base: int = 0, **dialect: Any) -> Rows:
     """The rows of CSV; `base` is the place of the file's line 0, and `dialect` what `csv.reader` is told besides."""
+    csv.field_size_limit(max(csv.field_size_limit(), _CELL))  # the process has one limit, at first 131,072 characters
     reader, is_over = csv.reader(lines_of(stream, faults, base), strict=True, **dialect), False
     while not is_over:
         line = base + reader.line_num + 1
