@@ -195,10 +195,10 @@ class Cmvn(nn.Module):
         return f"{list(self.mean.shape[1:])}, {len(self._number_of)} groups"
 
     def _statistics(self, features: Tensor, groups: Groups | None) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, `[*item_shape]`; with groups, those of each row, `[batch, 1, *item_shape]`."""
+        """Mean and standard deviation, `[1, *item_shape]`; with groups, of each row, `[batch, 1, *item_shape]`."""
         check_floats(features, "batch", "frames", *self.mean.shape[1:])
         if groups is None:
-            return self.mean[0], self.std[0]
+            return self.mean[:1], self.std[:1]  # a tensor without dimensions would not promote half precision
         numbers = groups
         if not isinstance(numbers, Tensor):
             numbers = self.find(numbers)

@@ -149,6 +149,17 @@ def test_gradients_go_through():
     torch.testing.assert_close(features.grad[0, 0], torch.tensor(1 / STD, dtype=torch.float32))
 
 
+@by_means_and_variances
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_frames_of_one_value_are_computed_in_float32_too(dtype, norms):
+    features, cmvn = batch(dtype=dtype)[0][..., 0], Cmvn(-80_000.0, 3.0, **norms)
+    expected = Cmvn([-80_000.0], [3.0], **norms)
+    for one, other in ((cmvn, expected), (cmvn.unnormalize, expected.unnormalize)):
+        found = one(features)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, other(features[..., None])[..., 0])
+
+
 # As a module
 
 
