@@ -56,7 +56,7 @@ def frames_between(lengths: Ints, rate: float, start: ArrayLike, duration: Array
     counts = lengths - first
     if duration is not None:
         durations = _seconds("duration", duration, len(lengths))
-        counts = np.minimum(counts, np.maximum(np.rint(durations * rate), durations > 0).astype(np.int64))
+        counts = np.minimum(counts, np.maximum(np.rint(durations * rate), durations > 0)).astype(np.int64)
     return first, counts
 
 
@@ -112,6 +112,7 @@ def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
     array = np.broadcast_to(array, count)
     if len(wrong := np.flatnonzero(~(np.isfinite(array) & (array >= 0)))):
         raise ArgumentError(f"{name} is {array[wrong[0]]:g}: it must be seconds, 0 or more")
+    array = np.minimum(array, 1e300)  # times a rate, that is still finite
     return array
 
 

@@ -55,6 +55,13 @@ class TestSeconds:
         assert lengths.tolist() == [200, 50]
         assert features.shape == (2, 200, 80)
 
+    def test_of_any_duration_end_where_the_utterance_does(self, fbank):
+        for duration in (1e18, 1e300, 1e308):
+            assert len(fbank.item("utt-1", duration=duration)) == 150
+            assert fbank.batch(["utt-1", "utt-2"], start=0.1, duration=duration)[1].tolist() == [140, 20]
+            with pytest.raises(ArgumentError, match=r"start lies beyond the end of 1 of 1 utterances"):
+                fbank.item("utt-1", start=duration)
+
     @given(st.floats(0, 7.2), st.none() | st.floats(0, 10))
     def test_of_versions_of_different_rates_begin_within_half_a_frame_of_each_other(self, folder, start, duration):
         for name, rate in (("fbank80", 100.0), ("encodec24k", 75.0), ("odd", 11025 / 128)):
