@@ -236,6 +236,8 @@ def find_utterances(
     if manifest is None:
         if where:
             raise ArgumentError("where= selects rows of a manifest: give a manifest too")
+        if isinstance(caches[0], Corpus) and not all(isinstance(cache, Corpus) for cache in caches):
+            raise ArgumentError("the first version is a corpus, and not all others are: give one first that is a cache")
         ids, own_columns = _ids_of_copies(caches, copies)
         found = [version.find(ids) for version in versions]
         utterances = Utterances(str(caches[0].version.path), ids, own_columns, found)

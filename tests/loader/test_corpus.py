@@ -155,6 +155,22 @@ def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
             featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
 
 
+def test_caches_beside_a_corpus_come_first(folder, tmp_path):
+    """The corpus is looked through for their ids; the ids of its parts may be alike, and a cache has one of each."""
+    corpus, cache = featcache.open(folder), featcache.open(folder / "p2")
+    dataset = featcache.FeatureDataset({"one": cache, "two": corpus})
+    assert [*dataset.ids] == [*cache.ids]
+    features = dataset[1]["features"]
+    assert torch.equal(features["one"], features["two"])
+    with pytest.raises(ArgumentError, match="first version is a corpus, and not all others are: give one first that"):
+        featcache.FeatureDataset({"two": corpus, "one": cache})
+    for versions in ({"one": cache, "two": corpus}, {"two": corpus, "one": cache}):
+        with pytest.raises(
+            ArgumentError, match="with a corpus, all versions are corpora, and manifest= is the path of"
+        ):
+            featcache.FeatureDataset(versions, tmp_path / "p2.csv")
+
+
 def test_the_copies_of_a_corpus_are_rows_with_their_speeds(tmp_path):
     corpus = featcache.open(make_corpus(tmp_path / "corpus", [2], [3], augment={"speed": [0.9, 1.0]}))
     assert featcache.FeatureDataset(corpus).batch([4, 0])["speed"].tolist() == [1.0, 1.0]
