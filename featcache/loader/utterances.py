@@ -395,19 +395,19 @@ def _rows_where(manifest: Manifest, where: Where, types: Types) -> NDArray[np.in
     value, or no row has all of them."""
     if callable(where):
         return _rows_that_fit(manifest, where, types)
-    kept = np.ones(len(manifest), bool)
+    kept, columns = np.ones(len(manifest), bool), {"id": manifest.ids, **_available(manifest)}
     for name, value in where.items():
-        column = manifest.ids if name == "id" else manifest.columns.get(name)
-        if column is None:
-            there = listing(map(repr, ["id", *manifest.columns]))
+        if (column := columns.get(name)) is None:
+            there = listing(map(repr, columns))
             raise ManifestError(f"{manifest.source}: has no column {name!r} for where=; it has {there}")
+        texts = column if isinstance(column, Strings) else [*map(str, column.tolist())]
         values = [*value] if isinstance(value, Iterable) and not isinstance(value, str) else [value]
         wanted = {text for value in values for text in _texts_of(value)}
         if not wanted:
             raise ManifestError(f"{manifest.source}: {name} has an empty list in where=, which matches no row")
-        found = np.fromiter((text in wanted for text in column), bool, len(column))
+        found = np.fromiter((text in wanted for text in texts), bool, len(texts))
         if not found.any():
-            there = listing(map(repr, sorted(set(column))))
+            there = listing(map(repr, sorted(set(texts))))
             raise ManifestError(f"{manifest.source}: no row has {name} {listing(map(str, values))}; there are {there}")
         kept &= found
     if not kept.any():

@@ -123,6 +123,24 @@ def test_where_chooses_rows_in_their_order(cache, manifest, where, ids):
     assert dataset.batch([0])["digit"].dtype == torch.int64
 
 
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        ({"path": "b.wav"}, ["utt-1", "utt-2"]),
+        ({"start": 0}, ["utt-0"]),
+        ({"start": [1.5, 7]}, ["utt-1"]),
+        ({"duration": 2, "channel": 1}, ["utt-1"]),
+        ({"channel": [0, 1.0]}, ["utt-0", "utt-1"]),
+    ],
+)
+def test_where_takes_the_columns_that_features_are_extracted_by(cache, written, where, ids):
+    """By their names in a dataset, whatever they are called in the file; numbers are compared as numbers."""
+    path = written("id,wav,offset,duration,channel\nutt-0,a.wav,0,,0\nutt-1,b.wav,1.50,2.0,1\nutt-2,b.wav,,,\n")
+    assert list(FeatureDataset(cache, path, where=where, on_changed="use").ids) == ids
+    with pytest.raises(ManifestError, match=r"no row has channel 7; there are '-1', '0', '1'"):
+        FeatureDataset(cache, path, where={"channel": 7}, on_changed="use")
+
+
 ROWS = [{"id": f"utt-{n}", "speaker": f"spk{n % 3}", "digit": str(n % 10), "n": n} for n in range(20)]
 
 
