@@ -284,8 +284,11 @@ def _fault(dtype: object, version: DatasetVersion) -> str | None:
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return f"dtype is {dtype}, and these features are {spec.units}: give one of integers, such as torch.int64"
     largest = max(max(spec.codebook_sizes) - 1 if spec.codebook_sizes else np.iinfo(stored).max, version.padding_value)
-    if largest > torch.iinfo(dtype).max:
-        return f"dtype is {dtype}, which ends at {torch.iinfo(dtype).max:,}: these features go up to {largest:,}"
+    limits = torch.iinfo(dtype)
+    if version.padding_value < limits.min:
+        return f"dtype is {dtype}, which begins at {limits.min:,}, and padding_value is {version.padding_value:,}"
+    if largest > limits.max:
+        return f"dtype is {dtype}, which ends at {limits.max:,}: these features go up to {largest:,}"
     return None
 
 

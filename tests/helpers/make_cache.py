@@ -136,12 +136,12 @@ def add_shard(version, features, *, row=0, generation=1, rows=None, run=""):
     return publish(version, builder, row, run).name
 
 
-def codes_cache(folder, codes=None):
-    """A cache of codes, uint16 `[frames, 2]`; those that are given, or random ones, cut to codebooks of 16 and 300."""
+def codes_cache(folder, codes=None, dtype="uint16"):
+    """A cache of codes, `[frames, 2]`: those that are given, or random ones, cut to codebooks of 16 and 300."""
     sizes = (16, 300)
     codes = codes or make_features(20, (2,), "uint16", max_frames=300)
-    codes = {name: (array % np.array(sizes)).astype(np.uint16) for name, array in codes.items()}
-    spec = FeatureSpec((2,), "uint16", 75.0, 0, 24000, "codes", sizes)
+    codes = {name: (array % np.array(sizes)).astype(dtype) for name, array in codes.items()}
+    spec = FeatureSpec((2,), dtype, 75.0, 0, 24000, "codes", sizes)
     config = {"name": "codec", "extractor": "made_up"}
     info = VersionInfo(name="codec", fingerprint="1" * 64, config=config, spec=spec, made_by={})
     version = create(Path(folder), info)

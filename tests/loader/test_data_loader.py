@@ -10,7 +10,7 @@ import pytest
 import torch
 from damage import flip
 from forking import run_forked
-from make_cache import assert_same, make_features, make_version
+from make_cache import assert_same, codes_cache, make_features, make_version
 from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, SequentialSampler, Subset, TensorDataset
 
 import featcache
@@ -414,6 +414,15 @@ def test_what_codes_are_padded_with_is_held_too(folder):
     with pytest.raises(ArgumentError, match="these features go up to 40,000"):
         DataLoader(dataset, [[1]], dtype=torch.int16)
     DataLoader(dataset, [[1]], dtype=torch.int32)
+
+
+def test_padding_below_0_needs_a_dtype_that_holds_it(tmp_path):
+    dataset = FeatureDataset(codes_cache(tmp_path, dtype="int64"), padding_value=-1)
+    with pytest.raises(ArgumentError, match=r"dtype is torch.uint16, which begins at 0, and padding_value is -1$"):
+        DataLoader(dataset, [[1]], dtype=torch.uint16)
+    (batch,) = DataLoader(dataset, [[0, 1]], dtype=torch.int16)
+    assert torch.equal(batch["features"], dataset.batch([0, 1])["features"].to(torch.int16))
+    assert (batch["features"] == -1).any()
 
 
 @pytest.mark.parametrize(
