@@ -75,6 +75,8 @@ def read_manifest(
     if root is not None and not is_audio_url(str(root)):
         refuse_url("root", root)
     name = "<stdin>" if str(source) == "-" else str(source)
+    if "\0" in name:
+        raise ManifestError(f"{name!r}: cannot be read: no path has a NUL in it")
     try:
         source = _table_of(source, format)
         name = name if source == "-" else str(source)
@@ -164,7 +166,10 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
             if name not in columns:
                 columns[name] = GrowingStrings([""] * len(row_places))
         for name, column in columns.items():
-            column.extend(values[name] if name in values else [""] * len(places))
+            try:
+                column.extend(values[name] if name in values else [""] * len(places))
+            except UnicodeEncodeError:
+                faults.parsed(places, f"{name} is not UTF-8: ", str.encode, values[name])
         row_places.extend(places)
     texts = {name: values.strings() for name, values in columns.items() if isinstance(values, GrowingStrings)}
     numbers = {name: np.frombuffer(values, values.typecode) for name, values in columns.items() if name not in texts}

@@ -223,6 +223,8 @@ def test_the_first_faults_by_line_are_shown_all_are_counted_and_those_that_are_a
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     assert refused(tmp_path / "absent.csv").startswith("cannot be read: No such file")
+    with pytest.raises(ManifestError, match=r"^'a\\x00b.csv': cannot be read: no path has a NUL in it$"):
+        read_manifest("a\0b.csv")
     assert faults_of(tmp_path) == ["there are no audio files below it"]
 
 

@@ -67,6 +67,11 @@ def test_cells_are_what_python_and_numpy_have():
         ([{"id": "a"}, "b.wav"], r"<list>: 1 error\n  row 2: is a str, not a dictionary"),
         ([{"id": "a"}, {"id": "b"}, {"id": "a"}], "row 3: id 'a' is already on row 1"),
         ([{"name": "a"}], "no id column among 'name'"),
+        (
+            [{"id": "a", "x": "hi"}, {"id": "b", "x": "\udcff"}],
+            r"row 2: x is not UTF-8: 'utf-8' codec can't .*'\\udcff'",
+        ),
+        ([{"id": "a", "x": ["\udcff"]}], r"row 1: x is not UTF-8: 'utf-8' codec can't .*'\\udcff'"),
         ([{"id": "a", "start": -1.0}, {"id": ""}], r"(?s)2 errors\n  row 1: start is negative.*row 2: id is missing"),
     ],
 )

@@ -89,6 +89,13 @@ def test_faults_are_named_by_row(tmp_path):
     assert faults_of(parquet(tmp_path, twice)) == ["2 columns are named 'x'"]
 
 
+def test_lists_of_numbers_are_no_bytes_of_audio(tmp_path):
+    audio = pa.struct({"bytes": pa.list_(pa.uint8()), "path": pa.string()})
+    column = pa.array([{"bytes": [1, 2], "path": "a.wav"}], audio)
+    (fault,) = faults_of(parquet(tmp_path, {"id": ["a"], "audio": column}))
+    assert fault.startswith("row 1: path is not text: {'bytes': [1, 2], ")
+
+
 def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     path = parquet(tmp_path, {"id": [f"u{i}" for i in range(999)], "path": ["x.wav"] * 999})
     whole = path.read_bytes()

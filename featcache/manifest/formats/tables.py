@@ -285,8 +285,10 @@ def arrow_table(stream: BinaryIO) -> Table:
 
 def _table(schema: Any, read: Callable[[list[str]], Iterator[Any]], outside: Callable[[str], Rows]) -> Table:
     """The table of a schema. `read` gives pyarrow's batches of some columns, `outside` those of `paths_outside`."""
-    structs = [field for field in schema if pyarrow().types.is_struct(field.type)]
-    audio = [field.name for field in structs if {"bytes", "path"} <= {part.name for part in field.type}]
+    types = pyarrow().types
+    structs = [field for field in schema if types.is_struct(field.type)]
+    parts = [{part.name for part in field.type if not types.is_nested(part.type)} for field in structs]
+    audio = [field.name for field, names in zip(structs, parts, strict=True) if {"bytes", "path"} <= names]
     names = [field.name for field in schema if not _holds_bytes(field.type)]
     return Table(names, lambda columns: _numbered(read([*columns])), audio, lambda name: _checked(dict, outside(name)))
 
