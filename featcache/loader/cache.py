@@ -339,7 +339,7 @@ class Cache:
         return position % len(self)
 
     def _positions(self, keys: Keys) -> NDArray[np.int64]:
-        if isinstance(keys, str) or not isinstance(keys, Iterable):
+        if isinstance(keys, str) or not isinstance(keys, Iterable) or not getattr(keys, "ndim", 1):  # an array of one
             raise ArgumentError(f"keys is {keys!r}: give a list of ids, or of positions")
         keys = keys if isinstance(keys, Sized) else [*keys]
         if len(keys) and isinstance(next(iter(keys)), str):

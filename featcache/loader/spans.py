@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -66,9 +66,10 @@ def positions_in(name: str, values: Any, count: int, where: str, wanted: str) ->
     `name`, `where` and `wanted` are for messages: the argument, what has the sequence, and what to give instead. Raises
     IndexError if there is no such position; ArgumentError if the values are not whole numbers of Python, numpy or
     torch, or not in a sized sequence."""
-    if not isinstance(values, Sized):
-        raise ArgumentError(f"{name} is {values!r}: give {wanted}")
-    positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    try:
+        positions = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    except (TypeError, ValueError):  # without a length, which one number has not either; lists of several lengths
+        raise ArgumentError(f"{name} is {values!r}: give {wanted}") from None
     if positions.dtype.kind not in "iu" or positions.ndim != 1:
         raise ArgumentError(f"{name} are {positions.dtype} {list(positions.shape)}: give {wanted}")
     if len(outside := positions[(positions < -count) | (positions >= count)]):

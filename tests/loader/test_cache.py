@@ -196,7 +196,11 @@ class TestBatch:
         assert (lengths.dtype, lengths.tolist()) == (torch.int64, [])
 
     @pytest.mark.parametrize(
-        "keys", ["utt-1", ["utt-1", 2], [1, "utt-2"], [1.0], [True, False], [[1], [2]], [None], torch.ones(2), None, 5]
+        "keys",
+        [
+            *("utt-1", ["utt-1", 2], [1, "utt-2"], [1.0], [True, False], [[1], [2]], [[1], [2, 3]], [None]),
+            *(torch.ones(2), torch.tensor(3), np.array(3), np.array("utt-1"), None, 5),
+        ],
     )
     def test_of_what_is_neither_ids_nor_positions_is_refused(self, cache, keys):
         with pytest.raises(ArgumentError, match=r"give (a list of|all) ids"):

@@ -3,6 +3,7 @@
 import gc
 import math
 import pickle
+import re
 import threading
 
 import numpy as np
@@ -190,8 +191,8 @@ def test_positions_may_be_of_any_integers_and_count_from_the_end(cache, make, cr
 def test_what_is_no_position_is_refused(dataset):
     with pytest.raises(ArgumentError, match=r"rows are float64 \[1\]: give a list of positions"):
         dataset.batch([1.5])
-    for rows in (None, 3):
-        with pytest.raises(ArgumentError, match=f"rows is {rows}: give a list of positions"):
+    for rows in (None, 3, np.array(3), torch.tensor(3), [[1], [2, 3]]):
+        with pytest.raises(ArgumentError, match=re.escape(f"rows is {rows!r}: give a list of positions")):
             dataset.batch(rows)
     for row in ("utt-1", slice(3), 1.0):
         with pytest.raises(ArgumentError, match="give the position of an utterance"):
