@@ -60,7 +60,7 @@ class CachedFeatures:
     def cast_storage(self, storage: Any) -> Any:
         """The Arrow array that is stored for an Arrow array of values: ids. `map` writes what its function accessed,
         and would write features, which an ArgumentError refuses."""
-        if not (pa.types.is_string(storage.type) or pa.types.is_null(storage.type)):
+        if storage.type not in (pa.string(), pa.large_string(), pa.null()):
             raise _no_id(str(storage.type))
         return storage.cast(self.pa_type)
 

@@ -13,6 +13,7 @@ import featcache
 from featcache.errors import ArgumentError, MissingItemError
 
 datasets = pytest.importorskip("datasets")
+pa = pytest.importorskip("pyarrow")
 
 from featcache.adapters.huggingface import CachedFeatures, to_hf  # noqa: E402
 
@@ -96,6 +97,16 @@ class TestFormats:
         rows = to_hf(made.dataset())
         ids = rows.cast_column("features", CachedFeatures(rows.features["features"].path, decode=False))
         assert ids[2]["features"] == ids[2]["id"]
+
+    def test_ids_that_pandas_gives_back_are_theirs(self, made):
+        """Which are large strings."""
+        rows = to_hf(made.cache())
+        ids = rows.cast_column("features", CachedFeatures(rows.features["features"].path, decode=False))
+        table = ids.data.table.cast(pa.schema([(name, pa.large_string()) for name in ids.column_names]))
+        again = datasets.Dataset(table).cast(rows.features)
+        assert np.array_equal(again[7]["features"], rows[7]["features"])
+        frame = ids.with_format("pandas").map(lambda some: some.assign(length=some["id"].str.len()), batched=True)
+        assert frame.with_format(None)[7]["features"] == ids[7]["id"]
 
     @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # which Python 3.12 gives of any fork
     @pytest.mark.parametrize("workers", [0, 2])
