@@ -25,8 +25,8 @@ def load_yaml(text: str) -> Any:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Loads YAML as yaml.safe_load does, but a key that is given twice is an error, and depth and size are limited.
-    From every method: yaml.YAMLError, whatever is wrong."""
+    """Loads YAML as yaml.safe_load does, but a key that is given twice and a merge key (`<<`) are errors, and depth and
+    size are limited. From every method: yaml.YAMLError, whatever is wrong."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -68,6 +68,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise _refused("merge keys (<<) are not read: write the keys out", key_node.start_mark)
             key = self.construct_object(key_node, deep=deep)
             if not isinstance(key, Hashable):
                 raise _refused("a list or mapping cannot be a key", key_node.start_mark)
