@@ -59,7 +59,7 @@ def usage(
         manifest, threads, report: As for `featcache.stats.moments`.
 
     Raises StoreError if the cache holds no codes, no utterances, or a code beyond the size of its codebook; and, as
-    `moments` does, ManifestError, MissingItemError and DamagedError."""
+    `moments` does, ArgumentError, ManifestError, MissingItemError and DamagedError."""
     spec, path = cache.spec, cache.version.path
     if not spec.codebook_sizes:
         raise StoreError(f"{path}: holds {spec.units}, {spec.dtype}: only codes are counted")

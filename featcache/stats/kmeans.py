@@ -36,8 +36,8 @@ _STRETCH_BYTES = 4 << 20
 """A shard is read by stretches of that size, each from the first frame that is drawn of it to the last one."""
 
 _Assigned = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""The sum of the frames nearest to each centroid, float64 `[k, D]`; their number, int64 `[k]`; and the squared distance
-of each frame from its centroid, float32 `[N]`."""
+"""The sum of the frames nearest to each centroid, `[k, D]`, float32 of a block and float64 of all blocks; their number,
+int64 `[k]`; and the squared distance of each frame from its centroid, float32 `[N]`."""
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,7 @@ def moments(
 
     Raises:
         StoreError: The cache holds codes, no utterances, or NaN or infinity.
+        ArgumentError: A manifest or `by` is given for a corpus.
         ManifestError: The manifest cannot be read, has faults, or no column `by`.
         MissingItemError: The manifest has utterances that the cache does not have; up to ten are listed.
         DamagedError: A shard is damaged.
