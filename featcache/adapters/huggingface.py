@@ -99,9 +99,9 @@ def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str |
     folders = {version.name: remember(version.cache) for version in dataset.versions}
     types = {name: datasets.Value(_dtype_of(column)) for name, column in dataset.columns.items()}
     fingerprint = _fingerprint(dataset, folders, copy)
-    values: dict[str, Any] = {name: CachedFeatures(folder) for name, folder in folders.items()}
-    if copy:
-        values = {version.name: _array_type(version.cache) for version in dataset.versions}
+    values = {
+        one.name: _array_type(one.cache) if copy else CachedFeatures(folders[one.name]) for one in dataset.versions
+    }
     features = datasets.Features({"id": datasets.Value("string"), **values, **types})
     if copy:
         options: dict[str, Any] = {"cache_dir": cache_dir, "fingerprint": fingerprint}

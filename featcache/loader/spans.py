@@ -113,8 +113,7 @@ def _seconds(name: str, value: ArrayLike, count: int) -> NDArray[np.float64]:
     array = np.broadcast_to(array, count)
     if len(wrong := np.flatnonzero(~(np.isfinite(array) & (array >= 0)))):
         raise ArgumentError(f"{name} is {array[wrong[0]]:g}: it must be seconds, 0 or more")
-    array = np.minimum(array, 1e300)  # times a rate, that is still finite
-    return array
+    return array.clip(max=1e300)  # times a rate, that is still finite
 
 
 @dataclass(frozen=True)

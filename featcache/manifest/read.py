@@ -162,9 +162,7 @@ def gather(found: Iterable[Batch], source: Source) -> tuple[dict[str, Any], arra
             source.has_ids = True
         if source.carry:
             values |= {name: _as_texts(cells[name]) for name in cells if name not in SPELLINGS}
-        for name in values:
-            if name not in columns:
-                columns[name] = GrowingStrings([""] * len(row_places))
+        columns |= {name: GrowingStrings([""] * len(row_places)) for name in values if name not in columns}
         for name, column in columns.items():
             try:
                 column.extend(values[name] if name in values else [""] * len(places))
