@@ -77,7 +77,7 @@ def to_nemo(manifest: Manifest, files: Mapping[int, AudioFile]) -> bytes:
         found = {"audio_filepath": str(manifest.resolve(row.path)), "duration": row.duration, "id": row.id}
         optional = {"offset": row.start, "channel": row.channel}
         found |= {name: value for name, value in optional.items() if value is not None}
-        return _carried(manifest, number) | found
+        return found | _carried(manifest, number) | found  # which no column of its names replaces
 
     return _json_lines(map(of_row, range(len(manifest))))
 
