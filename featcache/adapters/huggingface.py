@@ -96,12 +96,11 @@ def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str |
     dataset = dataset_of(given) if copy else whole_dataset(given, "take parts of what you read, or copy=True")
     if hidden := [name for name in dataset.columns if name in dataset.names]:
         raise ArgumentError(f"the column {hidden[0]!r} would hide the version of that name: rename one of them")
-    folders = {version.name: remember(version.cache) for version in dataset.versions}
+    caches = {version.name: version.cache for version in dataset.versions}
+    folders = {name: remember(cache) for name, cache in caches.items()}
     types = {name: datasets.Value(_dtype_of(column)) for name, column in dataset.columns.items()}
     fingerprint = _fingerprint(dataset, folders, copy)
-    values = {
-        one.name: _array_type(one.cache) if copy else CachedFeatures(folders[one.name]) for one in dataset.versions
-    }
+    values = {name: _array_type(cache) if copy else CachedFeatures(folders[name]) for name, cache in caches.items()}
     features = datasets.Features({"id": datasets.Value("string"), **values, **types})
     if copy:
         options: dict[str, Any] = {"cache_dir": cache_dir, "fingerprint": fingerprint}

@@ -238,9 +238,8 @@ def find_utterances(
             raise ArgumentError("where= selects rows of a manifest: give a manifest too")
         if isinstance(caches[0], Corpus) and not all(isinstance(cache, Corpus) for cache in caches):
             raise ArgumentError("the first version is a corpus, and not all others are: give one first that is a cache")
-        ids, own_columns = _ids_of_copies(caches, copies)
-        found = [version.find(ids) for version in versions]
-        utterances = Utterances(str(caches[0].version.path), ids, own_columns, found)
+        ids, own = _ids_of_copies(caches, copies)
+        utterances = Utterances(str(caches[0].version.path), ids, own, [version.find(ids) for version in versions])
     elif any(isinstance(cache, Corpus) for cache in caches):
         utterances = _of_parts(versions, manifest, of_manifest)
     else:
