@@ -8,7 +8,7 @@ highest of some generations is the highest of their highest."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from itertools import accumulate
 from typing import Annotated
@@ -194,10 +194,20 @@ def build_index(version: Version) -> Index:
     """The index of a version's shards, built from the largest one that is kept of some of them and no others, and the
     other shards. Raises DamagedError if a shard's document or table is damaged; ShardGoneError if a shard is gone."""
     names = {*version.shard_names()}
-    kept = (_read_index(version, name) for name in version.store.names("index"))
-    usable = (index for index in kept if index is not None and names.issuperset(index.shards))
-    older = max(usable, key=lambda index: len(index.shards), default=_NO_ITEMS)
+    kept = (_read_index(version, name) for name, size in reversed(_by_size(version, names)) if size > 0)
+    older = next((index for index in kept if index is not None), _NO_ITEMS)
     return index_of(in_parallel(version.shard, sorted(names.difference(older.shards))), older)
+
+
+def _by_size(version: Version, shards: Set[str]) -> list[tuple[str, int]]:
+    """Kept indexes, by their documents, the smallest first: of how many `shards` each is; 0 if damaged or of others."""
+    sizes = dict.fromkeys(version.store.names("index"), 0)
+    for name in sizes:
+        with suppress(FileNotFoundError, DamagedError):
+            group = Group(version.store, f"index/{name}", version.info.fingerprint, IndexInfo, COLUMNS)
+            names = {shard.name for shard in group.info.shards}
+            sizes[name] = len(names) if names <= shards else 0
+    return sorted(sizes.items(), key=lambda one: one[1])
 
 
 _NO_ITEMS = Index([], [], Table(np.zeros((len(COLUMNS), 1), np.uint64), np.empty(0, np.uint8), COLUMNS.items()), {})
@@ -275,8 +285,8 @@ def _refuse_collisions(ids: Strings, order: NDArray[np.int64], numbers: NDArray[
 
 
 def write_index(index: Index, version: Version) -> None:
-    """Keep an index, in place of a damaged one, and forget those that are older than the last few. Raises StoreError if
-    it cannot be written; MissingDependencyError if zarr-python is not installed."""
+    """Keep an index, in place of a damaged one, and the largest others. Raises StoreError if it cannot be written;
+    MissingDependencyError if zarr-python is not installed."""
     from featcache.format.writing import group_files  # here, since most readers find an index that is there
     from featcache.version.wanted import read_all_wanted
 
@@ -287,19 +297,18 @@ def write_index(index: Index, version: Version) -> None:
     _, files = group_files(document, index.table, {}, 0, f"{version.path}/index/{name}")
     store.remove(f"index/{name}")
     store.publish(files, f"index/{name}")
-    forget_indexes(version, name)
+    if version.shards is None:  # else it is no later one
+        forget_indexes(version, index)
 
 
-def forget_indexes(version: Version, latest: str) -> None:
-    """Remove the indexes that neither are of a tag nor among the largest."""
+def forget_indexes(version: Version, latest: Index) -> None:
+    """Remove the indexes that neither are of a tag nor among the largest: first those of shards that are gone."""
     from featcache.version.tags import read_tag, tag_names
 
-    staying, sizes = {latest}, dict[str, int]()
+    staying = {index_name(version, latest.shards)}
     for tag in tag_names(version):
         with suppress(StoreError):
             staying.add(index_name(version, read_tag(version, tag).shards))
-    for name in sorted({*version.store.names("index")} - staying):
-        index = _read_index(version, name)
-        sizes[name] = -1 if index is None else len(index.shards)
-    for name in sorted(sizes, key=lambda name: sizes[name])[: 1 - _KEPT]:
+    others = [name for name, _ in _by_size(version, {*latest.shards}) if name not in staying]
+    for name in others[: 1 - _KEPT]:
         version.store.remove(f"index/{name}")

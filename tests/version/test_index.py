@@ -16,9 +16,10 @@ from small_shards import INFO, create, item, write
 
 from featcache.care.verify import verify
 from featcache.errors import DamagedError, MissingDependencyError, StoreError
+from featcache.format.group import Group
 from featcache.format.shard import Shard
 from featcache.strings import Strings
-from featcache.version.index import Index, Maker, build_index, keep_index, load_index, open_index
+from featcache.version.index import Index, Maker, build_index, index_name, keep_index, load_index, open_index
 from featcache.version.version import ShardGoneError, Version
 
 
@@ -119,6 +120,35 @@ def test_an_index_is_extended_by_what_is_new(version, monkeypatch):
     monkeypatch.setattr(Version, "shard", lambda self, name: read.append(name) or shard(self, name))
     assert sorted(open_index(version).ids) == ["a0", "a1", "a2", "a3", "b", "c"]
     assert read == [last]
+
+
+def test_of_the_indexes_that_are_kept_the_largest_alone_is_read(version, monkeypatch):
+    """By the documents. If it is damaged, the next one is; and one of a shard that is gone goes first."""
+    shards = []
+    for number in range(4):
+        shards.append(write(version, [item(f"a{number}")], row=number))
+        if number:
+            open_index(version)
+    indexes = [index_name(version, [shard.name for shard in shards[:count]]) for count in (2, 3, 4)]
+    write(version, [item("c")], row=9)
+    read, table = [], Group.map
+    monkeypatch.setattr(Group, "map", lambda self, *given, **how: read.append(self.key) or table(self, *given, **how))
+
+    def tables_read() -> list[str]:
+        read.clear()
+        assert len(build_index(version)) == len(version.shard_names())
+        return [*dict.fromkeys(key.removeprefix("index/") for key in read if key.startswith("index/"))]
+
+    assert tables_read() == indexes[2:]
+    flip(version.path / "index" / indexes[2] / "text/c/0", 0)
+    assert tables_read() == [indexes[2], indexes[1]]
+    shutil.rmtree(shards[2].folder)
+    assert tables_read() == indexes[:1]
+    for number in range(2):
+        latest = open_index(version)
+        write(version, [item(f"d{number}")], row=20 + number)
+    assert {indexes[0], index_name(version, latest.shards)} < {*version.store.names("index")}
+    assert not {*indexes[1:]} & {*version.store.names("index")}
 
 
 def test_the_index_on_disk_is_the_one_that_is_built(version):
