@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from threading import Event
@@ -49,7 +49,7 @@ def exclusively(plan: ExtractionPlan, stop: Event) -> Iterator[ExtractionPlan]:
                 break
             if any({*Version.open(one.path).shard_names()} != {*one.index.shards} for one in pending):
                 plan = plan.again()
-        yield plan
+        yield replace(plan, locked=frozenset(locked))
 
 
 def _lock(plan: ExtractionPlan, planned: VersionPlan, held: ExitStack, stop: Event) -> None:
@@ -120,7 +120,8 @@ def _fill(plan: ExtractionPlan, versions: Sequence[VersionPlan], engine: Engine,
 def _settle(plan: ExtractionPlan, planned: VersionPlan) -> None:
     """Sweep a complete version and keep what the manifest wants of it, if it can be written and nobody is at work."""
     version = Version.open(planned.path)
-    with suppress(StoreError), nullcontext() if plan.options.partition else version.at_work("extract"):
+    needs_lock = plan.options.partition is None and str(planned.path) not in plan.locked
+    with suppress(StoreError), version.at_work("extract") if needs_lock else nullcontext():
         version.store.sweep()
         _want(plan, planned, version)
         forget_suspects(version, planned.index)

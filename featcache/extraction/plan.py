@@ -64,6 +64,8 @@ class ExtractionPlan:
     versions: Sequence[VersionPlan] = ()
     notes: Sequence[str] = ()
     """Lines that a user should read before the run begins."""
+    locked: frozenset[str] = frozenset()
+    """The places of the versions whose lock this run holds."""
 
     def again(self) -> ExtractionPlan:
         """The same run, planned again: its versions have changed."""

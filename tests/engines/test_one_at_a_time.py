@@ -4,6 +4,7 @@ begin, in storage/test_directory.py and faults/test_kills.py.)"""
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from cache_contents import check, items, only_version
@@ -18,6 +19,7 @@ from featcache.errors import LockedError
 from featcache.extraction.extraction import exclusively, run_extraction
 from featcache.extraction.plan import plan_extraction
 from featcache.manifest.read import read_manifest
+from featcache.version.wanted import read_all_wanted
 
 WAITS = "this run waits until that has ended"
 
@@ -98,6 +100,15 @@ def test_what_has_changed_since_it_was_planned_is_planned_again(plain, scratch):
         assert run_extraction(plan, run_locally).versions[0].extracted == 7
     assert items(scratch).items() >= whole.items()
     assert check(scratch).problems == []
+
+
+def test_a_run_that_finds_all_done_once_it_has_the_lock_keeps_what_it_wants(plain, scratch):
+    manifest = read_manifest(plain.manifest(plain.rows, "early.csv"))
+    early = plan_extraction(manifest, [load_config("fbank80")], scratch, featcache.Options("cpu", 1))
+    featcache.extract(plain.manifest(), cache=scratch)
+    with exclusively(early, threading.Event()) as plan:
+        assert run_extraction(plan, run_locally).versions[0].extracted == 0
+    assert "early.csv" in {Path(wanted.manifest).name for wanted in read_all_wanted(only_version(scratch))}
 
 
 def test_in_python_who_waits_is_stopped_by_its_event(plain, scratch):
