@@ -25,7 +25,7 @@ from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Never
 
-from featcache.cli.common import MessageFile, note, printing
+from featcache.cli.common import MessageFile, printing
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -115,7 +115,9 @@ def stoppable(
             at_once()
             os._exit(INTERRUPTED)  # half-written shards are in work/, and the next run removes them
         stop.set()
-        note(f"interrupted: {ending}")
+        if not printing.quiet:  # not by `note`: the signal may have come while `sys.stderr` was written to
+            with suppress(OSError):
+                os.write(2, f"interrupted: {ending}\n".encode())
 
     with signals_handled(on_signal):
         yield stop

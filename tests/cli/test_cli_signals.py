@@ -1,11 +1,16 @@
 """How a command ends that is not let go to its end: by a signal, or by a reader that has gone."""
 
+import io
 import os
 import signal
+import sys
 from contextlib import suppress
 
 import pytest
 from processes import Finished, python, start_script
+
+from featcache.cli.common import note
+from featcache.cli.process import stoppable
 
 
 @pytest.fixture
@@ -53,6 +58,22 @@ def test_a_signal_ends_a_command_with_130_while_it_only_reads(cli, cache, pipe, 
         os.close(opened[-1])
     assert (ended.code, ended.out) == (130, "")
     assert ended.err.endswith("featcache: interrupted\n")  # python may have said that a file was not closed
+
+
+def test_a_signal_while_a_message_is_printed_stops_the_work(monkeypatch, capfd):
+    class Signalling(io.RawIOBase):
+        def writable(self):
+            return True
+
+        def write(self, data):
+            signal.raise_signal(signal.SIGTERM)
+            return len(data)
+
+    with stoppable() as stop, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Signalling()), line_buffering=True))
+        note("extracting")
+    assert stop.is_set()
+    assert capfd.readouterr().err.startswith("interrupted: finishing and committing ")
 
 
 def test_an_interrupt_while_the_command_line_is_imported_is_one_line():
