@@ -87,14 +87,14 @@ class _Commands(click.Group):
                 where = "standard output: "
                 _drop_output()
             _fail(ctx, "OSError", f"{where}{error.strerror or error}", 1)
+        except (KeyboardInterrupt, click.Abort):  # the latter at a question
+            _fail(ctx, "Interrupted", "interrupted", INTERRUPTED)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and _NO_THREAD not in str(error):
                 raise
             warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # what zarr had begun
             reason = str(error) or "out of memory"
             _fail(ctx, "MemoryError", f"{reason}: give the process more (ulimit -v, ulimit -u), or --threads 1", 1)
-        except KeyboardInterrupt:
-            _fail(ctx, "Interrupted", "interrupted", INTERRUPTED)
         ctx.exit(code or 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -62,6 +62,7 @@ def test_nothing_is_removed_without_a_yes(version, monkeypatch):
             patch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
             assert "[y/N]" in (said := run(*command, input="n\n"))
             assert "nothing has been removed" in said
+            assert "featcache: interrupted\n" in run(*command, input="", code=130)  # to click, as Ctrl-C
         assert sorted(version.path.rglob("*")) == before
     assert json.loads(run("rm", cache / "fbank80", "--yes", "--json"))["removed"] is True
     assert list(cache.iterdir()) == []
