@@ -11,7 +11,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Never
 
@@ -20,6 +19,7 @@ import click
 from featcache.cli.common import FAILURES_LEFT, complain, count_are, note, printing, say
 from featcache.cli.process import INTERRUPTED, progress_bar, terminal_columns
 from featcache.errors import counted, hours, megabytes
+from featcache.storage.location import as_location
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -219,14 +219,14 @@ def say_summary(summary: Summary, where: str) -> int:
         say(f"{hours(summary.audio_seconds)} of audio{copies} {_speed(summary)}")
         if summary.elapsed_seconds >= _TELLING_SECONDS:
             _print_stages(summary)
-    if with_failures := [version.path for version in summary.versions if version.failed and not printing.as_json]:
-        from featcache.storage.location import parse_location
+    failing = [as_location("path", version.path) for version in summary.versions if version.failed]
+    if failing and not printing.as_json:
         from featcache.version.ledger import read_failures
         from featcache.version.records import run_names
         from featcache.version.version import Version
 
-        place = with_failures[0] if len(with_failures) == 1 else str(Path(with_failures[0]).parent)
-        opened = Version.open(parse_location("path", with_failures[0]))
+        place = str(failing[0] if len(failing) == 1 else failing[0].parent)
+        opened = Version.open(failing[0])
         for latest in run_names(opened.store)[-1:]:
             for failure in read_failures(opened, run=latest)[:1]:  # most often all have failed for one reason
                 say(f"the first is {failure.id}: {failure.path}: {failure.message[:200]}")

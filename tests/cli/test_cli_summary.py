@@ -9,6 +9,7 @@ from cache_contents import items, only_version
 from corpora import COLUMNS, Corpus, speech
 from extractions import failures_of
 from manifests import manifest_of
+from processes import run_here
 
 from featcache.errors import Reason
 from featcache.extraction.audio_files import missing_file_notes, where_missing
@@ -44,6 +45,13 @@ def test_failures_of_earlier_runs_are_explained_each_time(cli, spoilt, scratch):
     tried = cli(*command, "--retry-failed")
     assert "not tried again" not in tried.out
     assert "failures: empty 1, file_missing 3, not_audio 1\n" in tried.out
+
+
+def test_the_failures_of_two_versions_in_an_object_store_are_shown_by_its_url(spoilt):
+    pytest.importorskip("obstore")
+    configs = ("-c", "fbank80", "-c", "mfcc13")
+    said = run_here("extract", spoilt.manifest(), *configs, "-o", "memory://summary/c", "--device", "cpu", code=3)
+    assert "why utterances failed: featcache info memory://summary/c --failures\n" in said
 
 
 FAILED = {
