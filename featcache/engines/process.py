@@ -107,6 +107,8 @@ class Setup:
     """Whether `--trust-remote-code` was given."""
     allowed_commands: frozenset[str]
     """The manifest's commands, if `--allow-commands` was given."""
+    cpu_batch_seconds: float
+    """About how many seconds of audio a worker extracts at once, if it does so on a CPU."""
 
     @classmethod
     def of(cls, group: JobGroup) -> Setup:
@@ -115,7 +117,8 @@ class Setup:
         there = paths_there(group.root, group.some_paths)
         configs = [config.config for config in group.configs]
         source = None if group.source is None else group.source.version.path.absolute()
-        return cls(root, there, configs, source, remote_code_is_allowed(), allowed_commands())
+        allowed = remote_code_is_allowed(), allowed_commands()
+        return cls(root, there, configs, source, *allowed, group.device.batch_seconds)
 
     def build(self, device: Device) -> tuple[list[BuiltConfig], SourceVersion | None]:
         """Prepare this process for the extractors, and open the version that they extract from.
@@ -131,4 +134,6 @@ class Setup:
             allow_remote_code()
         allow_commands(self.allowed_commands)
         source = None if self.source is None else SourceVersion(Version.open(self.source))
+        if not device.is_cuda:
+            device.batch_seconds = self.cpu_batch_seconds
         return [BuiltConfig(config, device) for config in self.configs], source

@@ -87,7 +87,8 @@ def _try(plan: ExtractionPlan, group: Sequence[VersionPlan], engine: Engine, par
     shard_megabytes = min(plan.options.shard_megabytes, _SHARD_MEGABYTES)
     options = replace(plan.options, partition=None, max_failures=None, shard_megabytes=shard_megabytes)
     with TemporaryDirectory(prefix="featcache-trial-", dir=parent, ignore_cleanup_errors=True) as folder:
-        trial = plan_extraction(sample, [version.built for version in group], Path(folder), options)
+        # `only`: whether none of its files is there has been asked of the whole manifest.
+        trial = plan_extraction(sample, [version.built for version in group], Path(folder), options, only=sample.ids)
         versions = [replace(one, batching=planned.batching) for one, planned in zip(trial.versions, group, strict=True)]
         if not trial.device.is_cuda:
             trial.device.batch_seconds = min(trial.device.batch_seconds, _CPU_BATCH_SECONDS)
@@ -142,7 +143,7 @@ class _Meter:
         by fifths; infinite if there are too few points. Then it is of the whole trial, as its summary says.
         """
         warm = [(at, audio) for at, audio in self.points if at >= self.points[0][0] + _WARM_UP_SECONDS]
-        if len(warm) <= _SLICES:
+        if len({audio for _, audio in warm}) <= _SLICES:  # of other processes, it may be the same many times
             return summary.audio_seconds, summary.elapsed_seconds, math.inf
         times, audio = np.array(warm).T
         slices = np.diff(np.interp(np.linspace(times[0], times[-1], _SLICES + 1), times, audio))

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from featcache.config import load_config
+from featcache.device import Device
+from featcache.engines.process import Setup
 from featcache.extraction import trial
 from featcache.extraction.jobs import Progress
 from featcache.extraction.options import Options
@@ -40,8 +42,9 @@ FIFTHS = [10, 20, 15, 30, 25]
         ([20.0] * 100, (200, 10, 0)),
         (np.repeat(FIFTHS, 20), (200, 10, 2 * np.std(FIFTHS, ddof=1) / 20 / math.sqrt(5))),
         ([20.0] * 4, (1234, 3.4, math.inf)),
+        ([0.0] * 100, (1234, 3.4, math.inf)),
     ],
-    ids=["steady", "fifths differ", "too short"],
+    ids=["steady", "fifths differ", "too short", "one batch that goes on"],
 )
 def test_the_warm_up_is_left_out_and_the_error_is_twice_that_of_the_mean_of_the_fifths(speeds, measured):
     assert meter(speeds).speed(SimpleNamespace(audio_seconds=1234.0, elapsed_seconds=3.4)) == pytest.approx(measured)
@@ -105,6 +108,15 @@ def test_a_trial_says_the_time_and_leaves_nothing(cli, plain, fast, scratch, mon
     assert [*scratch.iterdir()] == []
 
 
+def test_a_trial_in_other_processes_has_small_batches_too(plain):
+    group = SimpleNamespace(root=plain.folder, some_paths=(), configs=(), source=None, device=Device("cpu"))
+    group.device.batch_seconds = 20.0
+    Setup.of(group).build(there := Device("cpu"))
+    assert there.batch_seconds == 20.0
+    Setup.of(group).build(on_gpu := SimpleNamespace(is_cuda=True, batch_seconds=240.0))
+    assert on_gpu.batch_seconds == 240.0
+
+
 def test_where_nothing_is_missing_or_all_fails_a_trial_says_so(cli, plain, cache):
     assert "trial" not in cli("extract", plain.manifest(), "-o", cache, "--dry-run", "--trial").with_code(0, err="").out
     (plain.folder / "bad.wav").write_text("no audio")
@@ -112,3 +124,6 @@ def test_where_nothing_is_missing_or_all_fails_a_trial_says_so(cli, plain, cache
     failed = cli("extract", bad, "-o", cache, "--dry-run", "--trial").with_code(0)
     assert "1 utterance of it failed" in failed.out
     assert "nothing of the sample was extracted, so nobody can say how long" in failed.out
+    gone = [{"id": f"gone-{number}", "path": f"gone-{number}.wav", "duration": 1} for number in range(2)]
+    grown = plain.manifest([*plain.rows, *gone], "grown.csv")
+    assert "2 utterances of it failed" in cli("extract", grown, "-o", cache, "--dry-run", "--trial").with_code(0).out
