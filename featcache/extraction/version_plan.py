@@ -22,7 +22,7 @@ from featcache.extraction.padded_rows import BatchingChoice
 from featcache.extractors import Extractor, Params
 from featcache.extractors.rows import RowExtractor
 from featcache.format.shard import Item
-from featcache.manifest.audio_locations import AudioSource
+from featcache.manifest.audio_locations import AudioSource, Command
 from featcache.manifest.utterances import Manifest
 from featcache.quantize import is_quantized, stored_spec
 from featcache.spec import FeatureSpec
@@ -112,11 +112,14 @@ class BuiltConfig:
         return [is_unchanged and self._would_be_refused(failure, file) for failure, file, is_unchanged in rows]
 
     def _would_be_refused(self, failure: Failure, file: AudioSource) -> bool:
-        """Whether an utterance is refused again whose file is unchanged: limits may have been lifted since."""
+        """Whether an utterance is refused again whose file is unchanged: limits may have been lifted since. What only
+        running a command would tell is tried."""
         audio = self.config.audio
-        if failure.reason == Reason.RATE_REFUSED and audio.resample != "forbid":
-            header = probe(file)
-            return header is not None and header.sample_rate < audio.min_source_rate
+        if failure.reason == Reason.RATE_REFUSED:
+            if isinstance(file, Command) or (header := probe(file)) is None:
+                return False
+            is_other = audio.resample == "forbid" and header.sample_rate != audio.sample_rate
+            return is_other or header.sample_rate < audio.min_source_rate
         if failure.reason != Reason.TOO_LONG:
             return True
         seconds = math.inf if failure.duration else probe_seconds(file)  # the file is at least as long as the duration

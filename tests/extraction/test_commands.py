@@ -90,6 +90,15 @@ def test_commands_that_fail_are_in_the_ledger(cli, data):
     }
 
 
+def test_planning_runs_no_command_whose_rate_was_refused(cli, data, written):
+    config = written("name: low\nextractor: fbank\naudio: {min_source_rate: 9000}\n", "low.yaml")
+    job = ("extract", data / "commands", "-o", data / "cache", "--allow-commands", "-c", config)
+    cli(*job).with_code(3)
+    (data / "ran").unlink()
+    assert "2 of 2 utterances to extract" in cli(*job, "--dry-run").with_code(0).out
+    assert not (data / "ran").exists()
+
+
 def test_a_command_that_does_not_end_is_killed_with_what_it_started(monkeypatch, scratch):
     monkeypatch.setattr("featcache.audio.commands._MOST_SECONDS", 0.5)
     command = Command(f"(sleep 60; touch {scratch}/late) & sleep 60 |")

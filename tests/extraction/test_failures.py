@@ -185,6 +185,16 @@ def test_headers_that_promise_hours_of_a_few_samples_cost_nothing(cli, plain, sc
     assert "audio.min_source_rate" in told
 
 
+def test_a_lowered_bound_of_rates_lets_in_what_it_kept_out_where_resampling_is_forbidden(cli, plain, scratch, written):
+    corpus = plain.copy(scratch / "corpus")
+    corpus.record("other", "other.wav", speech(0.5), 8000)
+    for least, added, failed in ((16001, 0, 13), (16000, 12, 1), (1000, 0, 1)):
+        audio = f"{{resample: forbid, min_source_rate: {least}}}"
+        config = written(f"name: strict\nextractor: fbank\naudio: {audio}\n", "strict.yaml")
+        made = cli("extract", corpus.manifest(), "-o", scratch / "c", "-c", config, "--json").with_code(3)
+        assert (extracted(made), made.json()["versions"][0]["failed"]) == (added, failed)
+
+
 # What extractors get wrong
 
 
