@@ -61,7 +61,7 @@ def _load(located: weights.Located) -> Any:
     model_class = _model_class()
     config, tensors = weights.read_json(located, "config.json"), weights.state_dict(located)
     if not config:
-        raise ConfigError(f"params.weights: {located.folder}: holds no config.json, which says what the model is")
+        raise ConfigError(f"params.weights: {located.folder}: holds no config.json that says what the model is")
     if (found := config.get("model_type")) is not None:  # as in every config.json of transformers
         raise ConfigError(f"params.weights: {located.folder}: holds a model of type {found!r}, not a SpeechTokenizer's")
     with warnings.catch_warnings(action="ignore"):  # the package uses torch's old weight norm

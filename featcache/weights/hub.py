@@ -145,7 +145,7 @@ class HubModel:
         Other programs share this cache, and may have downloaded weights without the file that says how waveforms are
         prepared. So a folder is complete if it holds that file; or if it holds `.gitattributes`, which means that the
         whole repository was downloaded; or if there is a note that the repository has no such file."""
-        folder = folder_with_weights(self.snapshot) if self.snapshot.is_dir() else None
+        folder = folder_with_weights(self.snapshot)
         if folder is None or not has_all_weights(folder) or not (folder / "config.json").is_file():
             return None
         if _says_preprocessing(folder) or (self.snapshot / ".gitattributes").is_file():

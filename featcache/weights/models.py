@@ -113,7 +113,8 @@ def weight_candidates(folder: Path) -> list[Path]:
 
 def folder_with_weights(folder: Path) -> Path | None:
     """The folder itself if it holds weights; else the only folder in it that does; None if there is no such folder."""
-    folders = [path for path in (folder, *sorted(folder.iterdir())) if path.is_dir() and weight_candidates(path)]
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    folders = [path for path in (folder, *inside) if path.is_dir() and weight_candidates(path)]
     return folders[0] if folders and (folders[0] == folder or len(folders) == 1) else None
 
 
@@ -210,9 +211,17 @@ def _read_torch(file: Path) -> dict[str, torch.Tensor]:
         raise
     except Exception as error:  # on a garbled pickle, torch raises whatever its parser meets
         raise weights_error(file, "damaged, or not tensors alone; never unpickled: save it as safetensors") from error
-    if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
-        raise weights_error(file, "expected tensors by name (a state dict), and nothing else in the file")
+    if not isinstance(loaded, dict) or not all(isinstance(name, str) and _is_plain(loaded[name]) for name in loaded):
+        what = "expected tensors by name (a state dict), and nothing else in the file"
+        raise weights_error(file, f"{what}; none that is sparse, a conjugate or without values")
     return loaded
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is a tensor, and its values lie in memory as they are."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    return not (value.is_meta or value.is_conj() or value.is_neg())
 
 
 def _identity(path: Path) -> tuple[object, ...]:
@@ -302,7 +311,7 @@ def _resolve(model_class: Any, located: Located) -> tuple[Any, Any]:
     """The config and the class to build; for an auto class, the class that config.json names."""
     folder, raw = located.folder, read_json(located, "config.json")
     if not raw:
-        raise weights_error(folder, "holds no config.json, which says what the model is")
+        raise weights_error(folder, "holds no config.json that says what the model is")
     own_code = raw.get("auto_map") or {}
     if own_code and not remote_code_is_allowed():
         raise weights_error(folder, "has its own Python code: if you trust it, --trust-remote-code runs it")

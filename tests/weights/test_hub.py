@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import socket
+from types import SimpleNamespace
 
 import hub_server
 import pytest
@@ -232,6 +233,13 @@ def test_a_model_and_a_commit_that_a_hub_does_not_have(fetch, config, hub):
     ):
         config.write_text(CONFIG.format(weights=name, revision=revision))
         assert words in refused(fetch(), 2)
+
+
+def test_a_commit_without_any_file_of_a_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: SimpleNamespace(siblings=[]))
+    with pytest.raises(ConfigError, match=r"org/name at 0{40} holds no weights that torch reads"):
+        locate("org/name", "0" * 40)
 
 
 @pytest.mark.parametrize("name", ["org/a--b", "org/" + "a" * 300])

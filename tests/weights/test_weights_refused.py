@@ -40,8 +40,10 @@ def test_a_model_of_another_class_is_refused(saved, hubert):
     load_fault(HubertModel, hubert)
     (hubert / "config.json").write_text("{")
     assert "cannot be read" in load_fault(HubertModel, hubert)
+    (hubert / "config.json").write_text("{}")
+    assert "holds no config.json that says what the model is" in load_fault(HubertModel, hubert)
     (hubert / "config.json").unlink()
-    assert "holds no config.json" in load_fault(HubertModel, hubert)
+    assert "holds no config.json that says" in load_fault(HubertModel, hubert)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
@@ -90,6 +92,22 @@ def test_a_checkpoint_with_more_than_tensors_is_refused(hubert):
     """A trainer's file, for example, has its step beside the weights."""
     torch.save({"step": 5, "model": load_file(hubert / "model.safetensors")}, hubert / "last.ckpt")
     assert "expected tensors by name" in load_fault(HubertModel, hubert / "last.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {0: torch.zeros(2)},
+        {"weight": torch.zeros(2).to_sparse()},
+        {"weight": torch.zeros(2, device="meta")},
+        {"weight": torch.zeros(2, dtype=torch.complex64).conj()},
+    ],
+    ids=["numbered", "sparse", "meta", "conjugate"],
+)
+def test_tensors_without_a_name_or_plain_values_are_refused(tmp_path, tensors):
+    torch.save(tensors, tmp_path / "odd.pt")
+    assert "expected tensors by name" in fault(digest, tmp_path / "odd.pt")
 
 
 def test_no_remote_code_is_run_unless_the_user_says_so(hubert, tmp_path, monkeypatch):
