@@ -48,6 +48,8 @@ class Display:
     """
 
     def __init__(self, plan: ExtractionPlan, kind: str = "bar") -> None:
+        from featcache.extraction.jobs import Progress
+
         self._total = plan.seconds_to_decode
         self._kind = kind
         self._bar: tqdm[Never] | None = None
@@ -57,16 +59,16 @@ class Display:
             self._bar = progress_bar(self._total, "s", bar_format=form, dynamic_ncols=True, miniters=0)
         self._started = monotonic()
         self._next_line = self._started + (_JSON_SECONDS if kind == "json" else _FIRST_SECONDS)
-        self._latest: Progress | None = None
+        self._latest = Progress()
         self._told: tuple[float, dict[str, float]] = (0.0, {})
         """Seconds of audio, and those of each stage, that the last line of JSON has counted."""
         self._showing = threading.Lock()
         self._ended = threading.Event()
 
-    def update(self, progress: Progress) -> None:
-        """Show the progress, unless it was shown a moment ago: of a bar, tqdm knows."""
+    def update(self, progress: Progress | None = None) -> None:
+        """Show the progress, or the latest again, unless it was shown a moment ago: of a bar, tqdm knows."""
         with self._showing:
-            self._latest = progress
+            progress = self._latest = progress or self._latest
             now = monotonic()
             if self._bar is not None:
                 self._bar.set_description_str(self._text(progress, now), refresh=False)
@@ -118,8 +120,7 @@ class Display:
     def _tick(self) -> None:
         """Show a line in time even if nothing is done: a file server may hang."""
         while not self._ended.wait(_TICK_SECONDS):
-            if self._latest is not None:
-                self.update(self._latest)
+            self.update()
 
     def __enter__(self) -> Display:
         if self._kind == "json":
@@ -131,10 +132,8 @@ class Display:
         if self._bar is not None:
             self._bar.close()
         if kind is None:
-            from featcache.extraction.jobs import Progress
-
             with self._showing:
-                self._show_line(self._latest or Progress(), monotonic(), is_end=True)
+                self._show_line(self._latest, monotonic(), is_end=True)
 
 
 def say_plan(plan: ExtractionPlan) -> dict[str, Any]:

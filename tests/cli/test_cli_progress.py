@@ -84,12 +84,14 @@ def test_json_is_a_line_a_minute_and_one_at_the_end(monkeypatch):
     assert (second["times_real_time"], second["failed"], second["shards"]) == (10, 2, 3)
 
 
-def test_json_goes_on_while_nothing_is_done(monkeypatch):
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_json_goes_on_while_nothing_is_done(monkeypatch, has_begun):
     monkeypatch.setattr(runs, "_JSON_SECONDS", 0.02)
     monkeypatch.setattr(runs, "_TICK_SECONDS", 0.01)
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
     with runs.Display(PLANNED, "json") as display:
-        display.update(Progress())
+        if has_begun:
+            display.update(Progress())
         limit = monotonic() + 10
         while written.getvalue().count("\n") < 2 and monotonic() < limit:
             sleep(0.01)
