@@ -115,6 +115,8 @@ def extract(
         raise ArgumentError(f"reading: there is no {listing(sorted(unknown))}: give {listing(_READING, len(_READING))}")
     job = _Job(choose_engine(options), reading, observer or Observer(), stop or threading.Event())
     loaded = [as_config(one, set) for one in ([configs] if isinstance(configs, str | Path | Config) else configs)]
+    if not loaded:
+        raise ArgumentError("configs: give one at least")
     if is_table(manifest):
         manifest = manifest_of(manifest, audio=True, root=reading.get("root"), carry=False)
     if isinstance(manifest, Manifest):

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.audio.decode import FileIdentity
 from featcache.config import Config, as_config, recorded_config
 from featcache.device import Device
-from featcache.errors import ArgumentError, AudioError, ConfigError, Reason, require_int, require_number
+from featcache.errors import ArgumentError, AudioError, ConfigError, Reason, first_line, require_int, require_number
 from featcache.extraction.features import WorkerTimes
 from featcache.extraction.from_audio import AudioExtractor, Decoded, decode_all
 from featcache.extraction.padded_rows import choose_batching
@@ -65,7 +65,10 @@ class LiveExtractor:
             AudioError: It cannot be extracted; `error.reason` is what the failure ledger would say.
             ArgumentError: It is no waveform.
         """
-        samples = np.asarray(waveform)
+        try:
+            samples = np.asarray(waveform)
+        except (RuntimeError, TypeError, ValueError) as error:  # of a tensor on a GPU, or with a gradient
+            raise ArgumentError(f"waveform: {first_line(error)}") from error
         if samples.ndim != 1 or samples.dtype.kind != "f":
             raise ArgumentError(f"waveform is {samples.dtype} {samples.shape}: give [num_samples] floats in -1 to 1")
         sample_rate = require_int("sample_rate", sample_rate, 1, 2**31 - 1)
@@ -107,6 +110,8 @@ class LiveExtractor:
         return self._features(decoded)
 
     def _features(self, decoded: Decoded) -> NDArray[Any]:
+        if not isinstance(decoded.utterance.id, str):
+            raise ArgumentError(f"id is {decoded.utterance.id!r}: give text")
         extracted = self._extractor.extract_alone(self._built, decoded, WorkerTimes(float))
         path = decoded.utterance.path
         for failure in extracted.failures:
@@ -139,14 +144,14 @@ def extractor(
         device: `cpu`, `cuda`, `cuda:1`. None for cuda if there is one.
 
     Raises:
-        ArgumentError: Neither a version nor a config is given, or both are; or values are set of a version.
+        ArgumentError: Neither a version nor a config is given, or both are; or `set` of a version, `name` of a config.
         ConfigError: The config has faults, its weights cannot be loaded, or there is no such device.
         StoreError: There is no such version.
     """
     if (version is None) == (config is None):
         raise ArgumentError("give a version, as in featcache.extractor('features/fbank80'), or config=, and not both")
-    if config is None and set:
-        raise ArgumentError("set= is for config=: a version's features are made by its own config")
+    if set if config is None else name:
+        raise ArgumentError("set= is for config=, since a version has its own; and name= is for a version")
     on = Device(device)
     if version is None:
         assert config is not None

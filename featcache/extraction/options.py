@@ -73,7 +73,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.device is not None:
             object.__setattr__(self, "device", str(self.device))  # a device of torch's will do, too
-        if isinstance(self.engine, str) and self.engine != LOCAL and not self.is_on_ray:
+        if not (callable(self.engine) or self.engine == LOCAL or self.is_on_ray):
             raise ArgumentError(f"engine {self.engine!r}: there is no such engine; use local, ray or ray://host:port")
         require_number("shard_megabytes (--shard-size)", self.shard_megabytes, 1e-6, 1e9)
         if self.source is not None:

@@ -3,6 +3,7 @@ have `name`, `parent` and, as text, what a user would write."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,9 +64,12 @@ def as_location(name: str, text: str | Path | ObjectPath) -> Location:
         name: The argument's name, for messages.
         text: A path, or a URL of one of `SCHEMES`.
 
-    Raises ArgumentError for a URL of another kind, without a bucket, with what may be a secret, or made a `Path`."""
+    Raises ArgumentError for what is no path or URL, and a URL that is of another kind, without a bucket, with what may
+    be a secret, or made a `Path`."""
     if isinstance(text, ObjectPath):
         return text
+    if not isinstance(text, str | os.PathLike):
+        raise ArgumentError(f"{name}: {text!r} is neither a path nor a URL")
     if isinstance(text, str):
         refuse_almost_url(name, text)
     if not is_url(text):

@@ -157,8 +157,9 @@ def test_devices_by_their_names():
     ):
         with pytest.raises(ConfigError, match=message):
             parse_devices(names)
-    with pytest.raises(ArgumentError, match="there is no such engine; use local, ray"):
-        featcache.Options(engine="dask")
+    for engine in ("dask", None):
+        with pytest.raises(ArgumentError, match="there is no such engine; use local, ray"):
+            featcache.Options(engine=engine)
 
 
 def test_the_budget_is_shared():

@@ -15,6 +15,7 @@ from extractions import TINY, extracted, write_config
 import featcache
 from featcache.config import load_config
 from featcache.device import Device
+from featcache.errors import ArgumentError
 from featcache.extraction import from_audio
 from featcache.extraction.version_plan import BuiltConfig, new_version_notes
 from featcache.storage import directory
@@ -99,6 +100,13 @@ def test_configs_that_lack_different_rows_are_filled_each_and_two_of_one_name_ar
 
 
 # Threads
+
+
+def test_what_a_call_is_given_of_another_type_is_named(plain, scratch):
+    with pytest.raises(ArgumentError, match="configs: give one at least"):
+        featcache.extract(plain.manifest(), [], scratch)
+    with pytest.raises(ArgumentError, match="source: 3 is neither a path nor a URL"):
+        featcache.Options(source=3)
 
 
 def test_each_worker_computes_with_one_thread_of_torch(cli, plain, scratch):

@@ -64,6 +64,10 @@ def test_what_cannot_be_extracted_has_the_ledgers_reason(tmp_path):
     for rate in (0, -1, 16000.5):
         with pytest.raises(ArgumentError, match="sample_rate"):
             extractor(np.zeros(16000), rate)
+    with pytest.raises(ArgumentError, match=r"waveform: Can't call numpy\(\) on Tensor that requires grad"):
+        extractor(torch.zeros(16000, requires_grad=True), 16000)
+    with pytest.raises(ArgumentError, match="id is 3: give text"):
+        extractor(np.zeros(16000), 16000, id=3)
 
 
 def test_what_it_refuses_to_be_made_of(sound, scratch):
@@ -71,6 +75,10 @@ def test_what_it_refuses_to_be_made_of(sound, scratch):
         featcache.extractor()
     with pytest.raises(ArgumentError, match="not both"):
         featcache.extractor(sound, config="fbank80")
+    with pytest.raises(ArgumentError, match="name= is for a version"):
+        featcache.extractor(config="fbank80", name="fbank80")
+    with pytest.raises(ArgumentError, match="set= is for config="):
+        featcache.extractor(sound, set={"params.low_freq": 0})
     with pytest.raises(StoreError):
         featcache.extractor(scratch / "none")
     with pytest.raises(ConfigError, match="meta"):
