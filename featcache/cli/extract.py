@@ -66,16 +66,16 @@ _DISPLAY = "On stderr: a bar, or lines without a terminal; json: a document a mi
 @click.option(
     "--partition",
     metavar="I/N|auto",
-    help="Extract only partition I of N, counted from 0: one job of an array, without locks; `featcache index` builds "
-    "the index after them. It is a range of rows, equally long where all have durations, or every N-th of several "
-    "manifests. auto: by the variables of SLURM, Kubernetes or SkyPilot.",
+    help="Extract only partition I of N, from 0, as a job of an array: a range of rows, equally long where all have "
+    "durations, without locks, and `featcache index` builds the index after them; or every N-th of several manifests. "
+    "auto: by the variables of SLURM, Kubernetes or SkyPilot.",
 )
 @options.flag("--wait", "Wait while another command is at work in the version.  [default: say which, and exit with 1]")
 @options.trust_remote_code
 @options.flag("--dry-run", "Only say what would be done: utterances, hours, bytes.")
 @options.flag("--trial", "With --dry-run: extract a random sample for ten seconds, and say how long all would take.")
 @click.option("--progress", type=click.Choice(["bar", "json", "none"]), default="bar", show_default=True, help=_DISPLAY)
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors, and what --json prints.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors, and what --json and --progress json print.")
 @options.as_json("Print the summary as one JSON document.")
 def extract(manifests: tuple[str, ...], configs: tuple[str, ...], cache: Location, trial: bool, **chosen: Any) -> int:
     """Extract the features of the MANIFEST's utterances into a cache.

@@ -77,7 +77,7 @@ def manifest(manifest: str, output: Path, to: str | None, threads: int | None, f
         if failures:
             counts = Counter(reason for reason, _ in failures.values())
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
-            note(f"{counted(len(failures), 'row has', 'rows have')} no duration: {reasons}")
+            note(f"{counted(len(failures), 'row is', 'rows are')} left out: {reasons}")
     if is_printed:
         click.echo(data, nl=False)
     else:

@@ -293,7 +293,7 @@ class FileHeaders:
     """What the headers of the files of a manifest's rows say."""
 
     durations: NDArray[np.float64]
-    """Each row's seconds: the manifest's, else from its start to the end of its file, `[rows]`; NaN for failures."""
+    """Each row's seconds: the manifest's, else from its start to the end of its file, `[rows]`; else NaN."""
     headers: dict[int, Header]
     """The headers of the files of the rows that were looked at, and are good."""
     failures: dict[int, tuple[str, str]]

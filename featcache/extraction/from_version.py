@@ -51,9 +51,9 @@ class SourceVersion:
     """A version from whose features others are made. Its methods may be called from several threads. Raises
     DamagedError if the index has to be built, and a shard's metadata is damaged."""
 
-    def __init__(self, version: Version) -> None:
+    def __init__(self, version: Version, keep_index: bool = True) -> None:
         self.version = version
-        self._index = open_index(version)
+        self._index = open_index(version, keep=keep_index)
         self._failures = standing_failures(version, self._index)
         self._shard = lru_cache(_SHARDS_HELD)(self._open_shard)
 
@@ -145,9 +145,14 @@ def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> li
         return download(made, config.spec, device, quantizes=False)
 
 
-def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion:
-    """Open the version that the configs' features are made from, at `path` or in the cache at `path`. Raises what
-    `open_source` raises; and ConfigError if a config's features are made from audio only, or from other copies."""
+def find_source(configs: Sequence[BuiltConfig], path: Location, keep_index: bool) -> SourceVersion:
+    """Open the version that the configs' features are made from, at `path` or in the cache at `path`.
+
+    Raises:
+        StoreError: There is no version.
+        ConfigError: There are only others; or a config's features are made from audio only, or from other copies.
+        DamagedError: The version's metadata is damaged.
+    """
     fingerprints = set()
     for built in configs:
         if built.extractor.source_fingerprint is None:
@@ -155,26 +160,14 @@ def find_source(configs: Sequence[BuiltConfig], path: Location) -> SourceVersion
         fingerprints.add(built.extractor.source_fingerprint)
     if len(fingerprints) > 1:
         raise ConfigError("--from: these configs make units of different features: run them one at a time")
-    source = open_source(path, fingerprints.pop())
+    (fingerprint,), versions = fingerprints, select_versions(path)
+    version = next((version for version in versions if version.info.fingerprint == fingerprint), None)
+    if version is None:
+        there = listing(version.path.name for version in versions)
+        raise ConfigError(f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}")
     for built in configs:
-        _refuse_other_copies(built.config, source.version)
-    return source
-
-
-def open_source(path: Location, fingerprint: str) -> SourceVersion:
-    """Open the version of that fingerprint, at `path` or in the cache at `path`.
-
-    Raises:
-        StoreError: There is no version.
-        ConfigError: There are only other versions.
-        DamagedError: The version's metadata is damaged.
-    """
-    versions = select_versions(path)
-    for version in versions:
-        if version.info.fingerprint == fingerprint:
-            return SourceVersion(version)
-    there = listing(version.path.name for version in versions)
-    raise ConfigError(f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}")
+        _refuse_other_copies(built.config, version)
+    return SourceVersion(version, keep_index)
 
 
 def _refuse_other_copies(config: Config, source: Version) -> None:

@@ -64,7 +64,8 @@ class Options:
     """Let devices of several models extract, which round differently."""
     partition: str | None = None
     """Extract this partition only, as a job of an array: `3/8`, counted from 0, or `auto`, as the job's scheduler says.
-    Of a list of manifests or a pattern, it is every eighth manifest. Such jobs take no locks, and build no index."""
+    It is a range of rows, for which a job takes no lock and builds no index; or of a list of manifests or a pattern,
+    every eighth manifest."""
     wait: bool = False
     """Wait while somebody else is at work in a version; otherwise, that is an error."""
     dry_run: bool = False

@@ -1,4 +1,4 @@
-"""Planning: `plan_extraction` says what a manifest and configs need. Nothing is written."""
+"""Planning: `plan_extraction` says what a manifest and configs need. Only a source's missing index is written."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ def plan_extraction(
     for built in built_configs:
         if not open_store(cache / built.folder_name).exists(MARK):
             _ = built.extractor  # what does not suit it is refused before any audio file is looked at
-    source = None if options.source is None else find_source(built_configs, as_location("source", options.source))
+    source = None
+    if options.source is not None:
+        source = find_source(built_configs, as_location("source", options.source), keep_index=not options.dry_run)
     plan = ExtractionPlan(manifest, cache, options, only, source)
     rows = {copies: _rows_of_run(plan, copies) for copies in {built.config.copies: None for built in built_configs}}
     plan = replace(plan, versions=[_plan_version(plan, built, rows[built.config.copies]) for built in built_configs])

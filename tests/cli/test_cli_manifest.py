@@ -63,7 +63,7 @@ def test_nemo_gets_durations_and_rows_whose_files_have_none_are_counted_by_reaso
     command = ("manifest", scratch / "m.jsonl", "-o", scratch / "nemo.json", "--to", "nemo", "--root", folder, "--json")
     ended = cli(*command)
     assert (ended.code, ended.json()["failed"]) == (3, 4)
-    assert "4 rows have no duration: file_missing 1, not_audio 1, segment_outside 1, truncated 1" in ended.err
+    assert "4 rows are left out: file_missing 1, not_audio 1, segment_outside 1, truncated 1" in ended.err
     (line,) = (scratch / "nemo.json").read_text().splitlines()
     path = str(folder / "03.wav")
     assert json.loads(line) == {"audio_filepath": path, "duration": 0.46, "id": "03.wav", "text": "hi"}

@@ -1,6 +1,7 @@
 """Units by the commands: `featcache fit-kmeans`, `extract`, and `extract --from`."""
 
 import json
+from shutil import rmtree
 
 import numpy as np
 import pytest
@@ -69,6 +70,17 @@ def test_from_features_to_units_without_audio(cli, fitted, of_audio, corpus, scr
     assert only_version(scratch / "units").info.fingerprint == of_audio.version.info.fingerprint
     assert items(scratch / "units") == items(fitted / "units")
     assert provenance(scratch / "units") == provenance(fitted / "units")
+
+
+def test_a_dry_run_writes_no_index_of_its_source(cli, fitted, corpus, scratch):
+    cli("copy", fitted / "features", scratch / "source").with_code(0)
+    (version,) = (scratch / "source").iterdir()
+    rmtree(version / "index")
+    options = ("-c", fitted / "units.yaml", "--from", scratch / "source", "-o", scratch / "units", "--device", "cpu")
+    cli("extract", corpus.manifest(), *options, "--dry-run").with_code(0)
+    assert not (version / "index").exists()
+    cli("extract", corpus.manifest(), *options).with_code(0)
+    assert (version / "index").exists()
 
 
 def test_features_at_which_an_exception_is_raised_are_one_failure(fitted, of_audio, corpus, scratch, monkeypatch):
