@@ -67,7 +67,7 @@ _DISPLAY = "On stderr: a bar, or lines without a terminal; json: a document a mi
     "--partition",
     metavar="I/N|auto",
     help="Extract only partition I of N, from 0, as a job of an array: a range of rows, equally long where all have "
-    "durations, without locks, and `featcache index` builds the index after them; or every N-th of several manifests. "
+    "durations, without locks; `featcache index` builds the index after them. Or every N-th of several manifests. "
     "auto: by the variables of SLURM, Kubernetes or SkyPilot.",
 )
 @options.flag("--wait", "Wait while another command is at work in the version.  [default: say which, and exit with 1]")

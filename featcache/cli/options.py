@@ -54,10 +54,8 @@ class _LocalPath(click.Path):
         return f"{path} is a link to {os.readlink(path)}, which is not there" if os.path.islink(path) else None
 
 
-def _name(param: click.Parameter | None) -> str:
+def _name(param: Any) -> str:
     """The name of a parameter for users: `-o`, `--root`, `MANIFEST`."""
-    if param is None:
-        return "a path"
     return param.opts[0] if isinstance(param, click.Option) else param.human_readable_name.removesuffix("...")
 
 

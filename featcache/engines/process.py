@@ -117,8 +117,8 @@ class Setup:
         there = paths_there(group.root, group.some_paths)
         configs = [config.config for config in group.configs]
         source = None if group.source is None else group.source.version.path.absolute()
-        allowed = remote_code_is_allowed(), allowed_commands()
-        return cls(root, there, configs, source, *allowed, group.device.batch_seconds)
+        batch_seconds = group.device.batch_seconds
+        return cls(root, there, configs, source, remote_code_is_allowed(), allowed_commands(), batch_seconds)
 
     def build(self, device: Device) -> tuple[list[BuiltConfig], SourceVersion | None]:
         """Prepare this process for the extractors, and open the version that they extract from.

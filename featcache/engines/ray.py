@@ -169,11 +169,11 @@ class _Actors:
                 self._tries[worker] += 1
                 self._again[worker] = monotonic() + _SECONDS_BETWEEN_TRIES
                 return []
-            return [self._died(worker, "Ray lost its process", False)]
+            return [self._died(worker, False)]
         except exceptions.RayActorError as error:
             if error.actor_init_failed:
                 raise ExtractorError(f"{self.names[worker]}: it cannot begin: {last_line(error)}") from error
-            return [self._died(worker, "Ray lost its process", error.preempted)]
+            return [self._died(worker, error.preempted)]
         except exceptions.RayTaskError as error:
             raise ExtractorError(f"{self.names[worker]}: {last_line(error)}") from error
         if is_beginning:
@@ -182,9 +182,9 @@ class _Actors:
             self._waiting[self._actors[worker].events.remote()] = worker
         return [] if is_beginning else answer
 
-    def _died(self, worker: int, how: str, preempted: bool) -> Died:
+    def _died(self, worker: int, preempted: bool) -> Died:
         """How an actor died, and whether that may be the fault of what it worked on."""
-        node = self._nodes.pop(worker, None)
+        how, node = "Ray lost its process", self._nodes.pop(worker, None)
         found = next((one for one in self._ray.nodes() if one["NodeID"] == node), None)
         if found is not None and not found["Alive"]:
             how = "its node is gone"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +24,7 @@ from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
-from featcache.storage.location import Location
+from featcache.storage.location import ObjectPath, as_location
 from featcache.version.index import open_index
 from featcache.version.join import RowKeys, item_at, join, what_changed
 from featcache.version.ledger import standing_failures
@@ -145,8 +146,8 @@ def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> li
         return download(made, config.spec, device, quantizes=False)
 
 
-def find_source(configs: Sequence[BuiltConfig], path: Location, keep_index: bool) -> SourceVersion:
-    """Open the version that the configs' features are made from, at `path` or in the cache at `path`.
+def find_source(configs: Sequence[BuiltConfig], source: str | Path | ObjectPath, keep_index: bool) -> SourceVersion:
+    """Open the version that the configs' features are made from: it is the `source`, or in that cache.
 
     Raises:
         StoreError: There is no version.
@@ -160,11 +161,11 @@ def find_source(configs: Sequence[BuiltConfig], path: Location, keep_index: bool
         fingerprints.add(built.extractor.source_fingerprint)
     if len(fingerprints) > 1:
         raise ConfigError("--from: these configs make units of different features: run them one at a time")
-    (fingerprint,), versions = fingerprints, select_versions(path)
+    (fingerprint,), versions = fingerprints, select_versions(as_location("source", source))
     version = next((version for version in versions if version.info.fingerprint == fingerprint), None)
     if version is None:
         there = listing(version.path.name for version in versions)
-        raise ConfigError(f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}")
+        raise ConfigError(f"--from {source}: the config needs version {fingerprint[:12]}; there is {there}")
     for built in configs:
         _refuse_other_copies(built.config, version)
     return SourceVersion(version, keep_index)

@@ -155,8 +155,7 @@ def extractor(
     on = Device(device)
     if version is None:
         assert config is not None
-        chosen = as_config(config, set)
-        probes = []
+        chosen, probes = as_config(config, set), []
     else:
         if isinstance(version, str | Path):
             found = select_version(parse_location("version", version), name)

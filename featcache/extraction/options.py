@@ -64,8 +64,7 @@ class Options:
     """Let devices of several models extract, which round differently."""
     partition: str | None = None
     """Extract this partition only, as a job of an array: `3/8`, counted from 0, or `auto`, as the job's scheduler says.
-    It is a range of rows, for which a job takes no lock and builds no index; or of a list of manifests or a pattern,
-    every eighth manifest."""
+    Of several manifests, or a pattern, it is every eighth; of one, rows: such jobs take no lock and build no index."""
     wait: bool = False
     """Wait while somebody else is at work in a version; otherwise, that is an error."""
     dry_run: bool = False

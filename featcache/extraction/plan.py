@@ -120,9 +120,7 @@ def plan_extraction(
     for built in built_configs:
         if not open_store(cache / built.folder_name).exists(MARK):
             _ = built.extractor  # what does not suit it is refused before any audio file is looked at
-    source = None
-    if options.source is not None:
-        source = find_source(built_configs, as_location("source", options.source), keep_index=not options.dry_run)
+    source = None if options.source is None else find_source(built_configs, options.source, not options.dry_run)
     plan = ExtractionPlan(manifest, cache, options, only, source)
     rows = {copies: _rows_of_run(plan, copies) for copies in {built.config.copies: None for built in built_configs}}
     plan = replace(plan, versions=[_plan_version(plan, built, rows[built.config.copies]) for built in built_configs])

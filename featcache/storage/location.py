@@ -64,8 +64,7 @@ def as_location(name: str, text: str | Path | ObjectPath) -> Location:
         name: The argument's name, for messages.
         text: A path, or a URL of one of `SCHEMES`.
 
-    Raises ArgumentError for what is no path or URL, and a URL that is of another kind, without a bucket, with what may
-    be a secret, or made a `Path`."""
+    Raises ArgumentError for no path; a URL of another kind, without a bucket, with a possible secret, or as a Path."""
     if isinstance(text, ObjectPath):
         return text
     if not isinstance(text, str | os.PathLike):

@@ -1,8 +1,7 @@
 """A model's weights: where they are, the hash of their content, and the model loaded from them.
 
-Nothing is unpickled, and no code that comes with weights is run unless `allow_remote_code` was called."""
+Nothing is unpickled, and no code that comes with weights is run unless `featcache.trust` allows it."""
 
-from featcache.trust import allow_remote_code as allow_remote_code
 from featcache.weights.hub import locate as locate
 from featcache.weights.models import Located as Located
 from featcache.weights.models import digest as digest

@@ -148,9 +148,8 @@ class HubModel:
         folder = folder_with_weights(self.snapshot)
         if folder is None or not has_all_weights(folder) or not (folder / "config.json").is_file():
             return None
-        if _says_preprocessing(folder) or (self.snapshot / ".gitattributes").is_file():
-            return folder
-        return folder if all(note.is_file() for note in self._notes_of_absence(folder)) else None
+        is_whole = _says_preprocessing(folder) or (self.snapshot / ".gitattributes").is_file()
+        return folder if is_whole or all(note.is_file() for note in self._notes_of_absence(folder)) else None
 
     def note_absent_files(self, folder: Path) -> None:
         """Note that the repository does not say how waveforms are prepared, where huggingface_hub keeps such notes."""
