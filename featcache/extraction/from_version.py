@@ -24,7 +24,7 @@ from featcache.manifest.audio_locations import AudioLocation
 from featcache.manifest.copies import copies_of
 from featcache.manifest.segments import Utterance
 from featcache.manifest.utterances import Manifest
-from featcache.storage.location import ObjectPath, as_location
+from featcache.storage.location import Location, ObjectPath, as_location
 from featcache.version.index import open_index
 from featcache.version.join import RowKeys, item_at, join, what_changed
 from featcache.version.ledger import standing_failures
@@ -147,13 +147,8 @@ def _from_features(config: BuiltConfig, stored: Sequence[StoredUtterance]) -> li
 
 
 def find_source(configs: Sequence[BuiltConfig], source: str | Path | ObjectPath, keep_index: bool) -> SourceVersion:
-    """Open the version that the configs' features are made from: it is the `source`, or in that cache.
-
-    Raises:
-        StoreError: There is no version.
-        ConfigError: There are only others; or a config's features are made from audio only, or from other copies.
-        DamagedError: The version's metadata is damaged.
-    """
+    """Open the version that the configs' features are made from: it is the `source`, or in that cache. Raises what
+    `open_source` raises; and ConfigError if a config's features are made from audio only, or from other copies."""
     fingerprints = set()
     for built in configs:
         if built.extractor.source_fingerprint is None:
@@ -161,14 +156,21 @@ def find_source(configs: Sequence[BuiltConfig], source: str | Path | ObjectPath,
         fingerprints.add(built.extractor.source_fingerprint)
     if len(fingerprints) > 1:
         raise ConfigError("--from: these configs make units of different features: run them one at a time")
-    (fingerprint,), versions = fingerprints, select_versions(as_location("source", source))
-    version = next((version for version in versions if version.info.fingerprint == fingerprint), None)
-    if version is None:
-        there = listing(version.path.name for version in versions)
-        raise ConfigError(f"--from {source}: the config needs version {fingerprint[:12]}; there is {there}")
+    opened = open_source(as_location("source", source), fingerprints.pop(), keep_index)
     for built in configs:
-        _refuse_other_copies(built.config, version)
-    return SourceVersion(version, keep_index)
+        _refuse_other_copies(built.config, opened.version)
+    return opened
+
+
+def open_source(path: Location, fingerprint: str, keep_index: bool = True) -> SourceVersion:
+    """Open the version of that fingerprint, at `path` or in the cache at `path`. Raises StoreError if there is no
+    version; ConfigError if there are only others; DamagedError if its metadata is damaged."""
+    versions = select_versions(path)
+    for version in versions:
+        if version.info.fingerprint == fingerprint:
+            return SourceVersion(version, keep_index)
+    there = listing(version.path.name for version in versions)
+    raise ConfigError(f"--from {path}: the config needs version {fingerprint[:12]}; there is {there}")
 
 
 def _refuse_other_copies(config: Config, source: Version) -> None:
