@@ -198,8 +198,7 @@ class _Repair:
         return {f"{version.path}/{place}": stated} if owner is None else {}
 
     def _sound_owner(self, fingerprint: str, name: str) -> Version | None:
-        """The version of this fingerprint in the same cache, by which the shard of this name is sound. None if there is
-        none, or it has one of this name that is damaged."""
+        """The version of this fingerprint in this cache, by which the shard is sound; None if its own is damaged."""
         with suppress(StoreError, FileNotFoundError):  # something else in the cache is damaged: it may still be needed
             for other in select_versions(self.version.path.parent):
                 if other.info.fingerprint == fingerprint:

@@ -16,7 +16,7 @@ import numpy as np
 from featcache.audio.remote import StoppedError
 from featcache.care.sources import SourceCheck, check_sources
 from featcache.errors import DamagedError, FeatcacheError, counted
-from featcache.format.group import CHECKSUM_BYTES, WRONG_CHECKSUM
+from featcache.format.group import WRONG_CHECKSUM
 from featcache.format.shard import Shard
 from featcache.manifest.copies import copies_of, expand
 from featcache.manifest.utterances import Manifest
@@ -302,7 +302,7 @@ def examine_shard(version: Version, name: str, data: bool, stopped: Callable[[],
 
 
 def _problems(shard: Shard, data: bool, stopped: Callable[[], bool]) -> Iterator[Problem]:
-    paths = [path for path in shard.info.files if not path.startswith("features/c/")]
+    paths = [path for path in shard.info.files if path != shard.features_path]
     faults = [fault for path in paths if (fault := shard.file_fault(path))]
     faults = faults or [f"{shard}: damaged: {fault}" for fault in shard.faults()]
     if faults:
@@ -335,11 +335,10 @@ def _item_problems(shard: Shard) -> Iterator[Problem]:
 
 def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Problem]:
     """Whether the features are what was written, and finite; read once if so."""
-    path = next(path for path in shard.info.files if path.startswith("features/c/"))
     dtype, rest, is_finite, fault = np.dtype(shard.spec.stored_dtype).newbyteorder("<"), b"", True, ""
-    left = shard.info.files[path][0] - CHECKSUM_BYTES
+    left = shard.info.frames * shard.spec.bytes_per_frame
     try:
-        for block in shard.checked_blocks(path):
+        for block in shard.feature_blocks():
             if stopped():
                 raise StoppedError
             whole, left = block[:left], max(0, left - len(block))
@@ -354,9 +353,8 @@ def _feature_problems(shard: Shard, stopped: Callable[[], bool]) -> Iterator[Pro
         return
     ids, num_items = shard.table.ids, len(shard.table)
     sound = {number for number, _ in shard.sound_items(range(num_items))}
-    for item in range(num_items):
-        if item not in sound:
-            what = "the checksum of its features does not match" if fault else "features are NaN or infinite"
-            yield Problem("checksum" if fault else "non_finite", f"{ids[item]}: {what}", shard.name, ids[item])
+    for item in sorted({*range(num_items)} - sound):
+        what = "the checksum of its features does not match" if fault else "features are NaN or infinite"
+        yield Problem("checksum" if fault else "non_finite", f"{ids[item]}: {what}", shard.name, ids[item])
     if fault and (not fault.endswith(WRONG_CHECKSUM) or len(sound) == num_items):  # a bad disk, for example
         yield Problem("checksum", fault, shard.name)

@@ -155,7 +155,8 @@ class Shard(Group[ShardInfo]):
         self.spec = spec
         self._faults: list[str] | None = None
         self._features = "features", (self.info.frames, *spec.item_shape), spec.stored_dtype
-        self._features_path, _ = self._chunk(*self._features)
+        self.features_path, _ = self._chunk(*self._features)
+        """The path of their file, in the shard."""
         if self.info.digest[:NAME_DIGITS] != name:
             raise self._damaged(MARK, f"holds the shard {self.info.digest[:NAME_DIGITS]}")
 
@@ -174,12 +175,11 @@ class Shard(Group[ShardInfo]):
         return self._frames_in(file)
 
     def _frames_in(self, file: Opened) -> Frames:
-        _, shape, dtype = self._features
-        return Frames(file, shape, dtype, f"{self}/{self._features_path}", self.store.location)
+        return Frames(file, *self._features[1:], f"{self}/{self.features_path}", self.store.location)
 
     def feature_blocks(self, copy: Path | None = None) -> Iterator[memoryview]:
         """The file of the same, or a copy of it; see `checked_blocks`."""
-        return self.checked_blocks(self._features_path, copy)
+        return self.checked_blocks(self.features_path, copy)
 
     @property
     def run(self) -> str:
@@ -240,13 +240,18 @@ class Shard(Group[ShardInfo]):
             return
         ids_end = int(table.offsets("id")[-1])
         ends = {"frame": (0, frames, 1), "id": (0, ids_end, 1), "path": (ids_end, table.text.size, 0)}
+        arrays = [self._features]
         for side in self.spec.side:
             last = int(table.offsets(f"side_{side.name}")[-1])
+            arrays.append((f"side_{side.name}", (last, *side.item_shape), side.dtype))
             ends[f"side_{side.name}"] = 0, last, int(side.name == QUANTIZATION)
         wrong = [name for name, end in ends.items() if not rise(table.offsets(name), *end)]
         if wrong or ids_end > table.text.size:
             yield f"the offsets of {listing(wrong) or 'ids'} do not rise to their ends"
             return
+        for path, num_bytes in (self._chunk(*array) for array in arrays):
+            if num_bytes and self.info.files.get(path, (0, 0))[0] != num_bytes + CHECKSUM_BYTES:
+                yield f"{path} has another size than follows from the offsets"
         ids, paths = table.ids, table.paths
         if not (ids.are_utf8() and paths.are_utf8()):
             yield "ids or paths are not UTF-8"
@@ -264,7 +269,7 @@ class Shard(Group[ShardInfo]):
         checksums, offsets = self.table["item_crc32c"], self.table.offsets("frame")
         counts = np.diff(offsets)
         try:
-            frames = self._frames_in(self.store.open(f"{self.key}/{self._features_path}", None))
+            frames = self._frames_in(self.store.open(f"{self.key}/{self.features_path}", None))
         except (FileNotFoundError, DamagedError):
             return
         for first in range(0, len(numbers), _READ_AT_ONCE):

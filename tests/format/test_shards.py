@@ -312,6 +312,22 @@ def test_a_table_that_contradicts_itself_is_found(sided, columns):
         open_index(version)
 
 
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+@pytest.mark.parametrize("chunk", [CHUNKS["features"], "side_scales/c/0", "side_marks/c/0/0"])
+def test_an_array_that_does_not_have_what_the_table_says_is_found(sided, chunk, data):
+    """It lacks an entry, or is not there at all; and its seal and the shard's name are those of what is there."""
+    version, folder = sided
+    values = np.frombuffer((folder / chunk).read_bytes()[:-4], np.uint8)
+    write_chunk(folder / chunk, values[:-8])
+    folder = rename_shard(folder)
+    assert [problem.kind for problem in examine_shard(version, folder.name, data).problems] == ["structure"]
+    (folder / chunk).unlink()
+    folder = rename_shard(folder)
+    assert [problem.kind for problem in examine_shard(version, folder.name, data).problems] == ["structure"]
+    with pytest.raises(DamagedError, match=folder.name):
+        open_index(version)
+
+
 def test_values_that_make_no_sense_are_found(version):
     """NaN, frames that the audio does not give, and an id that is there twice: sound bytes, wrong content."""
     values = np.zeros((6, 2), np.float32)
