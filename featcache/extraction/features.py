@@ -73,7 +73,7 @@ class Extracted:
     """Seconds of worker threads that computing the features took."""
     remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Of each utterance whose file has another sample rate than the config, or that is silent: that rate in Hz, and why
-    it is silent, else empty; by the utterance's id, without the suffix of a copy."""
+    it is silent, else empty; by the utterance's id. Of several copies, the first stands for it."""
     traceback: str = ""
     """That of the last exception by which the extractor failed an utterance; empty if it failed none."""
 

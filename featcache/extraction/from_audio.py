@@ -113,7 +113,7 @@ class AudioExtractor:
 
     def _extract(self, config: BuiltConfig, part: Sequence[_Resampled], times: WorkerTimes) -> Extracted | PendingRows:
         """Extract a part of a batch for a config, or cut it into rows."""
-        extracted = Extracted(config.spec, self._root)
+        extracted, copies = Extracted(config.spec, self._root), config.waveform_maker.copies
         clips: list[tuple[Item, Waveform]] = []
         for decoded, waveform in part:
             try:
@@ -122,9 +122,9 @@ class AudioExtractor:
                 extracted.fail(decoded.utterance, error.with_traceback(None))  # whose frames hold waveforms
                 continue
             clips.append((item, clip))
-            id_ = item.id.removesuffix(config.waveform_maker.copies.copy_of(item.id).suffix)
-            if silent or (item.sample_rate != config.sample_rate and id_ not in extracted.remarks):
-                extracted.remarks[id_] = item.sample_rate, silent  # a silent copy stays noted, whatever others are
+            is_first = copies.copy_of(item.id) == copies[0]  # which is clean, and stands for the utterance
+            if is_first and (silent or item.sample_rate != config.sample_rate):
+                extracted.remarks[item.id.removesuffix(copies[0].suffix)] = item.sample_rate, silent
         if isinstance(config.extractor, RowExtractor):
             pending = PendingRows(config.extractor, extracted, clips)
             # Without rows it is complete: nobody would compute a last one, and finish it.

@@ -170,8 +170,6 @@ class VersionJob:
     """What the run records in the version; and the failure ledger."""
     has_extracted: bool = False
     """Whether the extractor is known to have extracted anything, in this run or before it."""
-    _last_remark: str = ""
-    """The last utterance that was counted as resampled or silent; copies of it may follow."""
     _raised_in_a_row: int = 0
     """Utterances at which the extractor has raised an exception since it has extracted any."""
 
@@ -182,13 +180,11 @@ class VersionJob:
 
     def count(self, extracted: Extracted) -> Progress:
         """Count what the version gets from a part of a batch; parts come in order."""
-        remarks = {id_: remark for id_, remark in extracted.remarks.items() if id_ != self._last_remark}
-        self._last_remark = next(reversed(remarks), self._last_remark)
-        silent = [f"{id_}: {why}" for id_, (_, why) in remarks.items() if why]
+        silent = [f"{id_}: {why}" for id_, (_, why) in extracted.remarks.items() if why]
         num_bytes = sum(features.num_bytes for features in extracted.features)
         counts = VersionCounts(len(extracted.items), len(extracted.failures), num_bytes, extracted.seconds)
-        counts.upsampled = sum(rate < self.built.sample_rate for rate, _ in remarks.values())
-        counts.downsampled = sum(rate > self.built.sample_rate for rate, _ in remarks.values())
+        counts.upsampled = sum(rate < self.built.sample_rate for rate, _ in extracted.remarks.values())
+        counts.downsampled = sum(rate > self.built.sample_rate for rate, _ in extracted.remarks.values())
         counts.silent, counts.first_silent = len(silent), next(iter(silent), "")
         done = Progress(Counter(failure.reason for failure in extracted.failures), versions={self.name: counts})
         if fault := self._fault(extracted):

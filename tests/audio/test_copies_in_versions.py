@@ -11,7 +11,13 @@ from corpora import speech
 
 from featcache.audio import noise as noise_module
 from featcache.audio.kept import Kept
+from featcache.device import Device
 from featcache.extraction import from_audio
+from featcache.extraction.features import WorkerTimes
+from featcache.extraction.from_audio import AudioExtractor
+from featcache.extraction.jobs import VersionCounts, VersionJob
+from featcache.extraction.version_plan import BuiltConfig
+from featcache.manifest.segments import Utterance
 
 RATE = 16000
 SUFFIXES = ("_sp0.9", "_sp0.9_snr5", "_sp0.9_snr15", "", "_snr5", "_snr15")
@@ -40,6 +46,20 @@ def test_without_speed_1_there_is_no_plain_copy_and_a_recording_is_decoded_once(
     assert set(items(scratch)) == {f"{id_}_sp{speed}" for id_ in plain.ids for speed in (0.9, 1.1)}
     assert (summary.utterances, summary.versions[0].utterances) == (12, 24)
     assert sum(len(call.args[1]) for call in decode.call_args_list) == len(plain.rows)
+
+
+def test_an_utterance_is_noted_once_whoever_extracts_its_copies(tmp_path):
+    """Each copy by a worker of its own: silent, and resampled."""
+    soundfile.write(tmp_path / "a.wav", 0 * speech(0.5, 8000), 8000)
+    built = BuiltConfig(config_of({"speed": SPEEDS}), Device("cpu"))
+    counted = VersionCounts()
+    for suffix in built.config.copies.suffixes:
+        copy = Utterance(id=f"a{suffix}", path="a.wav")
+        for (extracted,) in AudioExtractor(tmp_path, [built])([copy], WorkerTimes(float)):
+            assert [item.id for item in extracted.items] == [copy.id]
+            counted.add(VersionJob(built, None, None, None).count(extracted).versions["copies"])
+    assert (counted.extracted, counted.upsampled, counted.silent) == (3, 1, 1)
+    assert counted.first_silent.startswith("a: ")
 
 
 def test_limits_are_on_the_copies(plain, scratch):
