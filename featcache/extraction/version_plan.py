@@ -112,8 +112,7 @@ class BuiltConfig:
         return [is_unchanged and self._would_be_refused(failure, file) for failure, file, is_unchanged in rows]
 
     def _would_be_refused(self, failure: Failure, file: AudioSource) -> bool:
-        """Whether an utterance is refused again whose file is unchanged: limits may have been lifted since. What only
-        running a command would tell is tried."""
+        """Whether one of an unchanged file is refused again: a limit may have been lifted. Commands are tried."""
         audio = self.config.audio
         if failure.reason == Reason.RATE_REFUSED:
             if isinstance(file, Command) or (header := probe(file)) is None:
