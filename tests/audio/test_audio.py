@@ -18,9 +18,6 @@ from featcache.audio.decode import Cut, FileIdentity, decode, probe_seconds
 from featcache.audio.recording import END_TOLERANCE_SECONDS
 from featcache.errors import AudioError, Reason
 
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared speech data")
-
-
 # --- the samples
 
 
@@ -276,7 +273,7 @@ def test_probe_reads_the_header(files, bad):
 # --- real speech
 
 
-@needs_data
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the shared speech data")
 def test_real_speech_is_the_same_from_wav_and_flac_and_nearly_from_mp3():
     for wav in sorted((DATA / "ljspeech" / "wav").glob("*.wav"))[:8]:
         whole = samples_of(wav)

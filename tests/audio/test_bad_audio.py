@@ -3,6 +3,7 @@
 import errno
 import os
 import struct
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from decoded_audio import WHOLE, fault_of, in_seconds, read_whole, samples_of
 from featcache.audio import recording
 from featcache.audio.decode import Cut, decode
 from featcache.errors import Reason
-
-TELLING = [name for name, kind in KINDS.items() if kind.tells_truncation]
-
 
 # --- what is wrong
 
@@ -38,19 +36,13 @@ def test_a_file_that_may_not_be_read(tmp_path):
 
 
 def test_an_error_of_the_operating_system(files, monkeypatch):
-    def fail_in_libsndfile(*args, **options):
-        raise soundfile.LibsndfileError(2)
-
-    def fail(*args):
-        raise OSError(errno.EIO, "Input/output error")
-
-    for owner, name, failure in (
-        (recording._Decoder, "read", fail_in_libsndfile),
-        (recording._Decoder, "__init__", fail_in_libsndfile),
-        (os, "pread", fail),
+    for owner, name, error in (
+        (recording._Decoder, "read", soundfile.LibsndfileError(2)),
+        (recording._Decoder, "__init__", soundfile.LibsndfileError(2)),
+        (os, "pread", OSError(errno.EIO, "Input/output error")),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, failure)
+            patch.setattr(owner, name, Mock(side_effect=error))
             fault = fault_of(files["vorbis"][0])
         assert fault.reason == Reason.FILE_UNREADABLE
     assert str(fault) == "the file cannot be read: Input/output error"
@@ -79,7 +71,7 @@ def test_the_message_says_where_a_float_is_not_finite(tmp_path):
 # --- truncation
 
 
-@pytest.mark.parametrize("kind", TELLING)
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.tells_truncation])
 @pytest.mark.parametrize("keep", [0.45, 0.7, 0.95, -1])
 def test_of_a_truncated_file_only_what_is_missing_fails(files, tmp_path, kind, keep):
     path, whole = files[kind]

@@ -61,10 +61,7 @@ def test_a_file_is_hashed_once_until_it_changes(scratch, hashing):
 def test_a_file_that_cannot_be_read_to_its_end_has_no_hash_and_is_decoded(scratch, monkeypatch, name):
     """A bad sector need not be in the segment that is wanted."""
     soundfile.write(scratch / name, speech(1 if name.startswith("small") else 40), 16000)
-
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
+    fail = Mock(side_effect=OSError(5, "Input/output error"))
     monkeypatch.setattr(content_hash, "hash_of_content", fail)
     monkeypatch.setattr(Recording, "_bytes_at", fail)
     (found,) = decode(scratch / name, [Cut()], hashes=ContentHashes())

@@ -4,6 +4,7 @@ import os
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -73,15 +74,13 @@ def test_values_of_tables(scratch, kind):
                 assert content(table, f"{column}/{row}") == value
             else:
                 assert refused(table, f"{column}/{row}") == (Reason.EMPTY, "the row holds no bytes")
-    missing = {
+    for name, words in {
         "audio/7": "the table has 7 rows, counted from 0",
         "audio/-1": "a path into a table ends in a column and a row, as in audio/123",
         "audio/0/": "no such column of bytes; there are: audio, raw",
         "id/0": "no such column of bytes; there are: audio, raw",
-    }
-    assert {name: refused(table, name) for name in missing} == {
-        name: (Reason.FILE_MISSING, words) for name, words in missing.items()
-    }
+    }.items():
+        assert refused(table, name) == (Reason.FILE_MISSING, words)
 
 
 def test_tables_of_arrow_in_its_file_format_and_compressed(scratch):
@@ -247,14 +246,11 @@ def test_nothing_is_taken_of_a_compressed_tar_whose_checksum_is_wrong(packed, su
 
 
 def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, monkeypatch):
-    unpacked = []
-    monkeypatch.setattr(
-        members, "_unpacked", lambda *args, real=members._unpacked: unpacked.append(args) or real(*args)
-    )
+    monkeypatch.setattr(members, "_unpacked", unpacked := Mock(side_effect=members._unpacked))
     tar, _ = packed(".tgz", {"a.wav": bytes(9_000_000), "b.wav": b"b"})
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: content(tar, name), ("a.wav", "b.wav") * 4))
-    assert len(unpacked) == 1
+    assert unpacked.call_count == 1
     assert not [path for path in scratch.iterdir() if path != tar]
 
     with monkeypatch.context() as patched:  # without room, what is kept of others makes some
@@ -264,15 +260,13 @@ def test_a_compressed_tar_is_unpacked_once_and_within_bounds(packed, scratch, mo
         other.write_bytes(tar.read_bytes())
         assert content(other, "b.wav") == b"b"
     assert content(tar, "b.wav") == b"b"
-    assert len(unpacked) == 3
+    assert unpacked.call_count == 3
     other.unlink()
 
     monkeypatch.setattr(members, "_ALWAYS_ALLOWED", 1_000_000)
     os.utime(tar, ns=(1, 1))
-    assert refused(tar, "b.wav") == (
-        Reason.FILE_UNREADABLE,
-        "the tar unpacks to over 1,000,000 bytes: unpack it yourself",
-    )
+    message = "the tar unpacks to over 1,000,000 bytes: unpack it yourself"
+    assert refused(tar, "b.wav") == (Reason.FILE_UNREADABLE, message)
     monkeypatch.setattr(members, "_LEFT_FREE", 1 << 60)
     os.utime(tar, ns=(2, 2))
     reason, words = refused(tar, "b.wav")
@@ -305,10 +299,8 @@ def test_archives_of_kaldi(scratch):
     kaldiio, soundfile = pytest.importorskip("kaldiio"), pytest.importorskip("soundfile")
     signals = {f"u{number}": (np.arange(500 + number) % 99 * 99).astype(np.int16) for number in range(3)}
     places = {}
-    for name, options in {
-        "wav": {},
-        "flac": {"write_function": "soundfile", "write_kwargs": {"format": "FLAC"}},
-    }.items():
+    of_espnet = {"write_function": "soundfile", "write_kwargs": {"format": "FLAC"}}
+    for name, options in (("wav", {}), ("flac", of_espnet)):
         ark, scp = f"{scratch}/{name}.ark", f"{scratch}/{name}.scp"
         kaldiio.save_ark(ark, {id_: (8000, signal) for id_, signal in signals.items()}, scp, **options)
         lines = (scratch / f"{name}.scp").read_text().splitlines()

@@ -49,12 +49,11 @@ def fault_of(url: str) -> AudioError:
 # --- the samples
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("in_memory", [remote.IN_MEMORY, 100])
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_are_those_of_the_file(files, server, monkeypatch, kind, in_memory):
     path, whole = files[kind]
-    if not in_memory:
-        monkeypatch.setattr(remote, "IN_MEMORY", 100)
+    monkeypatch.setattr(remote, "IN_MEMORY", in_memory)
     cuts = [WHOLE, in_seconds(1000, 9000), in_seconds(500, 1200), WHOLE]
     here = list(decode(path, cuts, hashes=ContentHashes()))
     there = list(decode(at_url(server, path), cuts, hashes=ContentHashes()))
@@ -115,11 +114,10 @@ def base(request, server, monkeypatch):
     return f"{request.param}:/"
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("in_memory", [remote.IN_MEMORY, 100])
 @pytest.mark.parametrize("fault", PASSING, ids=str)
 def test_what_passes_is_tried_again(server, base, monkeypatch, fault, in_memory):
-    if not in_memory:
-        monkeypatch.setattr(remote, "IN_MEMORY", 100)
+    monkeypatch.setattr(remote, "IN_MEMORY", in_memory)
     content = bytes(range(256)) * 500
     server.files["/b/a"], server.faults["/b/a"] = content, [fault, fault]
     assert bytes_of(f"{base}/b/a") == content  # as it was replaced twice, too

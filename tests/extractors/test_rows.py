@@ -136,9 +136,7 @@ def test_threads_batches_and_order_change_no_bit(corpus, config, truth, scratch,
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_with_row_workers_these_compute_all_rows_and_decode_nothing(
-    corpus, config, truth, scratch, monkeypatch, threads
-):
+def test_row_workers_compute_all_rows_and_decode_nothing(corpus, config, truth, scratch, monkeypatch, threads):
     """As on a GPU."""
     computed_by, decoded_by = set(), set()
     compute, decode = local.compute_rows, from_audio.decode_all

@@ -11,10 +11,9 @@ from hypothesis import given
 from make_cache import make_version, padded_reference
 
 import featcache
-from featcache import Crop
+from featcache import Crop, FeatureDataset
 
 COUNT, COPIES = 12, ["_sp0.9", ""]
-SECONDS = (0.0, 1.3)
 VERSIONS = {"float": 100.0, "quantized": 11025 / 128, "codes": 75.0}
 """Frames per second."""
 
@@ -24,7 +23,7 @@ def made(tmp_path_factory):
     """Three versions of the same utterances, and the values of each utterance in each."""
     folder = tmp_path_factory.mktemp("features")
     ids = [f"utt-{number}{suffix}" for number in range(COUNT) for suffix in COPIES]
-    seconds = np.random.default_rng(5).uniform(*SECONDS, len(ids)).tolist()
+    seconds = np.random.default_rng(5).uniform(0.0, 1.3, len(ids)).tolist()
     stored = {}
     for name, rate in VERSIONS.items():
         rng = np.random.default_rng(len(name))
@@ -106,9 +105,7 @@ def test_a_loader_gives_what_the_slow_way_gives(made, asked):
     caches = {name: featcache.open(folder, name, ram=asked.ram) for name in names}
     manifest = [{"id": f"utt-{n}", "text": f"word {n}"} for n in range(COUNT)] if asked.has_manifest else None
     options = {"codebooks": {"codes": codebooks}} if codebooks and "codes" in names else {}
-    dataset = featcache.FeatureDataset(
-        caches, manifest, crop=crop, padding_value=asked.padding, copies=copies, **options
-    )
+    dataset = FeatureDataset(caches, manifest, crop=crop, padding_value=asked.padding, copies=copies, **options)
     assert len(dataset) == COUNT * (len(COPIES) if copies else 1)
     dataset.set_epoch(asked.epoch)
     first = caches[names[0]]

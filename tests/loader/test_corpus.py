@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis.extra import numpy as st_numpy
+from hypothesis.extra import numpy as npst
 from make_cache import add_shard, assert_same, make_features, make_version
 
 import featcache
@@ -93,12 +93,10 @@ INDICES = st.one_of(
     st.lists(st.integers(-30, 29), max_size=5),
     st.lists(SOME, max_size=5),
     st.lists(st.booleans(), min_size=30, max_size=30),
-    st_numpy.arrays(bool, st.sampled_from([30, 30, 29, (30, 1), ()])),
-    st_numpy.arrays(
-        st_numpy.integer_dtypes(), st_numpy.array_shapes(min_dims=0, max_dims=2), elements=st.integers(0, 29)
-    ),
-    st_numpy.arrays(np.int64, st.integers(0, 5), elements=SOME),
-    st_numpy.basic_indices((30,), allow_newaxis=True, allow_ellipsis=True),
+    npst.arrays(bool, st.sampled_from([30, 30, 29, (30, 1), ()])),
+    npst.arrays(npst.integer_dtypes(), npst.array_shapes(min_dims=0, max_dims=2), elements=st.integers(0, 29)),
+    npst.arrays(np.int64, st.integers(0, 5), elements=SOME),
+    npst.basic_indices((30,), allow_newaxis=True, allow_ellipsis=True),
     st.sampled_from([np.float64(3), [0.5], None, "utt", np.array([3.0])]),
 )
 
@@ -123,9 +121,8 @@ def test_an_epoch_of_workers_takes_a_few_shards_of_any_parts(folder, context):
     dataset = featcache.FeatureDataset(featcache.open(folder))
     sampler = BucketBatchSampler(dataset.lengths, max_frames=120, shards=dataset.shards, shards_in_memory=2)
     assert sorted(at for batch in sampler for at in batch) == [*range(30)]
-    loader = torch.utils.data.DataLoader(
-        dataset, batch_sampler=sampler, collate_fn=dataset.collate, num_workers=2, multiprocessing_context=context
-    )
+    workers = {"num_workers": 2, "multiprocessing_context": context}
+    loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate, **workers)
     assert_same(loader, list(featcache.DataLoader(dataset, sampler)))
 
 
@@ -148,9 +145,8 @@ def test_manifests_are_joined_with_the_parts_of_their_names(folder, tmp_path):
         featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
     for lacking in ("p0", "p2"):
         for name in ("p0", "p2"):
-            (tmp_path / f"{name}.csv").write_text(
-                f"id{',age' * (name != lacking)}\n{name}-1-0{',7' * (name != lacking)}\n"
-            )
+            header, cell = ("id", "") if name == lacking else ("id,age", ",7")
+            (tmp_path / f"{name}.csv").write_text(f"{header}\n{name}-1-0{cell}\n")
         with pytest.raises(ManifestError, match="not all of these manifests have a column 'age': leave it out of"):
             featcache.FeatureDataset(corpus, tmp_path / "p[02].csv")
 
@@ -165,9 +161,8 @@ def test_caches_beside_a_corpus_come_first(folder, tmp_path):
     with pytest.raises(ArgumentError, match="first version is a corpus, and not all others are: give one first that"):
         featcache.FeatureDataset({"two": corpus, "one": cache})
     for versions in ({"one": cache, "two": corpus}, {"two": corpus, "one": cache}):
-        with pytest.raises(
-            ArgumentError, match="with a corpus, all versions are corpora, and manifest= is the path of"
-        ):
+        what = "with a corpus, all versions are corpora, and manifest= is the path of"
+        with pytest.raises(ArgumentError, match=what):
             featcache.FeatureDataset(versions, tmp_path / "p2.csv")
 
 

@@ -354,12 +354,9 @@ class TestOnAGpu:
         if quantized:
             dataset = FeatureDataset(featcache.open(folder, "levels"), ROWS, padding_value=3)
         sampler = [np.random.default_rng(seed).integers(0, 50, 40).tolist() for seed in range(60)]
-        for batch, rows in zip(
-            DataLoader(dataset, sampler, device="cuda", dtype=dtype, prefetch=4), sampler, strict=True
-        ):
-            assert batch["features"].is_cuda
-            assert batch["lengths"].is_cuda
-            assert batch["digit"].is_cuda
+        loader = DataLoader(dataset, sampler, device="cuda", dtype=dtype, prefetch=4)
+        for batch, rows in zip(loader, sampler, strict=True):
+            assert all(batch[name].is_cuda for name in ("features", "lengths", "digit"))
             torch.cuda._sleep(1_000_000)  # training is slow: nobody may touch the batch meanwhile
             plain = dataset.batch(rows)
             expected = plain["features"] if dtype is None else plain["features"].to(dtype)

@@ -230,9 +230,7 @@ class TestCache:
         assert {*copies_in(shared)} == set(other.shard_names())
         del cache
 
-    def test_memory_comes_before_the_disk_and_that_before_the_cache(
-        self, slow_folder, expected, shared, disk, monkeypatch
-    ):
+    def test_memory_comes_first_then_the_disk_then_the_cache(self, slow_folder, expected, shared, disk, monkeypatch):
         ram = sum(sizes(slow_folder)) - 1
         cache = featcache.open(slow_folder, ram=ram, copy_to=disk)
         with told() as messages:

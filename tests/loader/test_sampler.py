@@ -65,9 +65,7 @@ def altered(rules=None, **part):
 
 class TestEpoch:
     @given(data=st.data(), lengths=many_lengths, world_size=world_sizes)
-    def test_has_every_utterance_once_in_batches_within_the_budget_as_many_for_each_rank(
-        self, data, lengths, world_size
-    ):
+    def test_has_every_utterance_once_in_batches_within_budget_as_many_for_each_rank(self, data, lengths, world_size):
         given_rules = data.draw(rules(lengths))
         ranks = all_ranks(lengths, world_size, **given_rules)
         assert positions(ranks) == list(range(len(lengths)))
@@ -228,9 +226,7 @@ class TestResume:
     @given(
         data=st.data(), lengths=many_lengths, world_size=world_sizes, steps=st.integers(0, 8), epoch=st.integers(0, 9)
     )
-    def test_with_the_same_rules_gives_the_very_batches_that_would_have_followed(
-        self, data, lengths, world_size, steps, epoch
-    ):
+    def test_with_the_same_rules_gives_the_batches_that_would_follow(self, data, lengths, world_size, steps, epoch):
         given_rules = {**data.draw(rules(lengths)), "drop_last": data.draw(st.booleans())}
         sampler = BucketBatchSampler(lengths, world_size=world_size, **given_rules)
         sampler.set_epoch(epoch)
@@ -380,9 +376,7 @@ def corpora(draw):
 
 
 @given(corpora(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.data())
-def test_every_utterance_once_and_no_more_shards_at_a_time_than_asked_also_if_resumed(
-    corpus, most, before, after, data
-):
+def test_every_utterance_once_and_no_more_shards_at_once_than_asked_also_if_resumed(corpus, most, before, after, data):
     lengths, shards = corpus
     limit = data.draw(st.sampled_from([{"max_frames": 200}, {"batch_size": 4}]), "limit")
     shuffle, seed = data.draw(st.booleans(), "shuffle"), data.draw(st.integers(0, 2**40), "seed")

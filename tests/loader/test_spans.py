@@ -223,9 +223,8 @@ class TestCrops:
         assert batch["digit"].tolist() == [0, 3]
 
     def test_short_ones_are_named_where_they_are_refused(self, fbank):
-        with pytest.raises(
-            ArgumentError, match="2 of 4 utterances are shorter than the crop of 200 frames: utt-1, utt-2"
-        ):
+        what = "2 of 4 utterances are shorter than the crop of 200 frames: utt-1, utt-2"
+        with pytest.raises(ArgumentError, match=what):
             featcache.FeatureDataset(fbank, crop=Crop(frames=200, short="error"))
         with pytest.raises(ArgumentError, match="4 of 4 utterances are shorter than the crop of 1000 frames"):
             featcache.FeatureDataset(fbank, crop=Crop(frames=1000, short="drop"))
