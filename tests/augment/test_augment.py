@@ -230,17 +230,9 @@ def masked_stretches(lengths, step=0, **options):
     return SpecAugment(**options)(features, torch.tensor(lengths), step=step) == 0
 
 
-@given(
-    rows_of_lengths,
-    st.integers(0, 3),
-    st.integers(0, 30),
-    st.floats(0, 1),
-    st.integers(0, 3),
-    st.integers(0, 30),
-    st.integers(0, 1000),
-)
+@given(rows_of_lengths, st.floats(0, 1), *map(st.integers, [0] * 5, [3, 30, 3, 30, 1000]))
 @settings(max_examples=150)
-def test_masks_are_within_their_limits(lengths, time_masks, time_width, fraction, freq_masks, freq_width, step):
+def test_masks_are_within_their_limits(lengths, fraction, time_masks, time_width, freq_masks, freq_width, step):
     options = {"time_masks": time_masks, "time_width": time_width, "max_time_fraction": fraction}
     masked = masked_stretches(lengths, step, **options, freq_masks=freq_masks, freq_width=freq_width)
     for row, length in zip(masked, lengths, strict=True):

@@ -189,9 +189,7 @@ def test_every_registered_extractor_has_a_case_above():
     cases = [case for name, case in globals().items() if name.startswith("Test")]
     covered = {case.extractor_name for case in cases if issubclass(case, OfModel)}
     configs = [case.config for case in cases if not issubclass(case, OfModel)]
-    covered |= {
-        config["extractor"] if isinstance(config, dict) else load_config(config).extractor for config in configs
-    }
+    covered |= {one["extractor"] if isinstance(one, dict) else load_config(one).extractor for one in configs}
     assert covered == set(_BUILT_IN)
 
 
@@ -248,9 +246,7 @@ def run_suite(pytester, weights: Path, checks: dict[str, str]) -> dict[str, str]
     nodes = [f"{path}::Test{name}" + (f"::{check}" if check else "") for name, check in checks.items()]
     reports = pytester.inline_run("-p", "no:cacheprovider", "--tb=line", *nodes).getreports("pytest_runtest_logreport")
     assert sum(report.when == "call" for report in reports) >= len(checks)
-    return {
-        report.nodeid.split("::")[1].removeprefix("Test"): report.longreprtext for report in reports if report.failed
-    }
+    return {one.nodeid.split("::")[1].removeprefix("Test"): one.longreprtext for one in reports if one.failed}
 
 
 def test_the_suite_notices_what_is_wrong(pytester, weights, monkeypatch):

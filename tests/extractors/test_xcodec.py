@@ -45,12 +45,7 @@ class TestCodes(CodecChecks):
 
     @pytest.mark.parametrize(
         ("params", "bandwidth"),
-        [
-            ({"bandwidth": 0.5}, 0.5),
-            ({"bandwidth": 2}, 2),
-            ({"codebooks": 3}, 1.5),
-            ({"bandwidth": 4, "codebooks": 8}, 4),
-        ],
+        [*(({"bandwidth": it}, it) for it in (0.5, 2)), ({"codebooks": 3}, 1.5), ({"bandwidth": 4, "codebooks": 8}, 4)],
     )
     def test_bandwidths(self, folder, model, params, bandwidth):
         extractor = self.build(folder, **params)

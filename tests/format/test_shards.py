@@ -129,6 +129,8 @@ def test_a_code_that_is_missing_is_none(scratch):
 def test_names_are_content(version):
     """The same items have the same name, whoever made them, and whatever run; anything else has another."""
     items = [item("a"), item("b", start=0.5)]
+    changes = {"duration": 0.25, "channel": 1, "num_samples": 481, "size": 2, "mtime_ns": 3, "sample_rate": 8000}
+    changes |= {"content_hash": 7, "by_ffmpeg": True, "generation": 2}
     first = write(version, items, run="run 1", row=3)
     inode = first.folder.stat().st_ino
     again = write(version, items, run="run 2", row=3)
@@ -139,7 +141,7 @@ def test_names_are_content(version):
         [item("b", start=0.5), item("a")],
         [item("a"), item("b")],
         [item("a", path="elsewhere.wav"), items[1]],
-        *([item("a"), replace(items[1], **{field: value})] for field, value in CHANGES.items()),
+        *([item("a"), replace(items[1], **{field: value})] for field, value in changes.items()),
     ]
     names = {write(version, other).name for other in others}
     values = np.zeros((6, 2), np.float32)
@@ -150,19 +152,6 @@ def test_names_are_content(version):
     sided = create(version.path / "sided", SIDED)
     sides = [side_of([count], first) for count, first in ((2, 0), (2, 1), (3, 0))]
     assert len({write(sided, [item("a")], side=side).name for side in sides}) == 3
-
-
-CHANGES = {
-    "duration": 0.25,
-    "channel": 1,
-    "num_samples": 481,
-    "size": 2,
-    "mtime_ns": 3,
-    "sample_rate": 8000,
-    "content_hash": 7,
-    "by_ffmpeg": True,
-    "generation": 2,
-}
 
 
 def test_a_shard_keeps_its_bytes(version):

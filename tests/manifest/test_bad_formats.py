@@ -18,12 +18,10 @@ from featcache.manifest.read import read_manifest
 
 def test_faults_of_a_data_directory(top):
     written = WRITERS["kaldi"](top, CLIPS[:2])
-    (written.manifest / "wav.scp").write_text(
-        f"a {CLIPS[0].path}\nb sox x.sph -t wav - |\n\nc\nd feats.ark:1234\na y.wav\n"
-    )
-    (written.manifest / "segments").write_text(
-        "u1 a 0 1\nu2 x 0 1\nu3 a 1 1\nu4 a one 2\nu5 a 0\nu1 a 1 2\nu6 a -1 1\nu7 a 0 -1\nu8 a 0 nan\nu9 a 0 inf\n"
-    )
+    scp = f"a {CLIPS[0].path}\nb sox x.sph -t wav - |\n\nc\nd feats.ark:1234\na y.wav\n"
+    (written.manifest / "wav.scp").write_text(scp)
+    rows = "u1 a 0 1,u2 x 0 1,u3 a 1 1,u4 a one 2,u5 a 0,u1 a 1 2,u6 a -1 1,u7 a 0 -1,u8 a 0 nan,u9 a 0 inf"
+    (written.manifest / "segments").write_text(rows.replace(",", "\n"))
     expected = [
         "wav.scp, line 2: path is a command, which runs only with --allow-commands: 'sox'",
         "wav.scp, line 4: path is missing",
@@ -150,9 +148,8 @@ def test_channels_of_lhotses_cuts(top, written):
 
 
 def test_faults_of_lists(written):
-    assert faults_of(written("a|hello there\nb|one|two|three\n", "metadata.csv")) == [
-        "line 2: 4 fields, but id|text has 2"
-    ]
+    faults = faults_of(written("a|hello there\nb|one|two|three\n", "metadata.csv"))
+    assert faults == ["line 2: 4 fields, but id|text has 2"]
     assert faults_of(written("a|hello there\n|\n\n||\nb|bye\n", "metadata.csv")) == ["line 2: id is missing"]
     assert faults_of(written("path|text\na.wav|hello\n|\n", "list.csv"), format="f5") == ["line 3: path is missing"]
     assert faults_of(written("/data\na.wav\t100\nb.wav\n\nc.wav\tmany\n", "train.tsv")) == [
@@ -163,18 +160,16 @@ def test_faults_of_lists(written):
 
 def test_placeholders_without_values_and_samples_in_place_of_seconds(written):
     text = "ID,duration,wav,wrd\na,1,$root/x.wav,it costs $5\nb,1,${root}/$set/y.wav,no\n"
-    assert faults_of(written(text), values={"root": "/data"}) == [
-        "line 3: path has $set, which has no value: give --set set=FOLDER"
-    ]
+    faults = faults_of(written(text), values={"root": "/data"})
+    assert faults == ["line 3: path has $set, which has no value: give --set set=FOLDER"]
     manifest = read_manifest(written(text.replace("$set/", "")), values={"root": "/data"})
     assert list(manifest.paths) == ["/data/x.wav", "/data/y.wav"]
     assert list(manifest.columns["wrd"]) == ["it costs $5", "no"]
     text = "ID,duration,wav,start,stop,spk_id\na,9.5,x.wav,0,48000,s\nb,9.5,x.wav,0.5,1.5,s\n"
     with pytest.raises(ManifestError, match="are numbers of samples: say the files' rate, as --set sample_rate=16000"):
         read_manifest(written(text))
-    assert faults_of(written(text), values={"sample_rate": "16000"}) == [
-        "line 3: start and stop are no whole numbers of samples: give start and duration in seconds: '0.5', '1.5'"
-    ]
+    said = "line 3: start and stop are no whole numbers of samples: give start and duration in seconds: '0.5', '1.5'"
+    assert faults_of(written(text), values={"sample_rate": "16000"}) == [said]
     huge = written(json.dumps({"a": {"wav": {"file": "x.wav", "start": 0, "stop": 10**400}}}), "huge.json")
     (fault,) = faults_of(huge, values={"sample_rate": "16000"})
     assert fault.startswith("line 1: start and stop are no whole numbers of samples")

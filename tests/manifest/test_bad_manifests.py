@@ -173,9 +173,8 @@ def test_ends_that_are_none(written):
         "line 4: end is not a number: 'late'",
         "line 5: start is not a number: 'late'",
     ]
-    assert faults_of(written("id,path,start,end,end_time\na,x.wav,1,2,2\n")) == [
-        "line 2: 'end', 'end_time' both end the row: leave one, or give durations"
-    ]
+    faults = faults_of(written("id,path,start,end,end_time\na,x.wav,1,2,2\n"))
+    assert faults == ["line 2: 'end', 'end_time' both end the row: leave one, or give durations"]
     beside_a_duration = read_manifest(written("id,path,start,duration,end\na,x.wav,1,2,3\n"))
     assert list(beside_a_duration.columns["end"]) == ["3"]
 

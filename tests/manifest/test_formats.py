@@ -305,9 +305,7 @@ def test_a_format_that_there_is_not(written):
         read_manifest(written("id,path\na,x.wav\n"), format="kaldo")
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in FORMATS if name not in ("folder", "kaldi", "audiofolder", "datasets")]
-)
+@pytest.mark.parametrize("name", sorted({*FORMATS} - {"folder", "kaldi", "audiofolder", "datasets"}))
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path, name):
     assert "is a folder, and this format is a file's" in refused(tmp_path, format=name)
 

@@ -161,9 +161,8 @@ def test_an_end_counts_in_rows_without_a_duration_whatever_others_have(written):
     for rows in ([timed, *ends], [*ends, timed]):
         manifest = read_manifest(written("\n".join(map(json.dumps, rows)), "train.jsonl"))
         assert dict(zip(manifest.ids, manifest.duration.tolist(), strict=True)) == expected
-    manifest = read_manifest(
-        written("id,path,start,duration,end\na,x.wav,0.5,,1.0\nb,x.wav,0.5,0.25,none\nc,x.wav,,,\n")
-    )
+    table = "id,path,start,duration,end\na,x.wav,0.5,,1.0\nb,x.wav,0.5,0.25,none\nc,x.wav,,,\n"
+    manifest = read_manifest(written(table))
     np.testing.assert_array_equal(manifest.duration, [0.5, 0.25, math.nan])
 
 
@@ -186,14 +185,12 @@ def test_keys_may_come_and_go_between_json_lines(written):
 
 
 def test_json_cells_may_be_numbers_text_or_null(written):
-    manifest = read_manifest(
-        written(
-            '{"id": 12, "path": "x.wav", "start": "0.5", "duration": 2, "channel": "1"}\n'
-            '{"id": "b", "path": "x.wav", "start": null, "duration": null, "channel": null}\n'
-            '{"id": "c", "path": "x.wav", "start": 0, "duration": 1e-3, "channel": 0.0}\n',
-            "train.jsonl",
-        )
+    lines = (
+        '{"id": 12, "path": "x.wav", "start": "0.5", "duration": 2, "channel": "1"}\n'
+        '{"id": "b", "path": "x.wav", "start": null, "duration": null, "channel": null}\n'
+        '{"id": "c", "path": "x.wav", "start": 0, "duration": 1e-3, "channel": 0.0}\n'
     )
+    manifest = read_manifest(written(lines, "train.jsonl"))
     assert rows_of(manifest) == [
         Utterance(id="12", path="x.wav", start=0.5, duration=2.0, channel=1),
         Utterance(id="b", path="x.wav"),
@@ -309,19 +306,15 @@ def slow_row_hash(path: str, start: float, duration: float, channel: int) -> int
     return result
 
 
-def hashes_of(rows) -> list[int]:
-    paths, start, duration, channel = zip(*rows, strict=True)
-    columns = SegmentColumns(Strings.of(paths), np.array(start), np.array(duration), np.array(channel, np.int32))
-    return columns.hashes().tolist()
-
-
 OTHER_NAN = struct.unpack("<d", b"\x01\0\0\0\0\0\xf8\xff")[0]
 
 
 @given(st.lists(st.tuples(text, st.floats(), st.floats(), st.integers(-1, 2**31 - 1)), min_size=1))
 @example([("a", math.nan, OTHER_NAN, -1), ("a", OTHER_NAN, -OTHER_NAN, -1), ("a", -0.0, 0.0, 0), ("", 1.5, 2.5, 1)])
 def test_row_hashes_equal_the_slow_reference(rows):
-    assert hashes_of(rows) == [slow_row_hash(*row) for row in rows]
+    paths, start, duration, channel = zip(*rows, strict=True)
+    columns = SegmentColumns(Strings.of(paths), np.array(start), np.array(duration), np.array(channel, np.int32))
+    assert columns.hashes().tolist() == [slow_row_hash(*row) for row in rows]
 
 
 # What other tools made: read where that is plain, or refused in one line that says what to do

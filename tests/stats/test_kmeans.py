@@ -21,9 +21,7 @@ CPU = torch.device("cpu")
 
 def squared_distances(features, centroids):
     """Float64 `[N, k]`, one difference after the other."""
-    return np.stack(
-        [np.square(features.astype(np.float64) - centroid).sum(1) for centroid in centroids.astype(np.float64)], 1
-    )
+    return np.stack([np.square(features.astype(np.float64) - one).sum(1) for one in centroids.astype(np.float64)], 1)
 
 
 def lloyd(features, centroids):

@@ -56,9 +56,7 @@ sizes = st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: not x 
 @given(st.lists(st.tuples(st.integers(0, 2), sizes, sizes), min_size=1, max_size=30), st.randoms())
 @settings(max_examples=200)
 def test_sums_are_exact_in_any_order(rows, random):
-    expected = [
-        [sum(Fraction(row[1 + column]) for row in rows if row[0] == group) for column in (0, 1)] for group in range(3)
-    ]
+    expected = [[sum(Fraction(row[at]) for row in rows if row[0] == group) for at in (1, 2)] for group in range(3)]
     random.shuffle(rows)
     sums = ExactSums(3, 2)
     cut = random.randint(0, len(rows) - 1)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import shim
@@ -86,11 +87,7 @@ def test_what_is_swept_is_of_the_dead(store, monkeypatch):
 
 @pytest.mark.parametrize("answer", [None, OSError(errno.ENOLCK, "No locks available")])
 def test_where_locks_are_granted_or_missing_only_age_tells(store, monkeypatch, answer):
-    def flock(*_):
-        if answer is not None:
-            raise answer
-
-    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=answer))
     assert not swept(store, OURS)
     assert swept(store, OURS, DAY + 60)
     store.publish(FILES, "shards/ab")
@@ -128,19 +125,14 @@ def test_what_a_living_process_writes_is_not_swept_and_what_a_killed_one_wrote_i
     [
         (lambda folder, path: (folder / path).unlink(), []),
         (lambda folder, path: os.truncate(folder / path, 1), []),
-        (
-            lambda folder, _: folder.parent.rename(folder.parent.with_name(f"removed-{16 * '0'}")),
-            [f"removed-{16 * '0'}"],
-        ),
+        (lambda folder, _: folder.parent.rename(folder.parent.with_name(SWEPT)), [SWEPT]),
     ],
     ids=["removed", "cut off", "swept"],
 )
 def test_a_folder_of_which_something_is_gone_is_not_published(store, monkeypatch, path, spoil, left):
     """A writer that has slept for a day fails; the one that swept removes nothing that has been published."""
     write_folder = directory._write_folder
-    monkeypatch.setattr(
-        directory, "_write_folder", lambda folder, files: (write_folder(folder, files), spoil(folder, path))
-    )
+    monkeypatch.setattr(directory, "_write_folder", lambda *given: (write_folder(*given), spoil(given[0], path)))
     with pytest.raises(StoreError, match=r"shards/ab/.*: has [01] of the \d+ bytes that were written"):
         store.publish(FILES, "shards/ab")
     assert store.names("shards") == []
@@ -303,13 +295,9 @@ def test_what_is_no_regular_file_is_damaged(store):
 def test_what_cannot_be_read_now_is_not_damage(store, monkeypatch, number, kind):
     store.put("a", b"data")
     opened = store.open("a", 4)
-
-    def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
-
     with monkeypatch.context() as patched:
         for name in ("open", "preadv", "listdir", "scandir"):
-            patched.setattr(os, name, fail)
+            patched.setattr(os, name, Mock(side_effect=OSError(number, os.strerror(number))))
         for read in (
             lambda: store.read("a", 4),
             lambda: opened.read_ranges([0], [4]),
