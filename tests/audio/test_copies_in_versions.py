@@ -120,13 +120,6 @@ def made(cli, plain, noises, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def copied(made, scratch):
-    """The same, to be changed."""
-    shutil.copytree(made, scratch, dirs_exist_ok=True)
-    return scratch
-
-
 def test_a_dry_run_counts_copies_and_how_long_they_last(cli, plain, scratch):
     config = write_config_of(scratch / "copies.yaml", {"speed": [0.5, 1.0]})
     (version,) = cli("extract", plain.manifest(), "-c", config, "--dry-run", "--json", cwd=scratch).json()["versions"]
@@ -144,8 +137,8 @@ def test_verify_knows_the_copies(cli, plain, made):
     assert {problem["id"] for problem in version["problems"]} == {f"another{suffix}" for suffix in SUFFIXES}
 
 
-def test_show_passes_by_versions_that_have_not_the_copy(cli, plain, copied):
-    cache = copied / "features"
+def test_show_passes_by_versions_that_have_not_the_copy(cli, plain, made, scratch):
+    cache = shutil.copytree(made / "features", scratch / "features")
     assert cli("extract", plain.manifest(), "-c", "mfcc13", "-o", cache).code == 0
     assert len(cli("show", cache, "utt-03", "--json").json()["versions"]) == 2
     (version,) = cli("show", cache, "utt-03_sp0.9", "--json").json()["versions"]
@@ -176,9 +169,7 @@ def test_units_of_copies_are_the_same_from_features_and_from_audio(cli, plain, m
         assert cli("extract", plain.manifest(), "-c", same, "-o", scratch / name, *options).code == 0
     assert items(scratch / "a") == items(scratch / "b")
     assert len(items(scratch / "a")) == 72
-    for other, said in (
-        (section([0.8, 0.9]), "lacks: _sp0.8"),
-        (section(seed=1), "has different noise, or a different seed"),
-    ):
+    lacking, different = section([0.8, 0.9]), section(seed=1)
+    for other, said in ((lacking, "lacks: _sp0.8"), (different, "has different noise, or a different seed")):
         config = write_config_of(made / "other.yaml", other, **units)
         assert said in cli("extract", plain.manifest(), "-c", config, "-o", scratch / "c", *source).with_code(2).err

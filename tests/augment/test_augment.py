@@ -404,10 +404,7 @@ def test_silence_mixes_with_anything():
         (lambda: MixEnergies(log="ln"), "log is 'ln': it must be one of power, magnitude, power10, db"),
         (lambda: SpecAugment()(torch.ones(2, 3), step=0), r"\[2, 3\]: give floats \[batch, frames, dims\]"),
         (lambda: Mixup()(torch.ones(2), step=0), r"\[2\]: give floats \[batch, frames, \.\.\.\]"),
-        (
-            lambda: GaussianNoise(0.1)(torch.ones(2, 3, dtype=torch.int64), step=0),
-            r"features is torch.int64 \[2, 3\]: give floats",
-        ),
+        (lambda: GaussianNoise(0.1)(torch.ones(2, 3).long(), step=0), r"features is torch.int64 \[2, 3\]: give floats"),
         (lambda: Mixup()(np.ones((2, 3)), step=0), "features is a ndarray: give a tensor"),
         (lambda: Mixup()(torch.ones(2, 3), [3, 3], step=0), "lengths is a list: give a tensor"),
         (lambda: Mixup()(torch.ones(2, 3), torch.tensor([3]), step=0), "give one length for each row"),

@@ -13,18 +13,13 @@ from featcache.extractors import Clip, ragged
 from featcache.extractors.encodec import Encodec
 from featcache.extractors.model import Chunk
 
-MODEL, HOP = "encodec_24khz", 320
+MODEL, STEREO, HOP = "encodec_24khz", "encodec_48khz", 320
 CHUNK, STRIDE = 48000, 47520
 
 
 @pytest.fixture(scope="module")
-def stereo_folder(saved):
-    return saved("encodec_48khz")
-
-
-@pytest.fixture(scope="module")
-def stereo_model(stereo_folder):
-    return load(stereo_folder)
+def stereo_model(saved):
+    return load(saved(STEREO))
 
 
 def with_scales(model, waveform, bandwidth=24.0):
@@ -67,8 +62,8 @@ STEREO_BOUNDARIES = [1, 2, 319, 320, 321, 5003, 47519, 47520, 47521, 47680, 4799
 
 
 @pytest.mark.parametrize("policy", codes.POLICIES)
-def test_chunks_of_the_48_khz_model(stereo_folder, stereo_model, policy):
-    extractor = build(stereo_folder, 48000)
+def test_chunks_of_the_48_khz_model(saved, stereo_model, policy):
+    extractor = build(saved(STEREO), 48000)
     extractor.chosen_batching = policy
     clips = cut(STEREO_BOUNDARIES, 48000)
     references, scales = zip(*(with_scales(stereo_model, clip) for clip in clips), strict=True)
@@ -82,12 +77,12 @@ def test_chunks_of_the_48_khz_model(stereo_folder, stereo_model, policy):
         torch.testing.assert_close(rows.side["scales"], torch.cat(scales[i])[:, 0])
 
 
-def test_lengths_that_the_48_khz_model_cannot_stack(stereo_folder, stereo_model):
+def test_lengths_that_the_48_khz_model_cannot_stack(saved, stereo_model):
     """The second of three chunks has 149 frames: the reference fails, and here each chunk has its own codes."""
     (clip,) = cut([2 * STRIDE + 100], 48000)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         alone(stereo_model, clip)
-    (found,) = codes.extract(build(stereo_folder, 48000), [clip])
+    (found,) = codes.extract(build(saved(STEREO), 48000), [clip])
     with torch.inference_mode():
         chunks = [clip[start : start + CHUNK].expand(1, 2, -1) for start in range(0, len(clip), STRIDE)]
         expected = [stereo_model._encode_frame(chunk, 24.0)[0][0].T for chunk in chunks]
@@ -95,10 +90,10 @@ def test_lengths_that_the_48_khz_model_cannot_stack(stereo_folder, stereo_model)
     assert torch.equal(found.long(), torch.cat(expected))
 
 
-def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder, folder, monkeypatch):
+def test_the_48_khz_model_has_chunks_of_its_own(saved, folder, monkeypatch):
     """Only one of them is in memory at once, so clips may have any length. How long they are is not asked of the
     model's config again, which takes longer than the rest."""
-    extractor = build(stereo_folder, 48000)
+    extractor = build(saved(STEREO), 48000)
     with monkeypatch.context() as patch:
         patch.delattr(EncodecConfig, "chunk_length")
         assert extractor.num_frames(5 * STRIDE) == 749
@@ -107,7 +102,7 @@ def test_the_48_khz_model_has_chunks_of_its_own(stereo_folder, folder, monkeypat
     assert [side.name for side in extractor.spec.side] == ["scales"]
     assert (extractor.max_seconds, build(folder).max_seconds) == (None, 120)
     with pytest.raises(ConfigError, match=r"params\.chunk: .* has its own chunks, of 1 s"):
-        build(stereo_folder, 48000, chunk=Chunk(seconds=2, overlap=0.1))
+        build(saved(STEREO), 48000, chunk=Chunk(seconds=2, overlap=0.1))
 
 
 @pytest.mark.parametrize(

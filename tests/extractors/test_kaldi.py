@@ -75,7 +75,10 @@ def exact(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np.nda
             fft_length *= 2
     window = _window(params, length)
     bank = _mel_bank(params, fft_length, sample_rate)
-    firsts = first_samples(len(samples), length, shift, params.snip_edges)
+    if params.snip_edges:
+        firsts = [first for first in range(0, len(samples), shift) if first + length <= len(samples)]
+    else:
+        firsts = [shift * t + shift // 2 - length // 2 for t in range((len(samples) + shift // 2) // shift)]
     if not firsts:
         return np.empty((0, 0))
     reflected = np.pad(samples, length, mode="symmetric")
@@ -124,12 +127,6 @@ def by_native(waveform: np.ndarray, sample_rate: int, params: KaldiParams) -> np
     online.accept_waveform(sample_rate, (waveform * params.waveform_scale).tolist())
     online.input_finished()
     return np.array([online.get_frame(t) for t in range(online.num_frames_ready)])
-
-
-def first_samples(num_samples: int, length: int, shift: int, snip_edges: bool) -> list[int]:
-    if snip_edges:
-        return [first for first in range(0, num_samples, shift) if first + length <= num_samples]
-    return [shift * t + shift // 2 - length // 2 for t in range((num_samples + shift // 2) // shift)]
 
 
 def max_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -129,16 +129,10 @@ def test_an_error_of_the_store_is_raised_where_the_batch_would_have_come(s3, upl
         list(iteration)
 
 
-@pytest.fixture
-def interruptible():
-    """A shell has SIGINT ignored where tests run in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, tmp_path, monkeypatch, interruptible):
+def test_ctrl_c_does_not_wait_for_what_is_not_fetched_yet(s3, uploaded, tmp_path, monkeypatch, request):
     """One shard hangs in the network, and others wait for its thread."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     may_end = threading.Event()
     monkeypatch.setattr("featcache.loader.data_loader._SHARDS_AT_ONCE", 1)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,10 +97,8 @@ class TestCopying:
     def test_caches_that_differ_in_nothing_but_their_values_do_not_mix(self, tmp_path, disk):
         features = shards()
         others = [{name: array + 1 for name, array in features[0].items()}, *features[1:]]
-        versions = [
-            make_version(tmp_path / folder, *given)
-            for folder, given in zip("abc", (features, features, others), strict=True)
-        ]
+        of_folders = zip("abc", (features, features, others), strict=True)
+        versions = [make_version(tmp_path / folder, *given) for folder, given in of_folders]
         assert len({version.path.name for version in versions}) == 1
         assert versions[0].shard_names() == versions[1].shard_names()
         caches = [settled(version.path, copy_to=disk) for version in versions]
@@ -257,21 +256,12 @@ class TestLimit:
         assert held(disk) <= 3 * (max(sizes(slow_folder)) + 4)
 
 
-BYTES = 4096
-
-
-@pytest.fixture
-def fast_switches():
-    before = sys.getswitchinterval()
+def test_threads_that_copy_different_shards_do_not_meet(tmp_path, request):
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
-def test_threads_that_copy_different_shards_do_not_meet(tmp_path, fast_switches):
-    shard = SimpleNamespace(feature_blocks=lambda copy: [memoryview(bytes(BYTES))])
+    shard = SimpleNamespace(feature_blocks=lambda copy: [memoryview(bytes(4096))])
     version = SimpleNamespace(path="memory://b/v", shard=lambda name: shard)
-    chunk = SimpleNamespace(num_bytes=BYTES - 4, dtype=np.dtype(np.uint8), shape=(BYTES - 4,))
+    chunk = SimpleNamespace(num_bytes=4092, dtype=np.dtype(np.uint8), shape=(4092,))
     index = SimpleNamespace(shards=[f"{number:016x}" for number in range(80)])
     shards = ObjectShards(version, index, False, [disk_of(tmp_path)])
     with ThreadPoolExecutor(16) as pool:

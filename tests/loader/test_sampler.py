@@ -97,10 +97,8 @@ class TestEpoch:
             assert len(ranks[0]) == len(whole) // world_size
 
     def test_drop_last_leaves_out_others_in_each_epoch(self):
-        samplers = [
-            BucketBatchSampler(read_prompts(250), batch_size=16, rank=rank, world_size=4, drop_last=True)
-            for rank in range(4)
-        ]
+        given_rules = {"batch_size": 16, "world_size": 4, "drop_last": True}
+        samplers = [BucketBatchSampler(read_prompts(250), rank=rank, **given_rules) for rank in range(4)]
         left_out = np.zeros(250, int)
         for epoch in range(60):
             for sampler in samplers:

@@ -166,10 +166,7 @@ class TestSeveralVersions:
     [
         ({}, "either frames or seconds"),
         ({"frames": 3, "seconds": 1.0}, "either frames or seconds"),
-        *[
-            ({"frames": frames}, f"frames is {frames!r}: it must be a whole number, 1 or more")
-            for frames in (0, 2.5, "20", True)
-        ],
+        *[({"frames": it}, f"frames is {it!r}: it must be a whole number, 1 or more") for it in (0, 2.5, "20", True)],
         ({"frames": 2**63}, f"frames is {2**63}: it must be a whole number, 1 or more, at most {2**62}"),
         *[({"seconds": it}, f"seconds is {it!r}: it must be a number above 0") for it in (0.0, float("nan"), "2")],
         ({"seconds": 1e30}, "seconds is 1e[+]30: it must be a number above 0, and less than 1e9"),

@@ -120,10 +120,8 @@ RANK = """
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(80, 1).double())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    samplers = [
-        featcache.BucketBatchSampler(dataset.lengths, max_frames=100, rank=each, world_size=world_size)
-        for each in range(world_size)
-    ]
+    rules = {"max_frames": 100, "world_size": world_size}
+    samplers = [featcache.BucketBatchSampler(dataset.lengths, rank=each, **rules) for each in range(world_size)]
     kinds = {
         "torch": DataLoader(dataset, batch_sampler=samplers[rank], collate_fn=dataset.collate),
         "featcache": featcache.DataLoader(dataset, samplers[rank]),
@@ -157,10 +155,8 @@ RANK = """
 
 def test_two_ranks_see_each_utterance_once_and_step_as_one_process_would(cli, made, tmp_path):
     arguments = (made.folder / "features", made.manifest, f"file://{tmp_path}/rendezvous")
-    running = [
-        start_script(cli, RANK, *arguments, env={"WORLD_SIZE": "2", "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"})
-        for rank in range(2)
-    ]
+    env = {"WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    running = [start_script(cli, RANK, *arguments, env={**env, "RANK": str(rank)}) for rank in range(2)]
     results = [rank.wait() for rank in running]
     assert [rank.code for rank in results] == [0, 0], [rank.err for rank in results]
     for kind in ("torch", "featcache"):

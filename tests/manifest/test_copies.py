@@ -76,10 +76,7 @@ def test_ids_of_another_configs_copies_are_plain_names_which_without_speed_1_are
 
 
 def test_a_manifest_gets_a_row_for_each_copy_beside_the_others_of_its_utterance():
-    rows = [
-        {"id": "a", "path": "0.wav", "start": 0, "speaker": "x"},
-        {"id": "b", "path": "1.wav", "start": 1, "speaker": "y"},
-    ]
+    rows = [{"id": "ab"[n], "path": f"{n}.wav", "start": n, "speaker": "xy"[n]} for n in range(2)]
     expanded = expand(manifest_of(rows), copies_of(section([1.0, 1.1])))
     assert list(expanded.ids) == ["a", "a_sp1.1", "b", "b_sp1.1"]
     assert list(expanded.paths) == ["0.wav", "0.wav", "1.wav", "1.wav"]

@@ -138,17 +138,12 @@ def test_tables_as_speechbrain_reads_them(top, name):
 def test_samples_of_speechbrains_tables_are_seconds_by_their_rate(written):
     table = written("ID,duration,wav,start,stop,path\na,9.5,x.wav,800,48000,y.wav\nb,9.5,x.wav,800,800,y.wav\n")
     manifest = read_manifest(table, values={"sample_rate": "16000"})
-    assert rows_of(manifest) == [
-        Utterance(id="a", path="x.wav", start=0.05, duration=2.95),
-        Utterance(id="b", path="x.wav", start=0.05),
-    ]
+    cut = {"start": 0.05, "duration": 2.95}
+    assert rows_of(manifest) == [Utterance(id="a", path="x.wav", **cut), Utterance(id="b", path="x.wav", start=0.05)]
     assert manifest.notes[-1].endswith("audio is read from the column 'wav', and not from 'path'")
     objects = {"a": {"wav": {"file": "{root}/x.wav", "start": 800, "stop": 48000}}, "b": {"wav": "{root}/x.wav"}}
     manifest = read_manifest(written(json.dumps(objects), "t.json"), values={"sample_rate": "16000", "root": "/data"})
-    assert rows_of(manifest) == [
-        Utterance(id="a", path="/data/x.wav", start=0.05, duration=2.95),
-        Utterance(id="b", path="/data/x.wav"),
-    ]
+    assert rows_of(manifest) == [Utterance(id="a", path="/data/x.wav", **cut), Utterance(id="b", path="/data/x.wav")]
     seconds = read_manifest(written("ID,duration,start,wav\na,1.5,0.25,x.wav\n"))  # as the recipe of Libriheavy has it
     assert rows_of(seconds) == [Utterance(id="a", path="x.wav", start=0.25, duration=1.5)]
 
@@ -231,10 +226,8 @@ def test_rows_of_nemos_tars_name_their_members(tmp_path):
     tar.touch()
     for folder, root in (("tarred", None), ("tarred/sharded_manifests", None), ("away", tmp_path / "tarred")):
         ours = read_manifest(tmp_path / folder / "m.json", root=root)
-        assert [(row.path, row.start, row.duration) for row in rows_of(ours)] == [
-            ("audio_3.tar/a.wav", 0.0, 1.5),
-            ("audio_3.tar/a.wav", 1.5, 2.0),
-        ]
+        assert [*ours.paths] == ["audio_3.tar/a.wav"] * 2
+        assert [(row.start, row.duration) for row in rows_of(ours)] == [(0.0, 1.5), (1.5, 2.0)]
         assert ours.resolve(ours.paths[0]).container == tar
     assert list(read_manifest(tmp_path / "away" / "m.json", root=tar).paths) == ["a.wav", "a.wav"]
     assert read_manifest(tmp_path / "away" / "m.json", root="s3://b/x").paths[1] == "audio_3.tar/a.wav"

@@ -30,10 +30,8 @@ from featcache.strings import Strings
 def test_reads_columns_and_rows(written):
     header = "id,path,start,duration,channel,text,,Speaker ID"
     manifest = read_manifest(written(f"{header}\na,x.wav,0.5,2,1,hi,1,2\nb,y.wav,,,,,,\n"))
-    assert rows_of(manifest) == [
-        Utterance(id="a", path="x.wav", start=0.5, duration=2.0, channel=1),
-        Utterance(id="b", path="y.wav"),
-    ]
+    first = Utterance(id="a", path="x.wav", start=0.5, duration=2.0, channel=1)
+    assert rows_of(manifest) == [first, Utterance(id="b", path="y.wav")]
     assert manifest.ids == Strings.of(["a", "b"])
     assert manifest.paths == Strings.of(["x.wav", "y.wav"])
     for values, dtype, expected in [
@@ -114,10 +112,8 @@ def test_root_is_the_manifests_folder_unless_given(written, tmp_path, monkeypatc
 def test_every_spelling(written, column, spelling, spelled):
     cells = {"id": "a", "path": "x.wav", "start": "1", "duration": "2", "channel": "3"}
     cells = {spelled(spelling) if name == column else name: cell for name, cell in cells.items()}
-    for path in (
-        written(",".join(cells) + "\n" + ",".join(cells.values()) + "\n"),
-        written(json.dumps(cells) + "\n", "train.jsonl"),
-    ):
+    table = ",".join(cells) + "\n" + ",".join(cells.values()) + "\n"
+    for path in (written(table), written(json.dumps(cells) + "\n", "train.jsonl")):
         manifest = read_manifest(path)
         assert rows_of(manifest) == [Utterance(id="a", path="x.wav", start=1.0, duration=2.0, channel=3)]
         assert manifest.columns == {}
@@ -125,10 +121,8 @@ def test_every_spelling(written, column, spelling, spelled):
 
 def test_the_exact_name_wins_and_the_other_is_carried(written):
     """Of paths, it is said."""
-    for path in (
-        written("ID,id,key,audio,path\n1,a,k,a.wav,x.wav\n"),
-        written('{"ID": "1", "id": "a", "key": "k", "audio": "a.wav", "path": "x.wav"}\n', "train.jsonl"),
-    ):
+    line = '{"ID": "1", "id": "a", "key": "k", "audio": "a.wav", "path": "x.wav"}\n'
+    for path in (written("ID,id,key,audio,path\n1,a,k,a.wav,x.wav\n"), written(line, "train.jsonl")):
         manifest = read_manifest(path)
         assert rows_of(manifest) == [Utterance(id="a", path="x.wav")]
         assert manifest.columns == {"ID": ["1"], "key": ["k"], "audio": ["a.wav"]}

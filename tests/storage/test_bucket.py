@@ -24,7 +24,6 @@ pytest.importorskip("obstore")
 
 FILES = {MARK: b"{}", **{f"{name}/c/0": name.encode() * 1000 for name in "abcdef"}}
 KEYS = {f"shards/ab/{path}" for path in FILES}
-DAY = 86400
 
 
 @pytest.fixture
@@ -270,7 +269,7 @@ def test_what_a_killed_writer_has_left_is_unseen_and_goes(s3, store, monkeypatch
     published = {f"shards/{name}/{path}" for name in store.names("shards") for path in FILES}
     assert store.sweep() == []
     now = store._now()
-    monkeypatch.setattr(Bucket, "_now", lambda self: now + 2 * DAY)
+    monkeypatch.setattr(Bucket, "_now", lambda self: now + 2 * 86400)
     left = {key.split("/")[1] for key, _ in store.walk("shards")} - {*store.names("shards")}
     assert {f"shards/{name}" for name in left} <= {*store.sweep(remove=False)}
     store.sweep()

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import shim
+import store_trials
 from forking import fork, join, run_forked, wait_for_word
 from store_trials import FILES, TRIALS
 
@@ -21,8 +22,6 @@ from featcache.errors import DamagedError, LockedError, StoreError
 from featcache.storage import directory, files
 from featcache.storage.base import MARK
 from featcache.storage.directory import Directory
-
-HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def library(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("trial", TRIALS)
 def test_each_promise_holds_whatever_happens_at_any_call(library, scratch, trial):
     """Kills, failing and short calls, lost flushes, power cuts: each promise is in `store_trials.py`."""
-    command = [sys.executable, HELPERS / "store_trials.py", scratch, trial]
+    command = [sys.executable, store_trials.__file__, scratch, trial]
     ended = subprocess.run(command, env={**os.environ, "LD_PRELOAD": str(library)}, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) > 4

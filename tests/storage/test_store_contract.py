@@ -6,7 +6,6 @@ import pickle
 import random
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 
 import numpy as np
 import pytest
@@ -234,7 +233,6 @@ STEPS = st.one_of(
     st.tuples(st.just("remove"), st.sampled_from([*FOLDERS, *FILES, "tags", "shards"])),
     st.tuples(st.just("sweep")),
 )
-_numbers = count()
 
 
 def test_a_store_is_like_a_dict(store, request):
@@ -243,7 +241,7 @@ def test_a_store_is_like_a_dict(store, request):
     @settings(max_examples=3 if few else 60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(STEPS, max_size=12))
     def run(steps):
-        tried, model = open_store(store.location / f"example-{next(_numbers)}"), {}
+        tried, model = open_store(store.location / f"example-{uuid.uuid4()}"), {}
         for what, *arguments in steps:
             if what == "put":
                 tried.put(*arguments)
