@@ -134,14 +134,12 @@ def test_chunks_around_the_samples_of_a_wav(tmp_path):
     path = write_tone(tmp_path / "chunks.wav", seed=0)
     wav, whole = path.read_bytes(), read_whole(path)
     listing = b"LIST" + struct.pack("<I", 12) + b"INFOINAM" + struct.pack("<I", 0)
+    behind = (listing, listing[:7], bytes(5), b"something else")  # and 300 chunks before are more than libsndfile logs
     for data in (
-        wav + listing,
-        wav + listing[:7],  # cut behind the samples
-        wav + bytes(5),
-        wav + b"something else",
+        *(wav + more for more in behind),
         with_metadata(wav, 3),
-        with_metadata(wav, 300),  # more than libsndfile logs
-    ):
+        with_metadata(wav, 300),
+    ):  # libsndfile logs less
         path.write_bytes(data)
         np.testing.assert_array_equal(samples_of(path), whole)
     path.write_bytes((wav + listing)[:20000])

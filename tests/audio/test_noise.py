@@ -53,14 +53,8 @@ def test_the_seed_and_the_id_decide_which_noise_and_where(noises, id_, seed, num
     """As documented, done again from the whole waveforms of the noises."""
     digest = hashlib.sha256(f"{seed} {id_}".encode()).digest()
     draw, place = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
-    name, channel, cut = [
-        ("long.wav", None, None),
-        ("short.flac", None, None),
-        ("slow.wav", None, None),
-        ("stereo.wav", None, None),
-        ("stereo.wav", 1, None),
-        ("long.wav", None, (20_000, 24_000)),
-    ][draw % 6]
+    whole_files = [(name, None, None) for name in ("long.wav", "short.flac", "slow.wav", "stereo.wav")]
+    name, channel, cut = [*whole_files, ("stereo.wav", 1, None), ("long.wav", None, (20_000, 24_000))][draw % 6]
     samples, rate = soundfile.read(noises / name, dtype="float32", always_2d=True)
     if cut:
         samples = samples[cut[0] : sum(cut)]
@@ -290,8 +284,7 @@ def test_another_manifest_may_be_set_in_a_config_that_has_noise(noises, tmp_path
         ({"snr": [5, 5]}, "augment.noise.snr: 5 is there 2 times"),
         ({"snr": [-300, 5]}, "augment.noise.snr.0: should be greater than or equal to -50, not -300"),
         ({"snr": [-30, 500]}, "augment.noise.snr.1: should be less than or equal to 100, not 500"),
-        ({"seed": -1}, "augment.noise.seed"),
-        ({"seed": 0.5}, "augment.noise.seed"),
+        *(({"seed": seed}, "augment.noise.seed") for seed in (-1, 0.5)),
         ({"level": 3}, "augment.noise.level"),
     ],
 )

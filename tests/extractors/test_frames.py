@@ -29,7 +29,6 @@ every_extractor = pytest.mark.parametrize("extractor", EXTRACTORS.values(), ids=
 
 @pytest.fixture(autouse=True)
 def _threads():
-    """Restore torch's number of threads after a test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -25,13 +25,11 @@ def version(tmp_path):
 
 @pytest.fixture
 def slow_folder(version):
-    """Its cache."""
     return version.path.parent
 
 
 @pytest.fixture
 def expected(slow_folder):
-    """Its features."""
     return [array.copy() for array in featcache.open(slow_folder).values()]
 
 
@@ -43,7 +41,6 @@ def other(tmp_path):
 
 @pytest.fixture
 def disk(scratch):
-    """Where shards are copied to."""
     return scratch / "disk"
 
 
@@ -78,6 +75,5 @@ def original(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uploaded(original, s3_of_module):
-    """Its URL."""
     upload_for_module(s3_of_module, original, "s3://speech/features")
     return "s3://speech/features"

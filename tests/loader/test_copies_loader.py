@@ -29,7 +29,6 @@ TRAIN = [{"id": "utt-03", "speaker": "x", "digit": 3}, {"id": "utt-01", "speaker
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A cache of these versions."""
     folder = tmp_path_factory.mktemp("copies")
     for name, (section, suffixes) in VERSIONS.items():
         ids = [f"{id_}{suffix}" for id_ in PLAIN_IDS for suffix in suffixes]

@@ -11,7 +11,6 @@ from featcache.storage.files import Readahead, map_file, will_need
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The arrays that are asked for."""
     arrays = []
     monkeypatch.setattr(files, "will_need", arrays.append)
     return arrays

@@ -19,7 +19,6 @@ from featcache.loader import sampler as module
 
 
 def all_ranks(lengths, world_size, **rules):
-    """The batches of each rank."""
     return [list(BucketBatchSampler(lengths, rank=rank, world_size=world_size, **rules)) for rank in range(world_size)]
 
 
