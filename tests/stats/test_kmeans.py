@@ -44,9 +44,6 @@ def blobs(k, frames_in_each, dimensions=8, *, apart=20.0, seed=0):
     return (centres[of] + 0.3 * rng.normal(size=(len(of), dimensions))).astype(np.float32), of
 
 
-# The nearest centroid
-
-
 @pytest.mark.parametrize("k", [1, 2, 100, 257])
 @pytest.mark.parametrize("dimensions", [1, 13, 80])
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
@@ -79,9 +76,6 @@ def test_a_frame_has_the_same_bits_among_any_others(dimensions):
         assert (alone[0].item(), alone[1].item()) == (codes[number].item(), distances[number].item())
     for first in (1, 7, 333):
         assert torch.equal(nearest(features[first:])[1], distances[first:])
-
-
-# Clustering
 
 
 def test_well_separated_blobs_are_found():
@@ -134,9 +128,6 @@ def test_first_centroids_are_frames_far_apart():
     first = first_centroids(torch.from_numpy(features), 10, default_rng(0)).numpy()
     assert {row.tobytes() for row in first} <= {row.tobytes() for row in features}
     assert squared_distances(first, first)[~np.eye(10, dtype=bool)].min() > 100, "one of each blob"
-
-
-# The sample
 
 
 def test_the_sample_is_of_the_versions_frames(tmp_path):
@@ -203,9 +194,6 @@ def test_what_it_says_of_its_centroids_is_so_of_all_frames(tmp_path):
     assert fit_version(version, 6, frames=50)[1].sizes.sum() == 50
 
 
-# The file
-
-
 def test_the_file_holds_all_that_units_need(tmp_path):
     version = make_version(tmp_path / "cache", make_features(20, (4,), "float16"), params={"name": "ünï"})
     codebook, fit = fit_version(version, 6, seed=3)
@@ -252,9 +240,6 @@ def test_another_file_is_refused(tmp_path, spoil, message):
         path.write_bytes(data)
     with pytest.raises(ConfigError, match=message):
         read_codebook(path)
-
-
-# What cannot be clustered
 
 
 WITH_NAN = make_features(20, (4,), "float16")

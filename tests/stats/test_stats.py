@@ -47,9 +47,6 @@ def bytes_of(stats, folder):
     return (folder / "stats.npz").read_bytes()
 
 
-# Sums
-
-
 sizes = st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: not x or 2.0**-900 <= abs(x) <= 2.0**900)
 
 
@@ -69,9 +66,6 @@ def test_sums_are_exact_in_any_order(rows, random):
 @given(sizes)
 def test_a_float_in_units(value):
     assert Fraction(in_units(value), 1 << LOWEST) == Fraction(value)
-
-
-# Of all frames
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -157,9 +151,6 @@ def test_quantised_features_count_as_they_are_read(tmp_path, utterances, item_sh
     check((stats.mean, stats.variance), cache.values())
 
 
-# Of groups
-
-
 @pytest.mark.parametrize("where", [slice(5, None), slice(None, None, 2)], ids=["beside each other", "apart"])
 def test_groups_are_those_of_the_column(tmp_path, where):
     features = make_features(30, (4,), max_frames=PIECE_FRAMES * 2)
@@ -177,9 +168,6 @@ def test_groups_are_those_of_the_column(tmp_path, where):
         assert stats.group_frames[number] == sum(map(len, of_speaker))
     assert sum(frames) == stats.frames == stats.group_frames.sum()
     assert np.array_equal(moments(cache, manifest).variance, stats.variance)
-
-
-# What cannot be
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -215,9 +203,6 @@ def test_a_cache_that_checks_what_is_read_checks_it_here_too(tmp_path):
     moments(featcache.open(tmp_path))
     with pytest.raises(DamagedError, match="utt-19: damaged"):
         moments(featcache.open(tmp_path, check=True))
-
-
-# The file
 
 
 def test_the_file_holds_all_there_is(tmp_path):
@@ -301,9 +286,6 @@ def test_another_file_is_refused(tmp_path, write, message):
     write(path, arrays)
     with pytest.raises(StoreError, match=message):
         Stats.load(path)
-
-
-# The command
 
 
 def test_the_command_says_what_there_is_and_keeps_it_or_why_not(cli, scratch):
