@@ -94,15 +94,11 @@ def tell_end(pidfd: int, connection: socket.socket) -> None:
 
 
 def serve_beside(path: str, parent: str, *modules: str) -> None:
-    """Be another server, which has imported these modules too."""
-    prepare(modules)
-    serve(path, int(parent))
-
-
-def prepare(modules: Sequence[str]) -> None:
+    """Be a server that has imported these modules too."""
     for name in modules:
         importlib.import_module(name)
     gc.freeze()  # so that collections in a fork do not copy all of it
+    serve(path, int(parent))
 
 
 def run(args: list[str], entry: str) -> int:
@@ -164,14 +160,8 @@ def become(request: dict) -> None:
 def do_without(
     closed: Sequence[str] = (), limits: dict[str, int] | None = None, full: str = "", powerless: bool = False
 ) -> None:
-    """Take from this process what it is to do without.
-
-    Args:
-        closed: Which of `stdin`, `stdout` and `stderr` are closed, as a shell does it with `<&-`.
-        limits: Resource limits, `FSIZE` for `RLIMIT_FSIZE` and so on.
-        full: A folder whose disk is full.
-        powerless: Whether permissions count even if the tests run as root.
-    """
+    """Close some of `stdin`, `stdout` and `stderr`, as a shell does it with `<&-`; set resource limits, `FSIZE` for
+    `RLIMIT_FSIZE`; have the disk of a folder be full; and have permissions count even if the tests run as root."""
     for name in closed:
         os.close(("stdin", "stdout", "stderr").index(name))
         for attribute in (name, f"__{name}__"):  # as an interpreter has them that begins without the descriptor
@@ -181,17 +171,10 @@ def do_without(
         resource.setrlimit(number, (most, resource.getrlimit(number)[1]))
     if full:
         sys.addaudithook(partial(refuse_files, full))
-    if powerless:
-        drop_privileges()
-
-
-def drop_privileges() -> None:
-    """Root's power to write anywhere goes; who it is stays. Source: capset(2)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    if libc.capset(header, nothing):
-        raise OSError(ctypes.get_errno(), "capset")
+    if powerless:  # who it is stays; source: capset(2)
+        header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        if ctypes.CDLL(None, use_errno=True).capset(header, nothing):
+            raise OSError(ctypes.get_errno(), "capset")
 
 
 def refuse_files(folder: str, event: str, arguments: tuple) -> None:
@@ -202,5 +185,4 @@ def refuse_files(folder: str, event: str, arguments: tuple) -> None:
 
 
 if __name__ == "__main__":
-    prepare([*PRELOADED, *sys.argv[3:]])
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve_beside(*sys.argv[1:3], *PRELOADED, *sys.argv[3:])

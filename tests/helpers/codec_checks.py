@@ -22,21 +22,15 @@ def cut(lengths, rate, seed=1):
 
 
 class CodecChecks(ABC):
-    """The subclass's module has a fixture `folder`, with a small model in it; the subclass says the rest.
-
-    Attributes:
-        codec: The extractor's class.
-        model_class: The class of the real model.
-        rate: The model's sample rate in Hz.
-        hop: Samples from one frame to the next.
-        strides: Products of the encoder's strides: a clip's length matters in each of its layers.
-    """
+    """The subclass's module has a fixture `folder`, with a small model in it; the subclass says the rest."""
 
     codec: type[CodecExtractor]
     model_class: type
     rate: int
     hop: int
+    """The samples from one frame to the next."""
     strides: tuple[int, ...]
+    """Products of the encoder's strides: a clip's length matters in each of its layers."""
 
     @classmethod
     def build(cls, folder, sample_rate=None, **params):

@@ -77,15 +77,8 @@ def columns_of(group: Path) -> dict[str, np.ndarray]:
 
 
 def seal_files(group: Path, change: Change = lambda it: None, sizes: Mapping[str, list[int]] | None = None) -> str:
-    """Give a group whose files were changed the document and the seal that would have been written.
-
-    Args:
-        change: What the document says otherwise.
-        sizes: Sizes and checksums of files that are not those of what is there.
-
-    Returns:
-        The name that it would have got.
-    """
+    """Give a group whose files were changed the document and the seal that would have been written, but for a change
+    of the document, and sizes and checksums that are not those of what is there; the name that it would have got."""
     items = (group / CHUNKS["items"]).read_bytes()[:-4]
     write_chunk(group / CHUNKS["items"], np.frombuffer(items, np.uint8))
     files = {str(path.relative_to(group)): path.read_bytes() for path in group.rglob("*/*") if path.is_file()}

@@ -36,19 +36,11 @@ def make_features(count, item_shape=(80,), dtype="float16", *, max_frames=40, se
 def make_version(
     cache, *shards, name="fbank80", fingerprint=None, side=(), quantized=False, frame_rate=100.0, rows=None, **sections
 ):
-    """Make a version of one or more shards.
+    """Make a version of shards, the `Features` of each, in a folder or a place in an object store.
 
-    Args:
-        cache: The cache's folder, or its place in an object store.
-        shards: The `Features` of each shard; the first array of all decides the item shape and the dtype.
-        name: The config's name.
-        fingerprint: Another fingerprint than the default, which covers the config.
-        side: The specs of side arrays; `made_up_side` says what they hold.
-        quantized: Whether the features, which are floats, are stored quantised.
-        frame_rate: Frames per second. Integers of several columns are codes of codebooks of 1,024.
-        rows: What the manifest says of utterances, by id, such as `{"path": "a.wav", "start": 1.5}`.
-        sections: Those of the config: `params`, `augment`.
-    """
+    The first array of all decides the item shape and the dtype; integers of several columns are codes of codebooks of
+    1,024. The fingerprint covers the config, of which these are sections, unless it is given. `made_up_side` says what
+    side arrays hold; `rows`, what the manifest says of utterances, by id: `{"path": "a.wav", "start": 1.5}`."""
     given = {key: section for key, section in sections.items() if section}
     config = {"name": name, "extractor": "made_up", "params": {}, **given}
     fingerprint = fingerprint or hashlib.sha256(json.dumps(config).encode()).hexdigest()

@@ -53,17 +53,11 @@ def s3_server():
 
 
 class Proxy:
-    """Passes requests on to the server.
+    """Passes requests on to the server, each after so many `seconds`; counts them by method, and the bytes of answers.
 
-    Attributes:
-        environment: The variables by which a process finds it.
-        requests: How many there were, by method.
-        sent: The bytes of bodies that were sent in answers.
-        fault: Called with the method and the path of each; what it returns happens to it: `before` (the connection ends
-            before it is passed on), `after` (it ends before the answer), `503` (said after it was done), `cut` (half of
-            the body is sent), or None.
-        seconds: How long each takes at least.
-    """
+    `fault` is called with the method and the path of each, and what it returns happens to it: `before` (the connection
+    ends before it is passed on), `after` (it ends before the answer), `503` (said after it was done), `cut` (half of
+    the body is sent), or None. A process finds it by the variables of `environment`."""
 
     def __init__(self, port):
         self.port = port

@@ -57,11 +57,7 @@ class Change:
 
 
 class Disk:
-    """A folder as it was on disk when a process began, and what that did to it.
-
-    Args:
-        folder: The folder as it was; call this before the process begins.
-    """
+    """A folder as it was on disk when a process began, just before which this is made, and what that did to it."""
 
     def __init__(self, folder: Path) -> None:
         self._nodes: dict[int, Node] = {}
@@ -79,24 +75,21 @@ class Disk:
     def play(self, calls: Sequence[Call]) -> None:
         """Take in what the process did."""
         for time, call in enumerate(calls):
-            self._take(time, call)
+            place = self._place(call.parent, call.path)
+            if call.kind == "mkdir" or (call.kind == "open" and call.offset):
+                node = self._nodes[call.inode] = Node(call.kind == "mkdir")
+                self.changes.append(Change(time, node, None, place))
+            elif call.kind == "rename":
+                target = self._place(call.other_parent, call.other_path)
+                self.changes.append(Change(time, self._nodes[call.inode], place, target))
+            elif call.kind in ("unlink", "rmdir"):
+                self.changes.append(Change(time, self._nodes[call.inode], place, None))
+            elif call.kind == "sync":
+                node = self._nodes[call.inode]
+                (node.flushed if call.ok else node.refused).append(time)
+            elif call.kind in ("write", "truncate", "allocate") or call.length:  # an `open` that empties the file
+                self._nodes[call.inode].writes.append((time, call))
         self.end = len(calls)
-
-    def _take(self, time: int, call: Call) -> None:
-        place = self._place(call.parent, call.path)
-        if call.kind == "mkdir" or (call.kind == "open" and call.offset):
-            node = self._nodes[call.inode] = Node(call.kind == "mkdir")
-            self.changes.append(Change(time, node, None, place))
-        elif call.kind == "rename":
-            target = self._place(call.other_parent, call.other_path)
-            self.changes.append(Change(time, self._nodes[call.inode], place, target))
-        elif call.kind in ("unlink", "rmdir"):
-            self.changes.append(Change(time, self._nodes[call.inode], place, None))
-        elif call.kind == "sync":
-            node = self._nodes[call.inode]
-            (node.flushed if call.ok else node.refused).append(time)
-        elif call.kind in ("write", "truncate", "allocate") or call.length:  # an `open` that empties the file
-            self._nodes[call.inode].writes.append((time, call))
 
     def _place(self, parent: int, path: str) -> tuple[Node, Path]:
         return self._nodes.get(parent, self.root), Path(path)

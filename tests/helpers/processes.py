@@ -83,14 +83,8 @@ class Running:
 
 
 class Cli:
-    """Runs `featcache` commands in processes of their own; see `cli_server.py`.
-
-    Args:
-        folder: The folder for its files.
-        env: Variables added to the environment of all commands.
-        modules: Modules that all commands have imported.
-        beside: Another one, whose server this one's is forked from: it begins with what that one has imported.
-    """
+    """Runs `featcache` commands in processes of their own; see `cli_server.py`. All have variables of `env` added to
+    their environment, and have imported `modules`, and what the server has that this one's is forked from: `beside`."""
 
     def __init__(
         self, folder: Path, env: dict[str, str] | None = None, modules: Sequence[str] = (), beside: Cli | None = None
@@ -133,18 +127,10 @@ class Cli:
         entry: str = "",
         **without: Any,
     ) -> Running:
-        """Start a command.
+        """Start a command, without the word `featcache`; or a function, `entry="module:function"`, with the arguments.
 
-        Args:
-            args: The command line, without `featcache`.
-            cwd: The folder where it runs.
-            stdin: The file that it reads.
-            stderr: The file that it writes its messages to, if they are not to be kept.
-            env: Variables added to its environment.
-            faults: What is different for it, if the shim is loaded; see `shim.py`.
-            entry: The function that it runs with `args`, as `module:function`, in place of a command.
-            without: What it does without; see `do_without` in `cli_server.py`.
-        """
+        `stderr` is a file for its messages, if they are not to be kept; `env` is added to its environment; `faults` are
+        for where the shim is loaded (see `shim.py`); `without` is for `do_without` in `cli_server.py`."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         for name in ("out", "err"):  # a kill may come before it has opened them
             (folder / name).touch()

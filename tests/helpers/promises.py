@@ -87,11 +87,8 @@ def version_in(cache: Path) -> Version | None:
 
 
 def assert_old_or_new(scenario: Scenario, cache: Path, where: object = "") -> set[str]:
-    """What is in the cache is what was there or what the command makes, bit for bit, and verify says which.
-
-    Returns:
-        The ids of the items that are as the command makes them.
-    """
+    """What is in the cache is what was there or what the command makes, bit for bit, and verify says which; returns the
+    ids of the items that are as the command makes them."""
     if (version := version_in(cache)) is None:
         assert not scenario.before, f"{where}: the version is gone"
         return set()

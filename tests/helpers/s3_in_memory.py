@@ -34,11 +34,7 @@ def s3_in_memory():
 
 
 class S3InMemory:
-    """The server, as the process sees it that has started it.
-
-    Attributes:
-        environment: The variables by which a process finds it.
-    """
+    """The server, as the process sees it that has started it; others find it by the variables of `environment`."""
 
     def __init__(self, address):
         self.environment = {**_ENVIRONMENT, "AWS_ENDPOINT_URL": address}

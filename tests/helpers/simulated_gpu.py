@@ -48,12 +48,7 @@ class _Memory:
 
 
 class SimulatedGpu:
-    """The state of a simulated GPU.
-
-    Attributes:
-        faults: What was not ordered, in words.
-        launched: The number of operations that were watched.
-    """
+    """The state of a simulated GPU: in `faults`, what was not ordered, and how many operations were watched."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
