@@ -94,29 +94,22 @@ UNCHECKED = {"lock", "index/*/items/zarr.json", "index/*/text/zarr.json"}
 """What nothing is read from: who held the lock last, and what tells Zarr libraries of an index, which is derived."""
 
 
-def flip_all(cache: Path, places, chance: random.Random) -> dict[str, Counter]:
-    """Flip a bit at some places of each file, one after the other: what becomes of it, by kinds of files."""
-    clean = all_that_is_read(cache)
-    assert findings(cache) is None
-    found: dict[str, Counter] = {}
-    for path in files_of(cache):
-        for at in places(path.stat().st_size):
-            kind = kind_of(cache, path)
-            found.setdefault(kind, Counter())[flipped(cache, path, at, chance.randrange(8), clean)] += 1
-    assert {kind for kind, counts in found.items() if counts["harmless"]} <= UNCHECKED, found
-    return found
-
-
 @pytest.mark.parametrize("step", [None, pytest.param(STEP, marks=pytest.mark.slow)])
 def test_bits_of_every_file(full, trials, tell, step):
     """The first byte, the last, and one at random; or every so-manyth."""
     seed = 5 if step is None else random.randrange(1 << 32)
     chance = random.Random(seed)
-
-    def places(size: int):
-        return {0, size - 1, chance.randrange(size)} if step is None else range(chance.randrange(step), size, step)
-
-    for kind, counts in flip_all(Path(shutil.copytree(full, trials / "cache")), places, chance).items():
+    cache = Path(shutil.copytree(full, trials / "cache"))
+    clean = all_that_is_read(cache)
+    assert findings(cache) is None
+    found: dict[str, Counter] = {}
+    for path in files_of(cache):
+        kind, size = kind_of(cache, path), path.stat().st_size
+        places = {0, size - 1, chance.randrange(size)} if step is None else range(chance.randrange(step), size, step)
+        for at in places:
+            found.setdefault(kind, Counter())[flipped(cache, path, at, chance.randrange(8), clean)] += 1
+    assert {kind for kind, counts in found.items() if counts["harmless"]} <= UNCHECKED, found
+    for kind, counts in found.items():
         tell(f"bit flips: {kind}: {counts['found']} found, {counts['harmless']} harmless; seed {seed}")
 
 
@@ -130,30 +123,25 @@ SPOIL = {
 }
 
 
-def assert_comes_back(cli, scenario, full, trials, file, spoil) -> None:
-    """One trial: it is told, repair and extract restore every item, and leave nothing that verify would find but a tag,
-    which says only what was there once: one that was spoilt, or that repair says to be no longer whole."""
-    cache = Path(shutil.copytree(full, trials / "cache"))
-    kind = kind_of(cache, cache / file)
-    spoil(cache / file)
-    assert findings(cache) is not None or kind in UNCHECKED or not (cache / file).exists(), file
-    repaired = cli("repair", cache, "--manifest", scenario.manifest, "--threads", 1)
-    for ended in (repaired, cli(*scenario.arguments(cache))):
-        assert ended.code in (0, 3), f"{file}: {ended}"
-    assert items(cache) == items(full), file
-    report = verify(only_version(cache))
-    is_told = kind == "tags/*" or "no longer whole: paper" in repaired.out
-    assert {problem.kind for problem in report.problems} <= ({"tag"} if is_told else set()), file
-    shutil.rmtree(cache)
-
-
 @pytest.mark.parametrize("are_all", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", SPOIL)
 def test_a_spoilt_file_comes_back(faulty, full, from_nothing, trials, how, are_all, tell):
-    """What is wanted, what has failed, and some other kinds of files; or all kinds."""
+    """What is wanted, what has failed, and some other kinds of files, or all kinds: it is told, and repair and extract
+    restore every item. Verify may find a tag then, one that was spoilt, or that repair says to be no longer whole."""
     kinds = sorted({kind_of(full, path): path.relative_to(full) for path in files_of(full)}.values())
     records = [file for file in kinds if file.parts[1] in ("wanted", "failures")]
     files = kinds if are_all else records + random.Random(how).sample(kinds, 2)
     for file in files:
-        assert_comes_back(faulty, from_nothing, full, trials, file, SPOIL[how])
+        cache = Path(shutil.copytree(full, trials / "cache"))
+        kind = kind_of(cache, cache / file)
+        SPOIL[how](cache / file)
+        assert findings(cache) is not None or kind in UNCHECKED or not (cache / file).exists(), file
+        repaired = faulty("repair", cache, "--manifest", from_nothing.manifest, "--threads", 1)
+        for ended in (repaired, faulty(*from_nothing.arguments(cache))):
+            assert ended.code in (0, 3), f"{file}: {ended}"
+        assert items(cache) == items(full), file
+        report = verify(only_version(cache))
+        is_told = kind == "tags/*" or "no longer whole: paper" in repaired.out
+        assert {problem.kind for problem in report.problems} <= ({"tag"} if is_told else set()), file
+        shutil.rmtree(cache)
     tell(f"spoilt files: {how}: all of {len(files)} came back")

@@ -82,9 +82,7 @@ def test_what_callers_get_over_is_not_noticed(faulty, from_nothing, repair, tria
 
 
 @pytest.mark.parametrize("folder", ["wanted", "failures"])
-def test_a_disk_that_refuses_to_read_a_record_once_costs_none(
-    faulty, repair, extraction_of_more, pruning, trials, folder
-):
+def test_a_record_that_cannot_be_read_once_costs_none(faulty, repair, extraction_of_more, pruning, trials, folder):
     """Of what is wanted and has failed nothing is forgotten."""
     for scenario in (repair, extraction_of_more, pruning):
         count = count_calls(faulty, scenario, trials, ("read",), folder, at_most=12)

@@ -45,11 +45,8 @@ def outside():
 
 def contents(folder: Path, without: str) -> dict[str, object]:
     """Every file below a folder with its bytes, but for what lies below folders of that name."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if not path.relative_to(folder).parts[0].startswith(without):
-            found[str(path)] = path.read_bytes() if path.is_file() and not path.is_symlink() else None
-    return found
+    paths = [path for path in folder.rglob("*") if not path.relative_to(folder).parts[0].startswith(without)]
+    return {str(path): path.read_bytes() if path.is_file() and not path.is_symlink() else None for path in paths}
 
 
 def try_everything(cli, outside: Path, audio: Corpus) -> list[dict]:

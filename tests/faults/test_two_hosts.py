@@ -22,15 +22,11 @@ def two_hosts(cli, scenario, trials, name, chance) -> bool:
     cache, record = scenario.prepare(trials / "cache"), trials / "record"
     record.unlink(missing_ok=True)
     moment = chance.randrange(30_000)
-    hosts = [
-        Faults(cache, record=record if host == "a" else None, host=host, shared=str(trials), **LOCKS[name])
-        for host in "ab"
-    ]
-    command = (*scenario.arguments(cache), "--wait")
-    first = cli.start(*command, faults=hosts[0])
+    locks, command = {"shared": str(trials), **LOCKS[name]}, (*scenario.arguments(cache), "--wait")
+    first = cli.start(*command, faults=Faults(cache, record=record, host="a", **locks))
     first.wait_until(lambda: first.poll() is not None or (record.exists() and record.stat().st_size >= moment))
     is_together = first.poll() is None
-    second = cli.start(*command, faults=hosts[1])
+    second = cli.start(*command, faults=Faults(cache, host="b", **locks))
     for one in (first, second):
         ended = one.wait(TRIAL_SECONDS)
         where = f"second begins at byte {moment} of the first's record: {ended}"
