@@ -6,20 +6,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import saved_models
 import torch
 from safetensors.torch import load_file
-from saved_models import (
-    COMMIT,
-    CPU,
-    PREPROCESSOR,
-    digest,
-    edit_json,
-    edit_tensors,
-    encodec_model,
-    fault,
-    hubert_model,
-    located,
-)
+from saved_models import COMMIT, CPU, PREPROCESSOR, digest, edit_json, edit_tensors, fault, located
 from transformers import AutoModel, EncodecModel, HubertModel
 from transformers.utils import logging
 
@@ -41,9 +31,7 @@ def test_a_folder_and_a_file_in_it_are_found(saved):
     assert weights.read_json(located(file), "none.json") == {}
 
 
-@pytest.mark.parametrize(
-    "name", ["./gone", "/gone", "~/gone", "~nobody-of-that-name/gone", "a/b/c", "a/b.pt", "gone", ""]
-)
+@pytest.mark.parametrize("name", ["./gone", "/gone", "~/gone", "~no-such-user/gone", "a/b/c", "a/b.pt", "gone", ""])
 def test_a_path_that_does_not_exist_is_told_from_a_hubs_id(name):
     assert fault(weights.locate, name, COMMIT) == f"params.weights: {name}: there is no such folder or file"
 
@@ -121,7 +109,7 @@ def test_what_is_not_installed_is_named(saved, no_hub, monkeypatch):
 
 def test_copies_have_one_digest(saved, tmp_path):
     """Copies may differ in place, shards, format, the names of weight norm, and irrelevant keys of config.json."""
-    for name, model in (("encodec", encodec_model()), ("hubert", hubert_model())):
+    for name, model in (("encodec", saved_models.encodec_model()), ("hubert", saved_models.hubert_model())):
         expected = digest(saved / name)
         copy = shutil.copytree(saved / name, tmp_path / name / "copy")
         edit_json(copy / "config.json", transformers_version="4.31.0", _name_or_path="/x", architectures=["X"])
@@ -146,44 +134,32 @@ def test_copies_have_one_digest(saved, tmp_path):
                 assert stored.keys() != tensors.keys()
             torch.save(stored, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form != "old torch")
             assert digest(folder) == expected
-            loaded = weights.load(type(model), located(folder), CPU)
-            assert torch.equal(
-                next(loaded.parameters()), next(weights.load(type(model), located(copy), CPU).parameters())
-            )
+            one, other = (weights.load(type(model), located(place), CPU) for place in (folder, copy))
+            assert torch.equal(next(one.parameters()), next(other.parameters()))
 
 
 def test_whatever_decides_values_changes_the_digest(hubert):
     """One bit of one tensor, its name, its shape, its dtype; a key of config.json or of preprocessor_config.json;
     code that comes with a model."""
-
-    def one_bit(tensors):
-        tensors["encoder.layer_norm.bias"].view(torch.int32)[3] ^= 1
-
-    def renamed(tensors):
-        tensors["encoder.layer_norm.other"] = tensors.pop("encoder.layer_norm.bias")
-
-    def reshaped(tensors):
-        tensors["encoder.layer_norm.other"] = tensors["encoder.layer_norm.other"].reshape(4, 4)
-
-    def halved(tensors):
-        tensors["encoder.layer_norm.weight"] = tensors["encoder.layer_norm.weight"].half()
-
-    found = [digest(hubert)]
-    for change in (one_bit, renamed, reshaped, halved):
-        edit_tensors(hubert, change)
-        found.append(digest(hubert))
-    edit_json(hubert / "config.json", layer_norm_eps=1e-6)
-    found.append(digest(hubert))
-    edit_json(hubert / "preprocessor_config.json", do_normalize=False)
-    found.append(digest(hubert))
-    (hubert / "preprocessor_config.json").unlink()
-    found.append(digest(hubert))
-    edit_json(hubert / "config.json", auto_map={"AutoModel": "theirs.Model"})  # which names code
-    found.append(digest(hubert))
-    for code in ("x = 1\n", "x = 2\n"):
-        (hubert / "theirs.py").write_text(code)
-        found.append(digest(hubert))
-    assert len(set(found)) == 11
+    config, preprocessor, code = (hubert / name for name in ("config.json", "preprocessor_config.json", "theirs.py"))
+    bias, other, scale = (f"encoder.layer_norm.{name}" for name in ("bias", "other", "weight"))
+    edits = [
+        lambda: edit_tensors(hubert, lambda tensors: tensors[bias].view(torch.int32)[3].bitwise_xor_(1)),
+        lambda: edit_tensors(hubert, lambda tensors: tensors.update({other: tensors.pop(bias)})),
+        lambda: edit_tensors(hubert, lambda tensors: tensors.update({other: tensors[other].reshape(4, 4)})),
+        lambda: edit_tensors(hubert, lambda tensors: tensors.update({scale: tensors[scale].half()})),
+        lambda: edit_json(config, layer_norm_eps=1e-6),
+        lambda: edit_json(preprocessor, do_normalize=False),
+        preprocessor.unlink,
+        lambda: edit_json(config, auto_map={"AutoModel": "theirs.Model"}),  # which names code
+        lambda: code.write_text("x = 1\n"),
+        lambda: code.write_text("x = 2\n"),
+    ]
+    found = {digest(hubert)}
+    for number, edit in enumerate(edits, 2):
+        edit()
+        found.add(digest(hubert))
+        assert len(found) == number
 
 
 def test_a_digest_is_computed_once(hubert, monkeypatch):
