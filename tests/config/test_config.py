@@ -398,7 +398,6 @@ def test_a_strangers_record_is_only_text(params):
 
 
 def test_parameters_do_not_change():
-
     class Mine(Params):
         value: float = 1.0
         names: ClassVar[list[str]] = []

@@ -1,7 +1,6 @@
 """A cache is data: nothing that it names is imported or downloaded, unless its reader says so."""
 
 import json
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,46 +192,28 @@ def test_metadata_that_holds_no_config_is_a_note_and_what_can_be_none_is_damage(
 # Weights
 
 
-@pytest.fixture(scope="module")
-def shell_of_models(cli):
-    """Runs `featcache` commands that need transformers."""
-    with commands(modules=BEHIND_TRANSFORMERS, beside=cli) as shell:
-        yield shell
-
-
-@pytest.fixture(scope="module")
-def made(shell_of_models, plain, tmp_path_factory):
-    """A cache made with a hub's model, and its hub's folder."""
-    folder = tmp_path_factory.mktemp("codes")
-    model = folder / "model"
+def test_no_weights_are_downloaded_because_a_cache_names_them(cli, written, plain, tmp_path, scratch):
+    """Not by `verify`, nor by `repair`; they are used where they are on this machine."""
+    model, cache, manifest = tmp_path / "model", scratch / "cache", plain.manifest()
     saved_models.encodec_model().save_pretrained(model)
     (model / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 24000}))
-    with hub_server.serve(model) as hub:
-        (folder / "encodec.yaml").write_text(CONFIG.format(weights=hub.name, revision=hub.commit).replace("6.0", "3.0"))
-        job = ("extract", plain.manifest(), "-c", folder / "encodec.yaml", "-o", folder / "cache")
-        shell_of_models(*job, env=environment(hub, folder / "home")).with_code(0)
-    return folder
+    with hub_server.serve(model) as hub, commands(modules=BEHIND_TRANSFORMERS, beside=cli) as shell:
+        here, nowhere = environment(hub, tmp_path / "home"), environment(hub, scratch / "empty")
+        config = written(CONFIG.format(weights=hub.name, revision=hub.commit).replace("6.0", "3.0"), "encodec.yaml")
+        shell("extract", manifest, "-c", config, "-o", cache, env=here).with_code(0)
+        hub.requests.clear()
+        assert "3 bit-identical" in shell("verify", cache, "--recompute", 3, env=here).with_code(0, err="").out
 
-
-def test_no_weights_are_downloaded_because_a_cache_names_them(shell_of_models, made, plain, scratch):
-    """Not by `verify`, nor by `repair`; they are used where they are on this machine."""
-    cache = Path(shutil.copytree(made / "cache", scratch / "cache"))
-    version = only_version(cache)
-    with hub_server.serve(made / "model") as hub:
-        here, nowhere = environment(hub, made / "home"), environment(hub, scratch / "empty")
-        done = shell_of_models("verify", cache, "--recompute", 3, env=here).with_code(0, err="")
-        assert "3 bit-identical" in done.out
-
-        remedy = f"run `hf download {hub.name} --revision {hub.commit}`"
-        done = shell_of_models("verify", cache, env=nowhere).with_code(0)
+        version, remedy = only_version(cache), f"run `hf download {hub.name} --revision {hub.commit}`"
+        done = shell("verify", cache, env=nowhere).with_code(0)
         assert f"{hub.name} is not in {scratch / 'empty' / 'hub'}" in done.out
         assert remedy in done.out
         spoil(version)
-        for command in (["verify", cache, "--recompute", 3], ["repair", cache, "--manifest", plain.manifest()]):
-            done = shell_of_models(*command, env=nowhere).with_code(2)
+        for command in (["verify", cache, "--recompute", 3], ["repair", cache, "--manifest", manifest]):
+            done = shell(*command, env=nowhere).with_code(2)
             assert remedy in done.err
             assert done.err.count("\n") == 1
         (version.path / "zarr.json").unlink()
-        assert remedy in shell_of_models("repair", cache, "--manifest", plain.manifest(), env=nowhere).with_code(2).err
+        assert remedy in shell("repair", cache, "--manifest", manifest, env=nowhere).with_code(2).err
         assert hub.requests == []
         assert not (scratch / "empty").exists()

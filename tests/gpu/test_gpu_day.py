@@ -8,7 +8,13 @@ from processes import python, run_script
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "gpu"
 
-STEPS = """
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_step_finds_something_on_the_cpu(cli, tmp_path):
+    steps = """
     import sys
     from pathlib import Path
     from time import perf_counter
@@ -30,15 +36,8 @@ STEPS = """
         results = Path(out, module.__name__ + ".jsonl")
         with torch.inference_mode():
             module.run(Step(device, results, Path(out), seconds=60, small=True, started=perf_counter()))
-"""
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_each_step_finds_something_on_the_cpu(cli, tmp_path):
-    run_script(cli, STEPS, FOLDER, tmp_path, ignore=["The PyTorch API of nested tensors"])
+    """
+    run_script(cli, steps, FOLDER, tmp_path, ignore=["The PyTorch API of nested tensors"])
     found = {path.stem: read(path) for path in tmp_path.glob("*.jsonl")}
     assert {step: {result["what"] for result in results} for step, results in found.items()} == {
         "codes": {"against the model alone", "against the CPU", "batching"},
@@ -50,7 +49,8 @@ def test_each_step_finds_something_on_the_cpu(cli, tmp_path):
     assert found["graphs"][0]["same_bits"]
 
 
-DAY = """
+def test_a_step_that_dies_leaves_what_it_had_and_its_last_words(cli, tmp_path):
+    day = """
     import sys
     from pathlib import Path
 
@@ -64,11 +64,8 @@ DAY = """
         day.STEPS[name] = day.Step("it", 1, lambda asked, step=step: [sys.executable, "-c", step])
     sys.argv = ["day.py", "--out", out, "--device", "cpu", "--minutes", "0.05", "--only", *code, "sanitizer"]
     day.main()
-"""
-
-
-def test_a_step_that_dies_leaves_what_it_had_and_its_last_words(cli, tmp_path):
-    run_script(cli, DAY, FOLDER, tmp_path)
+    """
+    run_script(cli, day, FOLDER, tmp_path)
     ends = {path.stem: read(path)[-1] for path in tmp_path.glob("*.jsonl")}
     assert {name: end["end"] for name, end in ends.items()} == {
         "codes": "done",

@@ -26,7 +26,6 @@ def on_devices(*orders: str):
 
 @pytest.fixture
 def device(request, monkeypatch):
-    """The name of that device."""
     name, _, without = request.param.partition(" without ")
     if name != "simulated":
         yield name
@@ -120,11 +119,8 @@ def test_batches_of_the_loader_are_whole_when_training_uses_them_and_until_it_ha
     batches = np.random.default_rng(0).permutation(len(cache)).reshape(-1, 6).tolist() * 2
     added = torch.ones((), device=device) + 1
 
-    def transform(batch):
-        return {**batch, "features": batch["features"] + added}
-
-    options = {"dtype": torch.float32, "prefetch": 3, "transform": transform}
-    loader = featcache.DataLoader(dataset, batches, device=device, **options)
+    add_two = {"transform": lambda batch: {**batch, "features": batch["features"] + added}}
+    loader = featcache.DataLoader(dataset, batches, device=device, dtype=torch.float32, prefetch=3, **add_two)
     found = []
     for number, batch in enumerate(loader):
         busy()
@@ -151,9 +147,7 @@ def little_memory():
 
 
 @pytest.mark.gpu
-def test_batches_that_do_not_fit_are_halved_and_all_clips_are_there(
-    corpus, little_memory, scratch, monkeypatch, tmp_path
-):
+def test_batches_that_do_not_fit_are_halved_and_no_clip_is_lost(corpus, little_memory, scratch, monkeypatch, tmp_path):
     """By a real allocator that refuses, in the middle of a model, and in whatever library."""
     import small_models
 

@@ -177,19 +177,15 @@ def test_tf32_is_off_unless_the_config_asks_for_it(name):
 # Whole runs
 
 
-@pytest.fixture(scope="module")
-def configs(tmp_path_factory):
-    """Frames on the device, and rows at two precisions."""
-    folder = tmp_path_factory.mktemp("configs")
-    weights = small_ssl.save("hubert", folder / "weights")
-    for precision in ("fp32", "bf16"):
-        text = f"name: {precision}\nextractor: ssl\nparams: {{weights: {weights}, layer: 2, precision: {precision}}}\n"
-        (folder / f"{precision}.yaml").write_text(text)
-    return ["fbank80", folder / "fp32.yaml", folder / "bf16.yaml"]
-
-
 @pytest.mark.parametrize("device", DEVICES)
-def test_no_bit_depends_on_anything_but_the_clip(corpus, configs, scratch, device):
+def test_no_bit_depends_on_anything_but_the_clip(corpus, written, tmp_path, scratch, device):
+    """Frames on the device, and rows at two precisions."""
+    params = f"weights: {small_ssl.save('hubert', tmp_path / 'weights')}, layer: 2"
+    configs = ["fbank80"]
+    for precision in ("fp32", "bf16"):
+        text = f"name: {precision}\nextractor: ssl\nparams: {{{params}, precision: {precision}}}\n"
+        configs.append(written(text, f"{precision}.yaml"))
+
     def extract(rows, name, **options):
         path = corpus.manifest(rows, f"{name}.csv")
         summary = featcache.extract(path, configs, scratch / name, featcache.Options(device, **options))
