@@ -24,10 +24,6 @@ MEAN, STD = rng.normal(size=5) * 10, rng.random(5) + 0.5
 GROUP_MEAN, GROUP_STD = rng.normal(size=(3, 5)) * 10, rng.random((3, 5)) + 0.5
 
 
-def global_cmvn(**options):
-    return Cmvn(MEAN, STD, **options)
-
-
 def grouped(groups=GROUPS, **options):
     return Cmvn(MEAN, STD, groups=groups, group_mean=GROUP_MEAN, group_std=GROUP_STD, **options)
 
@@ -62,14 +58,14 @@ by_means_and_variances = pytest.mark.parametrize(
 @by_means_and_variances
 def test_all_frames_by_one_mean(dtype, norms):
     features, lengths = batch(dtype=dtype)
-    cmvn = global_cmvn(**norms)
+    cmvn = Cmvn(MEAN, STD, **norms)
     means, stds = [MEAN * norms["norm_means"]] * 4, [STD if norms["norm_vars"] else np.ones(5)] * 4
     found = cmvn(features, lengths)
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert_normalised(found, features, lengths, means, stds)
     assert_normalised(cmvn(features), features, torch.full((4,), features.shape[1]), means, stds)
     torch.testing.assert_close(cmvn.unnormalize(found, lengths), features.to(found.dtype))
-    asked_for = global_cmvn(dtype=dtype, **norms)(features, lengths)
+    asked_for = Cmvn(MEAN, STD, dtype=dtype, **norms)(features, lengths)
     assert asked_for.dtype == dtype
     assert torch.equal(asked_for, found.to(dtype))
 
@@ -106,7 +102,7 @@ def test_a_group_that_is_not_known_is_an_error_or_takes_the_mean_of_all():
     means, stds = np.stack([MEAN, GROUP_MEAN[1], MEAN, MEAN]), np.stack([STD, GROUP_STD[1], STD, STD])
     for groups in (["carl", "anna", "", "Anna"], torch.tensor([-1, 1, 3, 99])):
         assert_normalised(cmvn(features, lengths, groups), features, lengths, means, stds)
-    found = global_cmvn(unknown="global")(features, lengths, ["a"] * 4)
+    found = Cmvn(MEAN, STD, unknown="global")(features, lengths, ["a"] * 4)
     assert_normalised(found, features, lengths, [MEAN] * 4, [STD] * 4)
     assert cmvn.find(["zoë", "carl"]).tolist() == [2, -1]
 
@@ -145,7 +141,7 @@ def test_any_shape_of_a_frame():
 def test_gradients_go_through():
     features, lengths = batch()
     features.requires_grad_()
-    global_cmvn()(features, lengths).sum().backward()
+    Cmvn(MEAN, STD)(features, lengths).sum().backward()
     torch.testing.assert_close(features.grad[0, 0], torch.tensor(1 / STD, dtype=torch.float32))
 
 
@@ -288,11 +284,11 @@ def test_what_does_not_vary_and_what_is_padding_does_no_harm():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: global_cmvn()(x[..., :4]), r"\[4, 11, 4\]: give floats \[batch, frames, 5\]"),
-        (lambda x: global_cmvn()(x.long()), "features is torch.int64"),
+        (lambda x: Cmvn(MEAN, STD)(x[..., :4]), r"\[4, 11, 4\]: give floats \[batch, frames, 5\]"),
+        (lambda x: Cmvn(MEAN, STD)(x.long()), "features is torch.int64"),
         (lambda x: normalize_utterances(x.long()), "features is torch.int64"),
-        (lambda x: global_cmvn()(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, for 4 rows on"),
-        (lambda x: global_cmvn()(x, torch.ones(4)), "lengths is torch.float32"),
+        (lambda x: Cmvn(MEAN, STD)(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, for 4 rows on"),
+        (lambda x: Cmvn(MEAN, STD)(x, torch.ones(4)), "lengths is torch.float32"),
         (lambda x: normalize_utterances(x, torch.tensor([1, 2])), r"lengths is \[2\] on cpu, for 4 rows on"),
         (lambda x: grouped()(x, None, ["anna"]), "give 4 names or integers, one per row"),
         (lambda x: grouped()(x, None, torch.ones(4)), "groups is torch.float32"),
@@ -307,8 +303,8 @@ def test_what_does_not_vary_and_what_is_padding_does_no_harm():
         (lambda x: Cmvn(MEAN, STD, dtype=torch.int32), "dtype is torch.int32: give a float dtype"),
         (lambda x: Cmvn(MEAN, STD, dtype="float16"), "dtype is 'float16': give a float dtype"),
         (lambda x: grouped()(x, None, "anna"), "names is one name, 'anna': give a list"),
-        (lambda x: global_cmvn()(x.numpy()), "features is a ndarray: give a tensor"),
-        (lambda x: global_cmvn()(x, [1, 2, 3, 4]), "lengths is a list: give a tensor"),
+        (lambda x: Cmvn(MEAN, STD)(x.numpy()), "features is a ndarray: give a tensor"),
+        (lambda x: Cmvn(MEAN, STD)(x, [1, 2, 3, 4]), "lengths is a list: give a tensor"),
     ],
 )
 def test_mistakes_are_named(call, message):

@@ -1,6 +1,5 @@
 """Masks, held to triple loops, and to attention that sees one row's own frames and nothing else."""
 
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -211,13 +210,9 @@ def test_a_process_that_is_forked_while_a_mask_is_made_has_masks(monkeypatch):
     """As a loader's worker is, while another thread trains."""
     make, children = masks._chunk_mask, []
 
-    def child():
-        signal.alarm(30)
-        chunk_mask(9, 3)
-
     def fork_and_make(*arguments):
         monkeypatch.setattr(masks, "_chunk_mask", make)
-        children.append(fork(child))
+        children.append(fork(lambda: chunk_mask(9, 3)))
         return make(*arguments)
 
     monkeypatch.setattr(masks, "_chunk_mask", fork_and_make)

@@ -137,9 +137,6 @@ def test_configs_are_listed_and_printed(cli):
     assert "fbank80, fbank80-lhotse, fbank80-speed" in cli.refused("configs", "x")
 
 
-# Exit codes
-
-
 def test_a_cache_that_is_not_there_exits_with_1(cli, filled):
     said = cli.refused("verify", "filed0", cwd=filled.parent, code=1)
     assert said == f"featcache: filed0: there is no such cache folder: did you mean {filled.name}?\n"

@@ -124,8 +124,7 @@ def test_urls_are_no_paths_in_python_either(plain, scratch, monkeypatch):
     """`Path("s3://b/x")` is `s3:/b/x`."""
     monkeypatch.chdir(scratch)
     manifest = read_manifest(plain.manifest())
-    calls = [lambda url: featcache.open(scratch, copy_to=url), lambda url: read_manifest(url)]
-    for call in calls:
+    for call in (lambda url: featcache.open(scratch, copy_to=url), read_manifest):
         for url in ("s3://b/x", Path("s3://b/x"), "https://b/x"):
             with pytest.raises(ArgumentError, match=f"{url} {URL}"):
                 call(url)

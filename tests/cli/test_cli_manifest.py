@@ -71,10 +71,7 @@ def test_nemo_gets_durations_and_rows_whose_files_have_none_are_counted_by_reaso
 
 def test_nemo_gets_the_offset_of_the_audio_whatever_columns_there_are(cli, plain, scratch):
     (scratch / "m.csv").write_text("id,path,start,duration,offset\na,03.wav,0.25,0.125,9000\n")
-    assert (
-        cli("manifest", scratch / "m.csv", "-o", scratch / "nemo.json", "--to", "nemo", "--root", plain.folder).code
-        == 0
-    )
+    cli("manifest", scratch / "m.csv", "-o", scratch / "nemo.json", "--to", "nemo", "--root", plain.folder).with_code(0)
     (row,) = map(json.loads, (scratch / "nemo.json").read_text().splitlines())
     assert (row["offset"], row["duration"]) == (0.25, 0.125)
 

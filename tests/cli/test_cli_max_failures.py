@@ -63,8 +63,7 @@ def test_a_share_is_judged_when_enough_were_tried_and_at_the_end(extract, plain,
 
 
 def test_a_file_that_fails_in_two_versions_is_one_failure(cli, plain, scratch):
-    manifest = failing(plain, {1, 3})
-    command = ("extract", manifest, "-o", scratch, "-c", "fbank80", "-c", "mfcc13")
+    command = ("extract", failing(plain, {1, 3}), "-o", scratch, "-c", "fbank80", "-c", "mfcc13")
     assert cli(*command, "--max-failures", 2).code == 3
 
 

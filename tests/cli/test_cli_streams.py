@@ -119,7 +119,8 @@ def test_a_result_is_one_document_though_a_library_prints_of_a_file(cli, tmp_pat
     assert made.json()["utterances"] == 1
 
 
-INSIDE = """
+def test_all_that_python_prints_arrives_in_order_and_no_descriptor_is_left_open():
+    code = """
 import ctypes, os, sys, warnings
 from featcache.cli.process import stdout_for_results
 libc = ctypes.CDLL(None)
@@ -134,10 +135,7 @@ assert os.listdir("/proc/self/fd") == opened
 with stdout_for_results():
     raise RuntimeError("ours")
 """
-
-
-def test_all_that_python_prints_arrives_in_order_and_no_descriptor_is_left_open():
-    done = python("-c", INSIDE)
+    done = python("-c", code)
     assert done.out == "before\nout\nafter\n", done.err
     assert done.err.startswith("native\nnative\nerr\n")
     assert "careful" in done.err
