@@ -33,7 +33,7 @@ def hub(tmp_path_factory):
     with hub_server.serve(folder / "mimi") as hub:
         for name, model in models.items():
             params = yaml.safe_load(packaged_configs()[name])["params"]
-            hub.add(params["weights"], params["revision"], model)
+            hub.others[params["weights"]] = params["revision"], hub_server.files_in(model)
         hub.folder = folder
         yield hub
 

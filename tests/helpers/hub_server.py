@@ -17,7 +17,6 @@ from processes import MOST_SECONDS
 LARGE = {".safetensors", ".bin", ".pt"}
 """Files that a hub keeps elsewhere, by the SHA-256 of what they hold."""
 
-
 CONFIG = """
 name: encodec
 extractor: encodec
@@ -49,10 +48,6 @@ class Hub:
     """Whether large files arrive with a flipped bit."""
     others: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)
     """The commit and the files of other repositories, by their names."""
-
-    def add(self, name: str, commit: str, folder: Path) -> None:
-        """Serve the files of another folder too."""
-        self.others[name] = (commit, _files(folder))
 
     def asked_for(self, what: str) -> list[str]:
         """The requests that match."""
@@ -111,12 +106,12 @@ class Hub:
 @contextmanager
 def serve(folder: Path) -> Iterator[Hub]:
     """Serve the files of a folder as a hub's repository."""
-    hub = Hub(_files(folder))
+    hub = Hub(files_in(folder))
     with serving(hub.answer) as hub.address:
         yield hub
 
 
-def _files(folder: Path) -> dict[str, bytes]:
+def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

@@ -55,12 +55,9 @@ class Frames(Counting, FrameExtractor[LoudParams]):
         return block.square().mean(1)[:, None]
 
 
-class RowsParams(LoudParams, MomentsParams):
-    """Those of `Rows`."""
-
-
 class Rows(Counting, Moments):
-    Params = RowsParams
+    class Params(LoudParams, MomentsParams):
+        pass
 
     def pieces(self, num_samples):
         if self._params.at == "pieces" and num_samples == LOUD_SAMPLES:

@@ -13,17 +13,13 @@ from featcache.extractors.units import Codebook, Units, UnitsParams
 CPU = torch.device("cpu")
 
 
-class ScaledParams(SlowParams):
-    locations = frozenset({"weights"})
-
-    weights: str
-    power: int = 1
-
-
 class Scaled(Slow):
     """An extractor with weights: the mean and the largest sample of every 10 ms, times the number in a file."""
 
-    Params = ScaledParams
+    class Params(SlowParams):
+        locations = frozenset({"weights"})
+        weights: str
+        power: int = 1
 
     def __init__(self, params, sample_rate, device):
         super().__init__(params, sample_rate, device)

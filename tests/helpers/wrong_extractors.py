@@ -19,7 +19,6 @@ from featcache.extractors.rows import Piece, Rows
 
 class WeightsParams(SlowParams):
     locations = frozenset({"weights"})
-
     weights: str = ""
     gain: float = 1.0
 
@@ -233,17 +232,14 @@ class Nothing(Right):
 # Its config and its weights
 
 
-class GrowingParams(WeightsParams):
-    @field_validator("gain")
-    @classmethod
-    def _twice(cls, value):
-        return 2 * value
-
-
 class Growing(Right):
     """Means something else by its own resolved parameters."""
 
-    Params = GrowingParams
+    class Params(WeightsParams):
+        @field_validator("gain")
+        @classmethod
+        def _twice(cls, value):
+            return 2 * value
 
 
 class DigestOfPath(Right):
