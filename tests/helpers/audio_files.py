@@ -126,17 +126,17 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, Reason]]:
         "below a file": (good / "missing.wav", Reason.FILE_MISSING),
         "zero byte in the path": (Path(f"{folder}/zero\0byte.wav"), Reason.FILE_MISSING),
         "name too long": (folder / ("long" * 100), Reason.FILE_UNREADABLE),
+        "folder": (folder / "folder.wav", Reason.FILE_MISSING),
+        "pipe": (folder / "pipe.wav", Reason.FILE_MISSING),
     }
+    (folder / "folder.wav").mkdir()
+    os.mkfifo(folder / "pipe.wav")
 
     def add(name: str, reason: Reason, data: bytes) -> None:
         path = folder / name
         path.write_bytes(data)
         bad[name] = (path, reason)
 
-    (folder / "folder.wav").mkdir()
-    bad["folder"] = (folder / "folder.wav", Reason.FILE_MISSING)
-    os.mkfifo(folder / "pipe.wav")
-    bad["pipe"] = (folder / "pipe.wav", Reason.FILE_MISSING)
     wav = good.read_bytes()
     add("empty.wav", Reason.EMPTY, b"")
     add("no-samples.wav", Reason.EMPTY, wav[:4] + struct.pack("<I", 36) + wav[8:40] + bytes(4))

@@ -52,11 +52,9 @@ class AudioServer:
             return
         if isinstance(fault, int | tuple):
             status, headers = fault if isinstance(fault, tuple) else (fault, {})
-            request.send(status, headers, b"a secret place")
-            return
+            return request.send(status, headers, b"a secret place")
         if path not in self.files:
-            request.send(404, {})
-            return
+            return request.send(404, {})
         data, status, headers = self.files[path], 200, {}
         if self.has_etags:
             headers["ETag"] = f'"{md5(data).hexdigest()}"'

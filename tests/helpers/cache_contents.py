@@ -70,7 +70,6 @@ def check(cache: Path, **options: Any) -> Report:
 
 
 def versions_in(cache: Path) -> set[str]:
-    """The names of a cache's versions."""
     return {path.name for path in cache.iterdir()}
 
 

@@ -34,13 +34,11 @@ class CodecChecks(ABC):
 
     @classmethod
     def build(cls, folder, sample_rate=None, **params):
-        """The extractor, of the model in `folder`."""
         params = cls.codec.Params(weights=str(folder), **params)
         return cls.codec(params, sample_rate or cls.rate, torch.device("cpu"))
 
     @classmethod
     def load(cls, folder):
-        """The real model."""
         return cls.model_class.from_pretrained(folder).eval()
 
     @staticmethod

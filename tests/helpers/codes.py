@@ -31,10 +31,8 @@ class Reference:
 
 
 def digits(count, rate):
-    return [
-        torchaudio.functional.resample(torch.from_numpy(waveform), original, rate)
-        for waveform, original in real_speech.digits(count)
-    ]
+    resample = torchaudio.functional.resample
+    return [resample(torch.from_numpy(waveform), given, rate) for waveform, given in real_speech.digits(count)]
 
 
 def extract(extractor, waveforms):

@@ -46,7 +46,6 @@ def compress(tar: Path, suffix: str) -> Path:
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "") -> None:
-    """Add a member of any kind."""
     header = tarfile.TarInfo(name)
     header.type, header.size, header.linkname, header.mtime = kind, len(data), link, 1.5
     tar.addfile(header, io.BytesIO(data))
@@ -61,9 +60,8 @@ def write_tables(folder: Path, values: list[bytes | None], rows_per_group: int =
     import pyarrow.parquet
 
     structs = [None if value is None else {"bytes": value, "path": f"{row}.wav"} for row, value in enumerate(values)]
-    table = pyarrow.table(
-        {"id": list(range(len(values))), "audio": structs, "raw": pyarrow.array(values, "large_binary")}
-    )
+    raw = pyarrow.array(values, "large_binary")
+    table = pyarrow.table({"id": list(range(len(values))), "audio": structs, "raw": raw})
     parquet, arrow = folder / "train.parquet", folder / "train.arrow"
     pyarrow.parquet.write_table(table, parquet, row_group_size=rows_per_group)
     with pyarrow.OSFile(str(arrow), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:

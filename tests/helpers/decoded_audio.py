@@ -32,5 +32,4 @@ def read_whole(path) -> np.ndarray:
 
 
 def in_seconds(first: int, stop: int, rate: int = RATE) -> Cut:
-    """From one sample to another."""
     return Cut(first / rate, (stop - first) / rate)

@@ -31,9 +31,7 @@ def run(cache: str, manifest: str) -> None:
     warnings.simplefilter("ignore", FeatcacheWarning)
     limit_memory()
     report = os.fdopen(os.dup(1), "w")  # what a command prints past Python does not get into it
-    commands = {
-        name: partial(_command, CliRunner(), main, arguments) for name, arguments in _commands(cache, manifest).items()
-    }
+    commands = {name: partial(_command, CliRunner(), main, words) for name, words in _commands(cache, manifest).items()}
     for name, use in (commands | _uses(cache, manifest)).items():
         signal.alarm(SECONDS)
         sys.stderr.write(f"{name}\n")  # the last of these is the one that hangs

@@ -46,7 +46,6 @@ def failures_of(cli: Any, cache: Path) -> list[dict[str, Any]]:
 
 
 def reasons_of(cli: Any, cache: Path) -> dict[str, str]:
-    """Why each utterance of the ledger failed."""
     return {failure["id"]: failure["reason"] for failure in failures_of(cli, cache)}
 
 

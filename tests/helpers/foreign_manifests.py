@@ -54,9 +54,8 @@ Writer = Callable[[Path, Sequence[Clip]], Written]
 
 def _by_stem(manifest: Path, format_name: str, clips: Sequence[Clip], top: Path, **how: Any) -> Written:
     """A manifest whose rows are called after the files, and have absolute paths."""
-    return Written(
-        manifest, format_name, [clip.stem for clip in clips], [str(top / clip.path) for clip in clips], **how
-    )
+    paths = [str(top / clip.path) for clip in clips]
+    return Written(manifest, format_name, [clip.stem for clip in clips], paths, **how)
 
 
 def _by_path(manifest: Path, format_name: str, clips: Sequence[Clip], **how: Any) -> Written:

@@ -33,7 +33,6 @@ def refused(path: Path, **options) -> str:
 
 
 def rows_of(manifest: Manifest) -> list[Utterance]:
-    """All of its utterances, in order."""
     return [manifest[row] for row in range(len(manifest))]
 
 

@@ -124,10 +124,8 @@ def pages_in_order() -> list[str]:
     every = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} | {"examples/README.md", "CONTRIBUTING.md"}
     every -= ALONE
     linked = re.findall(r"\]\(([\w/.]+\.md)", text_of("README.md").partition("\n## More")[2])
-    return [
-        "README.md",
-        *sorted(sorted(every), key=lambda page: (page in SLOW, linked.index(page) if page in linked else -1)),
-    ]
+    in_order = sorted(sorted(every), key=lambda page: (page in SLOW, linked.index(page) if page in linked else -1))
+    return ["README.md", *in_order]
 
 
 def without_what_varies(output: str) -> str:
@@ -192,16 +190,9 @@ class Reader:
         for command, options in SMALL.items():
             text = text.replace(command, f"{command} {options}")
         said = re.search(r"# .*exit code (\d+)", text.rstrip().rpartition("\n")[2])
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", text],
-            cwd=self.folder,
-            env={**os.environ, **self.env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=MOST_SECONDS,
-        )
+        command, environment = ["bash", "-euo", "pipefail", "-c", text], {**os.environ, **self.env}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(command, cwd=self.folder, env=environment, timeout=MOST_SECONDS, **pipes)
         expected = int(said[1]) if said else 0
         assert done.returncode == expected, f"{block}: exit code {done.returncode}\n{done.stdout}"
         return done.stdout

@@ -137,7 +137,6 @@ def _stays(change: Change, policy: str, chance: random.Random, likely: float) ->
 
 
 def _bytes(node: Node, moment: int, policy: str, chance: random.Random, likely: float) -> bytes:
-    """The bytes of a file after a power cut."""
     flushed = max((time for time in node.flushed if time < moment), default=-1)
     data = bytearray(node.data)
     for time, call in node.writes:

@@ -16,10 +16,8 @@ PREPROCESSOR = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "do_normal
 
 
 def encodec_model():
-    config = EncodecConfig(
-        num_filters=4, hidden_size=8, codebook_size=16, num_lstm_layers=1, target_bandwidths=[1.5, 3.0]
-    )
-    return EncodecModel(config).eval()
+    sizes = {"num_filters": 4, "hidden_size": 8, "codebook_size": 16, "num_lstm_layers": 1}
+    return EncodecModel(EncodecConfig(**sizes, target_bandwidths=[1.5, 3.0])).eval()
 
 
 def hubert_model(model_class=HubertModel):

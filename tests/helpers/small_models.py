@@ -91,9 +91,8 @@ def save_dac(config, folder: Path) -> Path:
     latents = model.encoder(speech_like(seconds, config.sampling_rate)[None, None])
     _fill_dac(latents, model.quantizer.quantizers)
     model.save_pretrained(folder)
-    transformers.DacFeatureExtractor(sampling_rate=config.sampling_rate, hop_length=config.hop_length).save_pretrained(
-        folder
-    )
+    extractor = transformers.DacFeatureExtractor(sampling_rate=config.sampling_rate, hop_length=config.hop_length)
+    extractor.save_pretrained(folder)
     return folder
 
 
