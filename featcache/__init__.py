@@ -5,8 +5,7 @@
     cache = featcache.open("features")
     features, lengths = cache.batch(["utt-1", "utt-2"])
 
-Extraction is a command, `featcache extract manifest.csv`, or a call, `featcache.extract("manifest.csv")`. See
-`featcache --help`."""
+Extract by `featcache extract manifest.csv` (see `featcache --help`) or by `featcache.extract("manifest.csv")`."""
 
 from __future__ import annotations
 

@@ -118,9 +118,8 @@ class GaussianNoise(Augmentation):
     std: float | tuple[float, float] | None = None
     """The standard deviation of the noise; with `(low, high)`, drawn from that range for each row."""
     snr_db: float | tuple[float, float] | None = field(default=None, kw_only=True)
-    """The signal-to-noise ratio in dB, exact for each row: the mean square of the row's values over that of its noise.
-    May be a range, like `std`. The ratio is of feature values: 20 dB on log energies is not 20 dB on speech. A row of
-    zeros gets no noise."""
+    """The signal-to-noise ratio in dB, exact by row: the mean square of its values over that of its noise. May be a
+    range, like `std`. It is of feature values: 20 dB on log energies is not 20 dB on speech. Zero rows get no noise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,8 +182,7 @@ class Mixed(NamedTuple):
 class Mixup(Augmentation):
     """A weighted mean of each row and another row of the batch.
 
-    Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412. Every row is a partner
-    once."""
+    From Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412. Each row partners once."""
 
     alpha: float = 0.2
     """The parameter of Beta(alpha, alpha), from which weights are drawn: the smaller, the nearer to 0 or 1."""

@@ -309,9 +309,8 @@ def _numbers_by_name(names: Tensor) -> dict[str, int]:
 
 
 def _exact_sum(values: Tensor, counts: Tensor) -> Tensor:
-    """The sums over frames, float64 `[batch, 1, ...]`, with the same bits in whatever order a device adds them, and
-    with any padding, which is zeros in `values`, float64 `[batch, frames, ...]`; `counts` has the number of other
-    frames.
+    """The sums over frames, float64 `[batch, 1, ...]`, with the same bits however a device orders them, and with any
+    padding, which is zeros in `values`, float64 `[batch, frames, ...]`; `counts` has the number of other frames.
 
     Values are rounded to multiples of a power of two: 2^-52 of the largest size that the sum can have. That is small
     enough to lose nothing that matters, and large enough for float64 to hold all partial sums exactly."""

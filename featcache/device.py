@@ -117,8 +117,7 @@ class Device:
     On the CPU each worker computes by itself, with torch's own threads set to one. On a GPU at most `_CUDA_SLOTS`
     workers hold device memory at once. Each of them holds a slot, which has a stream and pinned staging buffers, so
     that copies and kernels of different batches overlap. Streams belong to slots and not to workers because torch keeps
-    memory that was freed on a stream for that stream: with a stream for each worker, the GPU's memory would be divided
-    among all of them.
+    memory that was freed on a stream for that stream: with a stream for each worker, all would divide the GPU's memory.
 
     Args:
         name: The device's name: `cpu`, `cuda`, `cuda:1`. None means cuda if there is one.

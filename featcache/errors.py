@@ -290,8 +290,7 @@ def is_number(value: object) -> bool:
 
 
 def refuse_secrets(name: str, url: str) -> None:
-    """Refuse a URL that may give access to whoever reads it, with a user, a query or a fragment, by an ArgumentError
-    that does not quote it."""
+    """Refuse a URL that may give its reader access (a user, query or fragment) by an ArgumentError without it."""
     if fault := secret_in(url):
         raise ArgumentError(f"{name} {fault}: give the URL without it, and credentials by the environment")
 

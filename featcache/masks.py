@@ -9,9 +9,8 @@
 `torch.nn.MultiheadAttention`, `torch.nn.TransformerEncoder` and SpeechBrain, True means masked:
 `for_multihead_attention` inverts a mask for them.
 
-Chunks are those of chunk-based attention (WeNet's U2, Zhang et al. 2020, arXiv:2012.05481): frames are cut into
-chunks of `chunk_size`, the last one may be shorter, and a frame attends to its whole chunk and to `num_left_chunks`
-chunks before it.
+Chunks are those of chunk-based attention (WeNet's U2, Zhang et al. 2020, arXiv:2012.05481): frames are cut into chunks
+of `chunk_size`, the last may be shorter, and a frame attends to its whole chunk and `num_left_chunks` before it.
 
 The last causal and chunked masks are cached and **shared**: calls with the same arguments return the same tensor. So
 never change such a mask in place, which would change it for later calls; `clone()` it first.
@@ -41,8 +40,7 @@ def padding_mask(lengths: Tensor, num_frames: int | None = None) -> Tensor:
             waits for a GPU, so pass `features.shape[1]`.
 
     Returns:
-        A new tensor on the device of `lengths`, bool `[batch, num_frames]`. Rows longer than `num_frames` are True
-        throughout.
+        A new tensor on `lengths`' device, bool `[batch, num_frames]`. Rows longer than `num_frames` are all True.
 
     Raises:
         ArgumentError: `lengths` is not an integer tensor with one length per row.
@@ -135,8 +133,7 @@ def attention_mask(padding: Tensor, frames: Tensor | None = None) -> Tensor:
 
 
 def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tensor:
-    """The inverse mask, where True means masked, for `torch.nn.MultiheadAttention` and other modules with that
-    convention.
+    """The inverse mask, True where masked, for `torch.nn.MultiheadAttention` and other modules with that convention.
 
     Args:
         mask: The mask, bool, True for what may be attended to: `[batch, frames]`, `[frames, frames]`, or the result of
@@ -163,8 +160,7 @@ def for_multihead_attention(mask: Tensor, num_heads: int | None = None) -> Tenso
 
 
 def check_floats(features: Tensor, *shape: str | int) -> None:
-    """Refuse what is not a tensor of floats of this shape, in which a name stands for any size, and "..." at the end
-    for any more of them."""
+    """Refuse what is no tensor of floats of this shape: a name is any size, "..." at the end any more of them."""
     if not isinstance(features, Tensor):
         raise ArgumentError(f"features is {described(features)}: give a tensor")
     sizes = [*shape[:-1], *features.shape[len(shape) - 1 :]] if shape[-1] == "..." else shape
@@ -175,9 +171,8 @@ def check_floats(features: Tensor, *shape: str | int) -> None:
 
 
 def frame_mask(features: Tensor, lengths: Tensor | None) -> Tensor:
-    """What are frames of features, floats `[batch, frames, ...]`, and not padding, of which there is none without
-    lengths: bool `[batch, frames]`. An ArgumentError refuses other features, and lengths that are not one for each row,
-    on the features' device."""
+    """What are frames of features, floats `[batch, frames, ...]`, not padding (none without lengths): bool
+    `[batch, frames]`. An ArgumentError refuses others, and lengths not one per row, on the features' device."""
     check_floats(features, "batch", "frames", "...")
     if lengths is None:
         return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)

@@ -130,8 +130,7 @@ class Strings(Sequence[str]):
         return [str(data[start:end], "utf-8", "replace") for start, end in zip(starts, ends, strict=True)]
 
     def hashes(self) -> NDArray[np.uint64]:
-        """The 64-bit FNV-1a hash of each string's bytes (Fowler, Noll, Vo, draft-eastlake-fnv, section 2), uint64
-        `[n]`."""
+        """The strings' hashes, uint64 `[n]`: 64-bit FNV-1a (Fowler, Noll, Vo, draft-eastlake-fnv, section 2)."""
         result = np.empty(len(self), np.uint64)
         for first in range(0, len(self), _BLOCK):  # whose arrays stay in the processor's cache
             offsets = self.offsets[first : first + _BLOCK + 1].astype(np.int64, copy=False)

@@ -1,5 +1,4 @@
-"""Adapters to other toolkits, one file each. Nothing else in featcache imports them, and each imports only its own
-toolkit."""
+"""Adapters to other toolkits, a file each. Nothing else in featcache imports them; each imports only its toolkit."""
 
 from __future__ import annotations
 

@@ -78,9 +78,8 @@ with warnings.catch_warnings():
 def to_hf(given: Cache | FeatureDataset, *, copy: bool = False, cache_dir: str | None = None) -> datasets.Dataset:
     """A `datasets.Dataset` of the same utterances, in the same order.
 
-    It has the columns `id`, `features` (with several versions, one column for each, called by its name), and the
-    dataset's own: text, int64 or float64. Its fingerprint depends on its content and on the versions' folders, and is
-    the same in every process.
+    Its columns are `id`, `features` (with several versions, one for each, called by its name), and the dataset's own:
+    text, int64 or float64. Its fingerprint, of its content and the versions' folders, is the same in every process.
 
     Args:
         given: A cache or a dataset.

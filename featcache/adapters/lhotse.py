@@ -67,8 +67,7 @@ def cuts(given: Cache | FeatureDataset) -> CutSet:
     * Its `start` and `channel` are those of the manifest, or 0. Its recording has the manifest's `recording_id` as its
       name, or else its `path`, or else the utterance's id; no recording is attached. At another speed, they are those
       of the recording at that speed, as in Lhotse.
-    * Its supervision has the manifest's `text`, `speaker`, `language` and `gender`, and all other columns in its
-      `custom`.
+    * Its supervision has the manifest's `text`, `speaker`, `language` and `gender`, and in `custom` all other columns.
 
     If the dataset has several versions, the features of the first are the cut's, and the others are arrays in its
     `custom`, by their names: `cut.load_codes()`.

@@ -9,8 +9,7 @@ without a name on the disk of `TMPDIR`, once for all threads of a process, when 
 Manifests mostly have the members of a container next to each other, and all of them, so the copies that were used last
 are kept. A server is asked once a minute whether a container is still what was fetched.
 
-What tells whether a member has changed is its size, and when its container was last modified; at a URL, its container's
-size and ETag."""
+Whether a member has changed, its size and its container's mtime tell; at a URL, its container's size and ETag."""
 
 from __future__ import annotations
 
@@ -201,9 +200,8 @@ def _pieces(container: io.FileIO, found: ByteRange) -> Iterator[bytes]:
 
 @contextmanager
 def _opened(container: Path | Url, wait: Wait = time.sleep) -> Iterator[tuple[io.FileIO, tuple[Hashable, ...], int]]:
-    """A container, open: itself, or a copy if it is compressed or at a URL; what tells whether the container has
-    changed; the mtime of members. Raises AudioError if there is none, or no copy can be made; also within the block, if
-    it cannot be read."""
+    """A container, open: itself, or a copy if compressed or at a URL; what tells whether it has changed; the mtime of
+    members. Raises AudioError if there is none, or no copy can be made; within the block, if it cannot be read."""
     state: tuple[Hashable, ...]
     try:
         with ExitStack() as stack:

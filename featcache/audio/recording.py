@@ -105,8 +105,7 @@ class Recording:
         self._file.close()
 
     def content_hash(self, hashes: ContentHashes) -> int:
-        """The hash of the file's bytes, which are those that are decoded unless it `has_changed`; `UNKNOWN_HASH` if it
-        cannot be read to its end."""
+        """A hash of the file's bytes, those decoded unless it `has_changed`; `UNKNOWN_HASH` if not wholly readable."""
         with suppress(OSError):  # a bad sector, which need not be in what is decoded
             if self.stamp.size <= _SMALL_BYTES:
                 return hash_of_bytes(self._bytes_at(0, self.stamp.size))

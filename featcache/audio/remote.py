@@ -78,8 +78,7 @@ class Fetched:
             weakref.finalize(self, file.close)
 
     def open(self) -> io.FileIO:
-        """The file, as one of this machine, with a position of its own; an OSError if memory is short. Bytes that were
-        not fetched are zeros."""
+        """The file as a local one with its own position; an OSError if memory is short. Bytes not fetched are zeros."""
         if self._file is not None:
             return io.FileIO(f"/proc/self/fd/{self._file.fileno()}")
         file = io.FileIO(os.memfd_create("featcache-audio"), "r+")

@@ -25,9 +25,8 @@ Channel = Literal["mix", "first"] | int
 def to_waveform(
     samples: NDArray[np.float32], source_rate: int, policy: AudioPolicy, channel: int | None = None, *, speed: float = 1
 ) -> NDArray[np.float32]:
-    """Turn samples, float32 `[num_samples, channels]`, C-contiguous, into a waveform at the config's rate, float32
-    `[num_samples]`, contiguous, which may share their memory. `channel` is the utterance's own, from 0; None for the
-    policy's.
+    """Turn C-contiguous samples, float32 `[num_samples, channels]`, into a waveform at the config's rate, float32
+    `[num_samples]`, contiguous, maybe in their memory. `channel` is the utterance's, from 0; None for the policy's.
 
     A mix is the sum of channels 0, 1, … in float32, divided by their number. soxr resamples it to num_samples *
     rate / source_rate samples, rounded to the nearest number (half a sample up or down, always the same way), and gives

@@ -80,8 +80,7 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
     """Damage; with a manifest, also what the version lacks of it."""
     failed: int = 0
-    """The number of utterances whose failure stands: no shard has them, or only an older item of them. With a manifest,
-    only its utterances count."""
+    """How many utterances (of the manifest, if given) stand failed: no shard has them, or only an older item."""
     surplus: int = 0
     """The number of utterances in the version that are not in the manifest."""
     repeated: int = 0

@@ -41,8 +41,7 @@ class OpenShard:
         self._generations = {utterance.id: generation for utterance, generation in numbers if generation > 1}
 
     def append(self, part: Iterable[Extracted]) -> Progress:
-        """Add what each version gets from a part of a batch. Returns what that was. Raises ExtractorError if it is not
-        what the version holds."""
+        """Add and return what each version gets of a part of a batch; ExtractorError if that is not what it holds."""
         done = Progress()
         seconds: dict[str, float] = {}  # of each utterance, whichever version has it
         for number, (job, extracted) in enumerate(zip(self.jobs, part, strict=True)):
@@ -64,8 +63,7 @@ class OpenShard:
     def commit(self) -> DoneTask:
         """Record the failures, and make the shards visible. Returns what the versions have got.
 
-        What has not been appended is no part of the shards, and still to be done. Raises StoreError if the cache cannot
-        be written."""
+        What was not appended is in no shard, and still to be done. Raises StoreError if the cache cannot be written."""
         for job, builder, failures in zip(self.jobs, self._builders, self._failures, strict=True):
             job.run.fail(failures)
             if len(builder):

@@ -34,8 +34,7 @@ _TRIES = 60
 """How often an actor that cannot be reached is tried before it counts as dead."""
 
 _HOW_ACTORS_LIVE = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4}
-"""Ray starts an actor that has died again, without its calls; of several at once, one waits for events, and others tell
-it something."""
+"""Ray starts a dead actor again, without its calls; of several at once, one awaits events, others tell it something."""
 
 _DRAINED = 3
 """What Ray's `NodeDeathInfo` has as the reason if a node was preempted."""

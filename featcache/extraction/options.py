@@ -225,9 +225,8 @@ _VARIABLES = (
     ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-"""Those by which each scheduler says a job's number, in an array also the lowest and the highest, and how many there
-are. Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; Kubernetes, "Indexed Job"; SkyPilot, "Environment Variables";
-srun(1)."""
+"""Those by which each scheduler says a job's number, in an array also the lowest, the highest and the count. Sources:
+sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; Kubernetes, "Indexed Job"; SkyPilot, "Environment Variables"; srun(1)."""
 
 
 def _of_environment(environment: Mapping[str, str]) -> Partition:

@@ -1,5 +1,4 @@
-"""Extractors: the contract in `base`; the bases `frames`, `rows`, `model`, `codec` and `hidden_states`; one file per
-family of extractors."""
+"""Extractors: the contract, `base`; bases: `frames`, `rows`, `model`, `codec`, `hidden_states`; a file per family."""
 
 from featcache.extractors.base import Clip, Extractor, Params, find, fingerprint, registered, require_registered
 from featcache.spec import FeatureSpec

@@ -1,5 +1,4 @@
-"""The contract of extractors, how a config's `extractor:` finds the class, and the fingerprint of all that decides a
-config's values."""
+"""The contract of extractors, how `extractor:` finds a class, and the fingerprint of what decides a config's values."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ class Extractor(ABC, Generic[P]):
     needs_aligned_waveforms: bool = True
     """Whether values depend on where in memory a waveform begins. False if `extract` copies waveforms first."""
     source_fingerprint: str | None = None
-    """The fingerprint of the version from whose features these can be made instead of from audio; None if they are
-    made from audio only."""
+    """The fingerprint of the version from whose features, not audio, these can be made; None if from audio only."""
 
     @abstractmethod
     def __init__(self, params: P, sample_rate: int, device: torch.device) -> None:
@@ -204,8 +202,7 @@ def require_registered(name: str) -> None:
     """Raise a ConfigError for an extractor that only a cache names, as `package.module:Class`, if it is not registered:
     `find` would import any module.
 
-    featcache's own extractors and the entry points of installed packages are registered. `--trust-remote-code` accepts
-    others."""
+    featcache's extractors and installed packages' entry points are registered; `--trust-remote-code` accepts others."""
     if ":" in name and not remote_code_is_allowed() and name not in registered().values():
         raise ConfigError(f"extractor: a cache names {name}, which is not registered; --trust-remote-code imports it")
 
@@ -223,14 +220,12 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     their noise, and the stored dtype. Options of the run, such as batch size, threads, shard size, paths and the
     device, are not part of it.
 
-    Raises ConfigError if there is no such extractor or its weights cannot be loaded, and ValidationError for its
-    parameters."""
+    Raises ConfigError if there is no such extractor or its weights cannot be loaded; ValidationError for parameters."""
     return _hash(_deciding(config))
 
 
 def revision_of(config: Mapping[str, Any], wanted: str) -> int | None:
-    """The revision of the extractor with which a config has the wanted fingerprint; None if it has it with none. Raises
-    what `fingerprint` raises."""
+    """The extractor's revision that gives a config the wanted fingerprint, or None. Raises what `fingerprint` does."""
     decides = _deciding(config)
     revisions = (decides["revision"], *range(1, _MOST_REVISIONS))
     return next((one for one in revisions if _hash(decides | {"revision": one}) == wanted), None)

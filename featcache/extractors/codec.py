@@ -42,8 +42,7 @@ class CodecExtractor(ModelExtractor[C]):
     The two steps are separate so that they can be compared separately: if codes differ although latents differ by
     rounding only, two codewords were tied. Codes are always looked up in float32, whatever `precision` is.
 
-    There is one frame for every `granularity` samples, the model's hop, and one for what is left, unless a subclass
-    says otherwise."""
+    One frame for every `granularity` samples, the model's hop, and one for the rest, unless a subclass differs."""
 
     _codebooks: Iterable[Any]
     """The model's codebooks that are wanted. A subclass sets them in `__init__`, or has its own `quantize`."""

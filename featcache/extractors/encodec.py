@@ -4,9 +4,8 @@ The encoder is SEANet: convolutions that divide the rate, residual blocks betwee
 convolution pads by reflection, up to a whole stride. So in a padded batch the last frames of short rows would see
 padding; here each row is padded where it ends (see `ragged`).
 
-The 48 kHz model takes stereo and computes each second separately, with 1 % of overlap: a chunk is divided by its root
-mean square, and group norms are taken over all of its time. Here a chunk is a row, and its scale is kept with its
-codes."""
+The 48 kHz model takes stereo and computes each second apart, with 1 % of overlap: a chunk is divided by its root mean
+square, and group norms are taken over all its time. Here a chunk is a row, and its scale is kept with its codes."""
 
 from __future__ import annotations
 
@@ -29,9 +28,8 @@ class Encodec(CodecExtractor[BandwidthParams]):
     Codes are `[T, Q]`. The 24 kHz model gives ceil(num_samples / 320) frames, from one sample on.
 
     In the 48 kHz model, chunks of 48,000 samples begin every 47,520 samples, and their frames follow each other: 150
-    for each chunk, or 151.5 per second, and those of the last chunk. `scales` has one number for each chunk. (At some
-    lengths, the last chunk but one has 149 frames, and the reference fails to stack them.) A mono clip is given to both
-    channels."""
+    for a chunk, or 151.5 per second, and those of the last chunk. `scales` has a number for each chunk. (At some
+    lengths, the second last has 149 frames, and the reference fails to stack them.) Mono is given to both channels."""
 
     Params = BandwidthParams
     revision = 1

@@ -33,9 +33,8 @@ result have the same alignment. If they do not, MKL computes rows differently: s
 
 
 def aligned_rows(like: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """Uninitialised `[rows, length]` with the dtype and device of `like`, each row of which begins at a multiple of
-    `COLUMN_MULTIPLE` elements: a GPU's sums load four elements at once, and add up a row that begins between such
-    places in another order."""
+    """Uninitialised `[rows, length]` in `like`'s dtype and device, whose rows begin at multiples of `COLUMN_MULTIPLE`
+    elements: a GPU's sums load four elements at once, and add rows that begin in between in another order."""
     return like.new_empty(rows, -(-length // COLUMN_MULTIPLE) * COLUMN_MULTIPLE)[:, :length]
 
 

@@ -167,8 +167,7 @@ class _Kaldi(FrameExtractor[K]):
 class Fbank(_Kaldi[FbankParams]):
     """Kaldi's log mel filter-bank energies, as `compute-fbank-feats` makes them.
 
-    Features are float32 `[T, num_mel_bins]`; with `use_energy` there is one more value, the first, or with
-    `htk_compat` the last."""
+    Features are float32 `[T, num_mel_bins]`; `use_energy` adds one value, the first, or with `htk_compat` the last."""
 
     Params = FbankParams
     revision = 1

@@ -1,9 +1,8 @@
 """Log mel spectrograms as recent speech models use them: Whisper, and vocoders.
 
 They differ from Kaldi's (see `kaldi`): samples stay in [-1, 1], frames are windowed and nothing else, the window is a
-periodic Hann window, and filters are triangles over Hz, as in librosa. The parameters say how they differ among
-themselves. The sources are OpenAI's `whisper/audio.py` (`log_mel_spectrogram`) and HiFi-GAN's `meldataset.py`
-(`mel_spectrogram`)."""
+periodic Hann window, and filters are triangles over Hz, as in librosa. Parameters say how they differ among themselves.
+Sources: OpenAI's `whisper/audio.py` (`log_mel_spectrogram`) and HiFi-GAN's `meldataset.py` (`mel_spectrogram`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """From windowed frames to mel energies: the power spectrum, the mel scales, and banks of triangular filters.
 
-Filters are computed in float64 and rounded to float32 once, which brings features closer to the formula than filters
-computed in float32."""
+Filters are computed in float64 and rounded to float32 once: features come closer to the formula than by float32."""
 
 from __future__ import annotations
 
@@ -80,9 +79,8 @@ def frequency_band(low_freq: float, high_freq: float, sample_rate: int) -> Band:
 def hertz_to_mel(hertz: torch.Tensor, scale: MelScale) -> torch.Tensor:
     """Frequencies in mel.
 
-    `htk` is O'Shaughnessy's formula as in HTK and Kaldi: 1127 ln(1 + f / 700). `slaney` is the formula of Slaney's
-    Auditory Toolbox, librosa's default: linear up to 1 kHz, which is 15 mel; logarithmic above, where 27 mel are a
-    factor of 6.4."""
+    `htk` is O'Shaughnessy's formula as in HTK and Kaldi: 1127 ln(1 + f / 700). `slaney` is that of Slaney's Auditory
+    Toolbox, librosa's default: linear to 1 kHz, or 15 mel; logarithmic above, where 27 mel are a factor of 6.4."""
     if scale == "htk":
         return 1127 * torch.log1p(hertz / 700)
     logarithmic = 15 + torch.log(hertz.clamp(min=1000) / 1000) * (27 / math.log(6.4))
@@ -109,8 +107,7 @@ def hertz_filters(
     num_bins: int, band: Band, fft_length: int, sample_rate: int, scale: MelScale, norm: MelNorm
 ) -> torch.Tensor:
     """The Auditory Toolbox's bank, as in librosa: triangles over *Hz* whose corners are equidistant in mel of `scale`.
-    With the norm `slaney`, each filter has an area of 1 in Hz; with `none`, a peak of 1. Otherwise as
-    `kaldi_filters`."""
+    With norm `slaney`, each filter has area 1 in Hz; with `none`, peak 1. Otherwise as `kaldi_filters`."""
     corners = mel_to_hertz(_corners(num_bins, band, scale), scale)
     filters = _triangles(_frequencies(fft_length, sample_rate), corners)
     return filters * (2 / (corners[2:] - corners[:-2])) if norm == "slaney" else filters

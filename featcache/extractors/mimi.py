@@ -1,10 +1,9 @@
 """Mimi (Défossez et al., 2024, "Moshi: a speech-text foundation model for real-time dialogue"), as in transformers.
 
-A causal SEANet, a causal transformer with a sliding window, and a convolution that halves the frame rate. None of them
-looks ahead, but each strided convolution completes a clip's last stride: with zeros in the SEANet, and with copies of
-the last step after the transformer. So in a padded batch the last frames of short rows would see padding; here each row
-is padded where it ends (see `ragged`). The transformer needs no mask: padding comes after every step that a row's own
-steps look at."""
+A causal SEANet, a causal transformer with a sliding window, and a convolution that halves the frame rate. None looks
+ahead, but each strided convolution completes a clip's last stride: with zeros in the SEANet, copies of the last step
+after the transformer. So in a padded batch the last frames of short rows would see padding; each row is padded where it
+ends (see `ragged`). The transformer needs no mask: padding comes after all that a row's own steps look at."""
 
 from __future__ import annotations
 

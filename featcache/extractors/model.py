@@ -137,9 +137,8 @@ class ModelExtractor(RowExtractor[M]):
 def computing(precision: Precision, device: torch.device) -> Iterator[None]:
     """Compute the block at this precision. If such blocks are nested, the inner one decides.
 
-    TF32 is switched for the whole process, and the switches are read when a kernel is launched, so where they have to
-    be switched, only one thread launches at a time. In a run they are off, and stay off: an extractor that rounds is
-    not run beside others."""
+    TF32 is switched for the whole process, and looked up when a kernel is launched, so where it must be switched, only
+    one thread launches at a time. In a run it stays off: an extractor that rounds is not run beside others."""
     with torch.autocast(device.type, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST), ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(_switching_tf32)  # so these are not the switches of another thread's block

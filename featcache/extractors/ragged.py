@@ -174,8 +174,7 @@ def mask_(x_RCT: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def group_norm(norm: nn.GroupNorm, x_RCT: torch.Tensor, lengths: torch.Tensor) -> Ragged:
-    """A group norm, which has weights, with the mean and variance of each row's own steps, and the lengths; overwrites
-    `x_RCT` if it is float32."""
+    """A group norm with weights, by mean and variance of rows' own steps; the lengths. Overwrites float32 `x_RCT`."""
     num_rows, channels, _ = x_RCT.shape
     x_RCT = mask_(x_RCT.float(), lengths)
     grouped = x_RCT.view(num_rows, norm.num_groups, -1)
@@ -202,9 +201,8 @@ class RaggedLSTM:
     """The output of an LSTM plus its input, of as many channels, over rows of different lengths. The LSTM is in eval
     mode, has no projections, and runs in one direction or in two.
 
-    For the backward direction, each row is reversed within its own length. `torch.nn.utils.rnn.pack_padded_sequence`
-    would do this too, but each of its matrix products covers only the rows that have not ended, so a row's bits would
-    depend on the others."""
+    To go backward, each row is reversed within its own length. `torch.nn.utils.rnn.pack_padded_sequence` would do this
+    too, but its matrix products cover only the rows that have not ended, so a row's bits would depend on the others."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         self._layers: list[Sequence[nn.LSTM]] = [[lstm]]

@@ -20,10 +20,9 @@ from featcache.extractors.base import Batching, Clip, Extractor, P
 
 ROW_SECONDS = {"cpu": 4.0, "cuda": 120.0}
 """Approximate seconds of audio in a batch. On one core EnCodec runs at 20 × real time on 4 rows of 1 s, at 18 × on one
-row of 4 s, at 16 × on one row of 1 s, and no faster on larger batches. A GPU needs enough rows to be busy, and the last
-batch of each length is filled up with rows that nobody needs: on an H200, HuBERT and DAC have 0.83 and 0.91 of their
-highest speed with 80 s, 0.89 and 0.94 with 240 s. An H100 extracts with EnCodec at 3,062 × real time with 240 s, at
-3,519 with 480."""
+row of 4 s, at 16 × on one of 1 s, and no faster on larger batches. A GPU needs many rows, and the last batch of each
+length is filled with unneeded rows: on an H200, HuBERT and DAC have 0.83 and 0.91 of their highest speed with 80 s,
+0.89 and 0.94 with 240 s. An H100 extracts with EnCodec at 3,062 × real time with 240 s, at 3,519 with 480."""
 
 MAX_ROWS = {"cpu": 16, "cuda": 256}
 """The most rows of a batch, for very short clips."""
@@ -67,9 +66,8 @@ class RowExtractor(Extractor[P]):
     A subclass sets `spec` and `granularity` in its `__init__`, and defines the number of frames (`num_frames`) and the
     computation of rows (`encode`). None of its methods may store anything on `self`.
 
-    Shapes here and in all files that use rows: `R` rows, `P` samples of a padded row, `F` frames of a padded row, `C`
-    channels of a layer, `T` its time steps, `D` dimensions of a vector, `Q` codebooks. Names of tensors may end in
-    their shape: `hidden_RFD`."""
+    Shapes wherever rows are used: `R` rows, `P` samples and `F` frames of a padded row, `C` channels of a layer, `T`
+    its time steps, `D` dimensions of a vector, `Q` codebooks. Tensors' names may end in their shape: `hidden_RFD`."""
 
     batching: Batching = "padded"
     """The loosest batching that the extractor declares to be safe; see `chosen_batching`."""

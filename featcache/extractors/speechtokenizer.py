@@ -1,5 +1,4 @@
-"""SpeechTokenizer (Zhang et al., 2023, "SpeechTokenizer: Unified Speech Tokenizer for Speech Language Models"), as in
-the package of that name.
+"""SpeechTokenizer: Unified Speech Tokenizer for Speech Language Models (Zhang et al., 2023), as in its own package.
 
 A SEANet that looks to both sides, pads a clip by reflection at both ends, and has an LSTM that runs in both directions.
 In a padded batch, the reflection would be lost, and the backward LSTM would reach a short row's end with a memory of

@@ -48,9 +48,8 @@ class SSL(HiddenStates[SSLParams]):
     """Hidden states of HuBERT, wav2vec 2.0, WavLM, w2v-BERT 2.0, or Whisper's encoder.
 
     Features are float32 `[frames, D]`, or `[frames, layers, D]`, at 50 frames per second. Up to rounding they are what
-    transformers gives for the clip alone, whatever clips are batched together. Whisper takes 30 s; the frames of the
-    silence after a clip are left out, so n samples have n / 320 frames, rounded up. Longer clips fail, unless `chunk`
-    cuts them.
+    transformers gives for the clip alone, whatever clips are batched together. Whisper takes 30 s; frames of silence
+    after a clip are left out, so n samples have n / 320 frames, rounded up. Longer ones fail, unless `chunk` cuts them.
 
     They are stored as float32 unless the config says otherwise. float16 halves the space and rounds by at most 1 in
     2000, but holds nothing above 65504. In some layers of large models, single dimensions grow that far (transformers
@@ -129,9 +128,8 @@ class W2vBert(Encoder):
     The model (Barrault et al. 2023, "Seamless", section 3.2.1) is a Conformer over Kaldi's log mel energies. Its front
     end is that of `SeamlessM4TFeatureExtractor` in transformers: 80 mel bins, each with zero mean and unit variance
     over the clip, two frames of 10 ms stacked into one. Its convolutions look back only. So what follows a row's end
-    could change the row through those means and variances and through attention, and is kept out of both. If a clip has
-    an odd number of mel frames, the feature extractor adds one, and its attention mask hides the stacked frame; here
-    this frame is left out.
+    could change the row through those means and variances and attention, and is kept out of both. If mel frames are odd
+    in number, the feature extractor adds one, and its mask hides the stacked frame, left out here.
 
     The mel energies are computed in float64, as in transformers. `fbank` computes them in float32. In bands without
     sound, for example of speech from a telephone, their values are float32's rounding, which the division by each bin's

@@ -135,8 +135,7 @@ class Units(RowExtractor[UnitsParams]):
             return self.encode(waveforms, num_samples)
 
     def encode(self, waveforms: torch.Tensor, num_samples: torch.Tensor) -> Rows:
-        """Codes of the features of rows, which must be finite in the dtype that the version stores
-        (NON_FINITE_FEATURES)."""
+        """Codes of rows' features, which must be finite in the dtype that the version stores (NON_FINITE_FEATURES)."""
         x_RFD = self._source.run(waveforms, num_samples).features
         num_frames = [self.num_frames(count) for count in num_samples.tolist()]
         x_RFD = _requantized(x_RFD, num_frames) if self._is_quantized else x_RFD.to(self._dtype)
@@ -272,10 +271,9 @@ def read_codebook(path: str | Path) -> Codebook:
 class Nearest:
     """Finds each frame's nearest centroid, by squared Euclidean distance in float32; of equals, the lowest.
 
-    Frames are compared in blocks of one shape, so that a frame's code does not depend on the frames around it (see
+    Frames are compared in blocks of one shape, so a frame's code does not depend on those around it (see
     `featcache.extractors.frames`). Distances are `|x|² - 2xc + |c|²`, after the centroids' mean was subtracted from
-    both: if features are far from zero, float32 would have few digits left for the differences. Centroids are float32
-    `[k, D]`."""
+    both: far from zero, float32 has few digits left for the differences. Centroids are float32 `[k, D]`."""
 
     def __init__(self, centroids: torch.Tensor, device: torch.device) -> None:
         exact = centroids.to(device, torch.float64)

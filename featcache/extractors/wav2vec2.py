@@ -165,8 +165,7 @@ class WavLMAttention(nn.Module):
     """WavLM's attention, with a gated bias for the distance of two frames, in place of transformers' `WavLMAttention`,
     by the formulas of section 3.1 of the WavLM paper, with the weights of the module that it replaces.
 
-    transformers' own attention warns in every layer with a mask, and computes the mean of all attention weights only to
-    discard it."""
+    transformers' attention warns in every layer with a mask, and computes all attention weights' mean to discard it."""
 
     def __init__(self, attention: Any, out_projection: nn.Module) -> None:
         super().__init__()

@@ -221,9 +221,8 @@ class Group(Generic[_I]):
         return DamagedError(f"{self}/{path}: damaged: {what}", self.store.location)
 
     def checked_blocks(self, path: str, copy: Path | None = None) -> Iterator[memoryview]:
-        """All bytes of one of its files, or of a copy of it, in blocks that are valid until the next one; the last of
-        them may end in a chunk's own checksum. Raises DamagedError if they are not what was written, which may be known
-        only after the last one."""
+        """All bytes of one of its files, or of a copy, in blocks, each valid until the next; the last may end in a
+        chunk's own checksum. Raises DamagedError if they are not what was written, maybe known only after the last."""
         num_bytes, checksum = self.info.files[path]
         store, key = (self.store, f"{self.key}/{path}") if copy is None else (open_store(copy.parent), copy.name)
         crc, end = 0, b""

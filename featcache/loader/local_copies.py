@@ -7,11 +7,10 @@ read. It ends when there is nothing to do. What is read changes only where it is
 into a list, and `Shards` collects it before its next read.
 
 **Of a cache in an object store**, a shard is copied whole before anything of it is read. So each byte is fetched once,
-however many processes of the machine read it, in whatever order, as long as the copy stays. When there is no room,
-copies go that nobody holds (see `ShardsAhead`) and nobody has read for a while, and those of which the processes
-together have read as many frames as there are: of an epoch that takes shards one after the other, those that it is done
-with. If all are in use, ranges are read from the store instead: to copy a shard again and again for single utterances
-would fetch far more.
+however many processes of the machine read it, in any order, while the copy stays. Without room, copies go that nobody
+holds (see `ShardsAhead`) and nobody has read for a while, and those of which the processes together have read as many
+frames as there are: of an epoch that takes shards one after the other, those that it is done with. If all are in use,
+ranges are read from the store instead: to copy a shard again and again for single utterances would fetch far more.
 
 Threads and their locks do not survive a fork: a child begins anew when it reads."""
 

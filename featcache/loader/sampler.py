@@ -168,9 +168,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         """Let the next pass yield what was left when the state was taken.
 
         If all arguments except the rank are the same as then, these are exactly the batches that would have followed.
-        Otherwise, for example with another `world_size` or a smaller `max_frames`, new batches are made of the
-        remaining utterances. Raises ArgumentError if `state` is not that of such a sampler, or is for other
-        utterances."""
+        Otherwise, as with another `world_size` or a smaller `max_frames`, new batches are made of the remaining
+        utterances. Raises ArgumentError if `state` is not such a sampler's, or is for other utterances."""
         try:
             digest, epoch = state["lengths"], require_int("epoch", state["epoch"], 0)
             parts = [(Rules(**part["rules"]), require_int("rounds", part["rounds"], 0)) for part in state["parts"]]

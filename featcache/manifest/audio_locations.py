@@ -49,8 +49,7 @@ class Member(NamedTuple):
     container: Path | Url
     """The container: a tar, a table of Parquet or Arrow, or an archive of Kaldi's."""
     name: str
-    """The member's name in a tar; in a table, its column and its row from 0, as in `audio/123`; in an archive, the byte
-    at which it begins."""
+    """The name in a tar; in a table, column and row from 0, as `audio/123`; in an archive, the byte it begins at."""
 
     def __str__(self) -> str:
         return f"{self.container}{':' if suffix_of(self.container) == '.ark' else '/'}{self.name}"

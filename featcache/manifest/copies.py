@@ -4,8 +4,7 @@ A config's `augment` section makes copies of each utterance of a manifest: at ev
 every signal-to-noise ratio. The id of a copy is the utterance's id with a suffix, as in Lhotse: `utt-1_sp0.9`,
 `utt-1_snr15`, `utt-1_sp0.9_snr15`. The clean copy at speed 1 is the utterance itself, and keeps its id.
 
-The copies follow from the section alone, and which copy an id names follows from its suffix. Extraction, checks and the
-loader all use this file."""
+The section alone gives the copies, an id's suffix its copy. Extraction, checks and the loader all use this file."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def copies_of(config: Mapping[str, Any]) -> Copies:
 
 
 def expand(manifest: Manifest, copies: Copies) -> Manifest:
-    """A manifest with a row for every copy, those of an utterance next to each other; a ManifestError if an id ends in
-    a copy's suffix.
+    """A manifest with a row for every copy, an utterance's together; a ManifestError if an id ends in a copy's suffix.
 
     The `start` and `duration` of a copy are those of the recording, whatever the copy's speed."""
     if copies.are_plain:

@@ -244,11 +244,10 @@ def manifest_of(
 ) -> Manifest:
     """Check a table and take it as a manifest, with the columns and the rules of one in a file.
 
-    `table` is a data frame of pandas or Polars, a table of Arrow, or a list of dictionaries, one for each utterance (an
-    ArgumentError refuses others). None, NaN, NA and NaT are values that are not given. `audio` says whether paths are
-    required, `carry` whether to keep the columns that an `Utterance` does not have, `root` what relative paths are
-    relative to, a folder or a URL; None for the current folder. A ManifestError lists the first 20 faults, with rows
-    counted from 1."""
+    `table` is a data frame of pandas or Polars, a table of Arrow, or a list of dictionaries, one per utterance (an
+    ArgumentError refuses others). None, NaN, NA and NaT are values not given. `audio` says whether paths are required,
+    `carry` whether to keep the columns that an `Utterance` lacks, `root` what relative paths are relative to, a folder
+    or a URL; None for the current folder. A ManifestError lists the first 20 faults, with rows counted from 1."""
     kind = type(table).__name__
     is_list = isinstance(table, Sequence) and not isinstance(table, (str, bytes))
     if not (is_list or (_names(table) is not None and hasattr(table, "__len__"))):

@@ -81,8 +81,7 @@ class SegmentColumns:
         )
 
     def hashes(self) -> NDArray[np.uint64]:
-        """Hashes that tell rows apart by their segments, uint64 `[rows]`: equal for equal path, start, duration and
-        channel.
+        """Hashes that tell rows apart by segment, uint64 `[rows]`: equal for equal path, start, duration and channel.
 
         It is the 64-bit FNV-1a hash of the path's bytes, start and duration (little-endian float64, one NaN, one zero)
         and channel (little-endian int32)."""

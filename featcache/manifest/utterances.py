@@ -259,9 +259,8 @@ def names_of_whole_files(path: str, names: Sequence[str]) -> list[str]:
 
 
 def default_id(path: str, start: float, duration: float, channel: int) -> str:
-    """The id of a row that has none: its path, and what it cuts of the file in hundredths of seconds, as NeMo names the
-    cuts that it makes of rows. NaN and -1 stand for what is not given. A ValueError says why a path is no id; without a
-    path, the id is empty."""
+    """The id of a row that has none: its path, and what it cuts of the file in hundredths of seconds, as NeMo names its
+    cuts of rows. NaN and -1 mean not given. A ValueError says why a path is no id; without a path, the id is empty."""
     if not path:
         return ""
     name = path if math.isnan(start) else f"{path}-{round(start * 100):06d}"

@@ -288,8 +288,7 @@ class ExactSums:
         """Part n counts units of 2^(32 n)."""
 
     def add(self, groups: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Add values, float64 `[n, columns]`, zeros or of sizes from 2^-900 to 2^900, to the group of each row, int64
-        `[n]`, n at most 2^21."""
+        """Add float64 `[n, columns]`, zeros or of sizes 2^-900 to 2^900, to each row's group, int64 `[n]`, n ≤ 2^21."""
         order = np.argsort(groups, kind="stable")
         starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
         targets, rest = groups[order][starts], values[order]

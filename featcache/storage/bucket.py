@@ -288,8 +288,7 @@ class Bucket:
 
 
 class _ObjectFile:
-    """An opened file, of `num_bytes` if they are known; see `featcache.storage.base.Opened`. Opening it reads its end,
-    which tells its size."""
+    """An open file, `num_bytes` if known (see `featcache.storage.base.Opened`). Opening reads its end for its size."""
 
     def __init__(self, place: ObjectPath, num_bytes: int | None) -> None:
         self._place = place

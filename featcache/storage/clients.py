@@ -138,8 +138,7 @@ def seconds_to_wait() -> float:
 def awaited(base: str, request: Callable[[], _T]) -> _T:
     """What a request to a bucket or server returns that brings little.
 
-    In the main thread, an interrupt ends it, for which obstore does not wait; and if it takes long, that is said, once
-    for each bucket."""
+    In the main thread, an interrupt ends it (obstore waits for none); if it takes long, that is said once a bucket."""
     if threading.current_thread() is not threading.main_thread():
         return request()
     answer: Future[_T] = Future()

@@ -52,8 +52,7 @@ Location = Path | ObjectPath
 
 
 def parse_location(name: str, text: str | Path | ObjectPath) -> Location:
-    """The location that a user names, as `as_location` reads it; a relative path is made absolute, since the working
-    directory may change."""
+    """The location a user names, by `as_location`; its path made absolute, as the working directory may change."""
     return as_location(name, text).absolute()
 
 

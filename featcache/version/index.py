@@ -180,9 +180,8 @@ def open_index(version: Version, *, keep: bool = True) -> Index:
 
 
 def keep_index(version: Version) -> tuple[Index, bool]:
-    """The index of all shards of a version, which is on disk; and whether it had to be built. Raises DamagedError if a
-    shard's document or table is damaged; StoreError if the index cannot be kept; MissingDependencyError if zarr-python
-    is not installed."""
+    """The index of all shards of a version, on disk, and whether it had to be built. Raises DamagedError if a shard's
+    document or table is damaged; StoreError if the index cannot be kept; MissingDependencyError without zarr-python."""
     if (index := load_index(version, version.shard_names())) is not None:
         return index, False
     index = version.reading(lambda: build_index(version))

@@ -274,8 +274,7 @@ def _shown(value: object) -> object:
 
 
 def item_at(version: Version, index: Index, position: int) -> Item:
-    """The item at a position of the index, without its features. Raises DamagedError if its shard is not what was
-    written."""
+    """The item at a position of the index, without features. Raises DamagedError if its shard is not as written."""
     name, number = index.place(position)
     (item,) = version.shard(name).items([number])
     return item
@@ -302,9 +301,8 @@ def missing_error(
 
 
 def describe_origin(version: Version, utterance: str) -> dict[str, Any]:
-    """Where a version has an utterance from: its row, its file, its shard, and the run and the libraries that made it.
-    Raises MissingItemError if it does not have it; says whether it failed; DamagedError if its shard is not what was
-    written."""
+    """Where a version has an utterance from: its row, file and shard, and the run and libraries that made it. Raises
+    MissingItemError if it does not have it; says whether it failed; DamagedError if its shard is damaged."""
     index = open_index(version)
     position = index.find_one(utterance)
     if position < 0:

@@ -169,8 +169,7 @@ def select_version(cache: Location, name: str | None = None, tag: str | None = N
 def select_configured(path: Location, name: str | None, fingerprint: str, resolved: dict[str, Any]) -> Version:
     """The version in the cache (called `name`) that a config of this fingerprint makes.
 
-    `resolved` is the config with every default filled in. Raises StoreError if there is none; says how the config of
-    another one differs."""
+    `resolved` is the config with all defaults. Raises StoreError if there is none, and says how another differs."""
     wanted = f"{resolved['name']}-{fingerprint[:12]}"
     versions = select_versions(path, name)
     fitting = [version for version in versions if version.info.fingerprint == fingerprint]

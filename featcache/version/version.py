@@ -220,8 +220,7 @@ class Version:
         return [name for name in self.store.names("shards") if _SHARD_NAME.fullmatch(name)]
 
     def shard(self, name: str) -> Shard:
-        """A shard; its document has been read. Raises ShardGoneError if there is none; DamagedError if its document is
-        not what was written."""
+        """A shard, its document read. Raises ShardGoneError if there is none; DamagedError if it is not as written."""
         try:
             return Shard(self.store, name, self.info.fingerprint, self.info.spec)
         except FileNotFoundError as error:

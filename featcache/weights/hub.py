@@ -73,8 +73,7 @@ def locate(weights: str, revision: str | None) -> Located:
 
     `weights` is a folder, a file in such a folder, or a hub's id, `org/name`, with a commit of 40 hex digits as
     `revision`. Raises ConfigError if there is no such folder, file, model or commit, or it may not be downloaded: then
-    the message says what to download, and to where; ExtractorError if the hub cannot be reached, or its files cannot be
-    kept."""
+    the message says what to download, and where; ExtractorError if the hub cannot be reached, or its files not kept."""
     path = Path(os.path.expanduser(weights))  # Path.expanduser would raise for the home of an unknown user
     if weights and os.path.isdir(path):  # "" would be the current folder
         folder = folder_with_weights(path)
@@ -168,9 +167,8 @@ def _says_preprocessing(folder: Path) -> bool:
 
 
 def download(model: HubModel) -> None:
-    """Download the files that the model needs and the cache lacks. Raises ConfigError if the hub has no such model or
-    commit, or does not give it to this user, or downloads are forbidden; ExtractorError if it cannot be reached, or the
-    files cannot be kept."""
+    """Download the files a model needs and the cache lacks. Raises ConfigError if the hub has no such model or commit,
+    refuses it to this user, or downloads are forbidden; ExtractorError if it cannot be reached, or files not kept."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.utils import logging as hub_logging
 

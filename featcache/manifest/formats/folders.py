@@ -1,9 +1,8 @@
 """Folders of audio, and datasets of Hugging Face: AudioFolder, with metadata in tables; Parquet with audio inside;
 and folders that `save_to_disk` has written.
 
-The path of a row with audio inside is its place in the table, as in `train-00000.parquet/audio/123` (see
-`manifest.audio_locations`), or where there are no bytes, the path that the table has in their place, as `to_parquet` of
-files writes it."""
+A row's path, with audio inside, is its place in the table, as in `train-00000.parquet/audio/123` (see
+`manifest.audio_locations`), or without bytes, the path that the table has, as `to_parquet` of files writes it."""
 
 from __future__ import annotations
 

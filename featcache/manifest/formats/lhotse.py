@@ -35,8 +35,7 @@ _INSTEAD = {"Speed": "augment.speed in the config makes copies", "Resample": "au
 """What there is in place of a transform."""
 
 Audio = tuple[Any, tuple[int, ...]]
-"""The path of a recording's audio, None if it is Shar's, and the numbers of its channels: tuples, which the garbage
-collector can forget."""
+"""A recording's path, None if Shar's, and its channels' numbers: tuples, which the garbage collector can forget."""
 
 
 # Lhotse's objects; what they have besides is skipped. Values of type Any become cells, which are checked as others are.
