@@ -47,7 +47,8 @@ def quantize(features: torch.Tensor, num_frames: Sequence[int]) -> tuple[torch.T
     other, each of so many frames, at least 1.
 
     Returns the levels, uint8 `[frames, *item_shape]`; the parameters, float32 `[items, 2, *item_shape]`: scale, offset.
-    If an item holds NaN or infinity, or exceeds float32 in range, not all parameters are finite; levels are void."""
+    If an item holds NaN or infinity, or its range exceeds float32, its parameters are not all finite and its levels
+    have no meaning."""
     flat = features.float().reshape(len(features), math.prod(features.shape[1:]))
     items = torch.split(flat, list(num_frames))
     smallest, largest = flat.new_empty(2, len(items), flat.shape[1])

@@ -180,7 +180,8 @@ def _copy_tags(version: Version, store: Store, copied: Copied) -> None:
 
 
 def _copy_index(version: Version, store: Store) -> int:
-    """Copy the index if the copy has the same shards and no index: whole, as it may be open. Returns how many files."""
+    """Copy the index, if the copy has the same shards and no index: whole, for somebody may open it meanwhile. Returns
+    how many files."""
     names = version.shard_names()
     folder = f"index/{index_name(version, names)}"
     has_others = {*store.names("shards")} - {MARK} != {*names}

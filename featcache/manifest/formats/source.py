@@ -94,7 +94,8 @@ class Faults:
     def parsed(
         self, places: Iterable[int], what: str, parse: Callable[..., Any], *cells: Sequence[Any], default: Any = None
     ) -> list[Any]:
-        """What a function makes of each place's cells; for its ValueError, the default and a fault: `what`, then it."""
+        """What a function makes of the cells at each place. A ValueError of it is a fault, whose message `what` begins,
+        and leaves the default."""
         with suppress(ValueError):  # all at once, which takes half the time
             return [*map(parse, *cells)]
         values = []

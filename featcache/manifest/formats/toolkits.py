@@ -286,7 +286,8 @@ def _with_speakers(second: Sequence[str], third: Sequence[str]) -> str | None:
 
 
 def _with_ids(second: Sequence[str], third: Sequence[str]) -> str | None:
-    """Whether lists of ids have texts twice, then normalised, words kept; or speakers, who say different things."""
+    """Whether lists of ids have texts twice, the second time normalised, which leaves words as they are; or speakers,
+    who say different things."""
     pairs = [*zip(second, third, strict=True)]
     alike = sum(bool(_words(before) & _words(after)) for before, after in pairs)
     if alike * 2 >= len(pairs):
