@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 from loopback import serving
+from s3_in_memory import ENVIRONMENT
 
 from featcache.storage import clients
 from featcache.storage.base import open_store
 from featcache.storage.location import parse_location
 
 BUCKET = "speech"
-_ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 _SERVER = """
 import socket, sys
 from moto.server import ThreadedMotoServer
@@ -45,7 +45,7 @@ def s3_server():
         try:
             proxy = Proxy(next(int(line.split()[1]) for line in server.stdout if line.startswith("port ")))
             with serving(proxy.pass_on) as address:
-                proxy.environment = {**_ENVIRONMENT, "AWS_ENDPOINT_URL": address}
+                proxy.environment = {**ENVIRONMENT, "AWS_ENDPOINT_URL": address}
                 yield proxy
         finally:
             server.stdin.close()
@@ -61,7 +61,7 @@ class Proxy:
 
     def __init__(self, port):
         self.port = port
-        self.environment = _ENVIRONMENT
+        self.environment = ENVIRONMENT
         self.reset()
 
     def empty(self):

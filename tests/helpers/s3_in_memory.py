@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape
 from loopback import serving
 
 PAGE = 1000
-_ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
 @contextmanager
@@ -37,7 +37,7 @@ class S3InMemory:
     """The server, as the process sees it that has started it; others find it by the variables of `environment`."""
 
     def __init__(self, address):
-        self.environment = {**_ENVIRONMENT, "AWS_ENDPOINT_URL": address}
+        self.environment = {**ENVIRONMENT, "AWS_ENDPOINT_URL": address}
         self._address = address
 
     def requests(self, seconds=0.0):
